@@ -1,0 +1,46 @@
+# Each of these works on a fresh clone: the virtual environment is made when it is needed, from exact versions,
+# and made up to date when pyproject.toml or constraints.txt has changed. pip's own settings apply (PIP_INDEX_URL …).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+WORKERS ?= 2
+bin := $(VENV)/bin
+stamp := $(VENV)/.complete
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint check bench soak clean
+
+help: ## Show what can be made.
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+venv: $(stamp) ## Make the virtual environment in .venv.
+
+# The stamp is the last thing that is written: an installation that was cut short is done again, from nothing.
+$(stamp): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "m5ws needs Python 3.11 or newer: make PYTHON=…")'
+	$(PYTHON) -m venv $(if $(wildcard $(stamp)),,--clear) $(VENV)
+	rm -f $(stamp)
+	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all,dev]'
+	touch $@
+
+demo: $(stamp) ## Snapshot, train and reproduce a small GPT, start to end.
+	$(bin)/m5ws demo $(ARGS)
+
+test: $(stamp) ## Run the tests, but for those that take long.
+	$(bin)/python -m pytest -n $(WORKERS) -m "not soak" $(ARGS)
+
+lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
+	$(bin)/ruff check .
+	$(bin)/mypy
+	$(bin)/lint-imports
+
+check: lint test ## Run what CI runs.
+
+bench: $(stamp) ## Run the benchmarks, which write their tables.
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script"; done
+
+soak: $(stamp) ## Run the tests that take long.
+	$(bin)/python -m pytest -m soak $(ARGS)
+
+clean: ## Remove what was made, but for demo directories.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,54 @@
+"""FSDP2 training with steps of about 100 ms; writes when each step's body began and ended.
+
+Usage: torchrun --standalone --nproc-per-node 2 overhead_step.py OUT STEPS {bare,session}
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+out, steps, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))
+for block in model:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+times: list[tuple[float, float]] = []
+
+
+def body() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(768, 768)
+    loss = model(x).square().mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
+
+
+if mode == "bare":
+    for _ in range(steps):
+        began = time.time()
+        body()
+        times.append((began, time.time()))
+else:
+    import m5ws
+
+    session = m5ws.session(model, optimizer, total_steps=steps)
+    for step in session.steps():
+        began = time.time()
+        loss, norm = body()
+        step.record(loss=loss, grad_norm=norm, lr=1e-3, tokens=768)
+        times.append((began, time.time()))
+if int(os.environ["RANK"]) == 0:
+    out.write_text(json.dumps(times))
+dist.destroy_process_group()

@@ -1,0 +1,112 @@
+"""What a second `m5ws snapshot` of an unchanged workspace costs, beside tools that answer a like question.
+
+    python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--json FILE]
+
+Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with
+all untracked files, `m5ws snapshot`, and `dvc status` and `restic backup` where they are installed. CPU time, of the
+process and all that it starts, is steadier than the clock on a machine that others use too.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Row = dict[str, float]
+
+
+def make_workspace(root: Path, files: int) -> None:
+    """Write a workspace of small source files, 100 to a folder, and commit it."""
+    for number in range(files):
+        path = root / f"package_{number // 100:03d}" / "inner" / f"module_{number % 100:03d}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# module {number}\n" + "value = 1\n" * (10 + number % 40))
+    (root / "m5ws.toml").write_text('name = "benchmark"\n')
+    (root / ".gitignore").write_text(".m5ws/\n/restic/\n")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all")):
+        subprocess.run(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", *command], cwd=root, check=True)
+
+
+def peers(root: Path) -> dict[str, list[str]]:
+    """Return the commands to compare, by name; each is run once first, so that the second call is what is measured."""
+    commands = {
+        "git status": ["git", "status"],
+        "git status -uall": ["git", "status", "--porcelain=v2", "--untracked-files=all"],
+        "m5ws snapshot": [sys.executable, "-m", "m5ws", "snapshot"],
+    }
+    dvc = Path(sys.executable).with_name("dvc")
+    if dvc.exists():
+        tracked = root.parent / "dvc"
+        shutil.copytree(root, tracked / "data", ignore=shutil.ignore_patterns(".git", ".m5ws"))
+        subprocess.run([dvc, "init", "--no-scm", "-q"], cwd=tracked, check=True)
+        subprocess.run([dvc, "add", "-q", "data"], cwd=tracked, check=True)
+        commands["dvc status"] = [str(dvc), "--cd", str(tracked), "status", "-q"]
+    if shutil.which("restic"):
+        repository = ["restic", "-r", str(root.parent / "restic"), "--insecure-no-password"]
+        if subprocess.run([*repository, "init"], check=False, capture_output=True).returncode == 0:
+            commands["restic backup"] = [*repository, "backup", "-q", "--exclude", ".git", str(root)]
+    return commands
+
+
+def measure(command: Sequence[str], root: Path, environment: Mapping[str, str]) -> Row:
+    """Run a command once and return its wall and CPU time in milliseconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    wall = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_ms": 1e3 * wall, "cpu_ms": 1e3 * cpu}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "workspace"
+        make_workspace(root, arguments.files)
+        first = measure([sys.executable, "-m", "m5ws", "snapshot"], root, environment)
+        time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+        commands = peers(root)
+        for command in commands.values():
+            measure(command, root, environment)
+        rounds = [
+            {name: measure(command, root, environment) for name, command in commands.items()}
+            for _ in range(arguments.rounds)
+        ]
+    result = {
+        name: {key: statistics.median(r[name][key] for r in rounds) for key in ("wall_ms", "cpu_ms")}
+        for name in commands
+    }
+    base = result["git status"]
+    print(f"{arguments.files:,} files, medians of {arguments.rounds}; first snapshot {first['wall_ms']:,.0f} ms\n")
+    print("| unchanged workspace | wall ms | CPU ms | wall, times `git status` |\n|---|---:|---:|---:|")
+    for name, row in result.items():
+        print(f"| {name} | {row['wall_ms']:,.0f} | {row['cpu_ms']:,.0f} | {row['wall_ms'] / base['wall_ms']:.1f} |")
+    if arguments.json:
+        machine = {"python": platform.python_version(), "kernel": platform.release(), "cpus": os.cpu_count()}
+        document = {
+            "files": arguments.files,
+            "rounds": arguments.rounds,
+            "machine": machine,
+            "first": first,
+            "median": result,
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

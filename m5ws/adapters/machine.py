@@ -1,0 +1,111 @@
+"""The machine, as the training processes will see it: `ports.Observer`.
+
+Every fact is read, none is guessed: what cannot be found is None. This process imports no torch; what only
+torch can tell is asked of a process of its own (`effective_facts`).
+"""
+
+import os
+import platform
+import re
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import blake3
+
+from m5ws.adapters import distributions, hardware, native_libraries, variables
+from m5ws.adapters.effective_facts import EffectiveFacts, Facts
+from m5ws.errors import ConfigError
+from m5ws.records import Declared, Digest, Observed
+
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
+_IMAGE_HINT = (
+    "Name the image by digest, NAME@sha256:…; `docker image inspect --format '{{index .RepoDigests 0}}' IMAGE` "
+    "prints it for an image that was pulled or pushed."
+)
+
+
+class Machine:
+    """Observes and declares environments. `root` is the workspace: code outside it is noted as a fact.
+
+    `variable_names` are recorded beyond the built-in ones. `cache` is a directory that remembers what torch
+    said, `base` the environment that training processes inherit, `system` where the machine's /proc, /sys …
+    are. Raises ConfigError for a variable whose name says that it holds a secret.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path | None = None,
+        variable_names: Sequence[str] = (),
+        wanted: Mapping[str, str] | None = None,
+        cache: Path | None = None,
+        base: Mapping[str, str] = os.environ,
+        system: Path = Path("/"),
+    ) -> None:
+        self._root = root or Path.cwd()
+        self._variables = variables.allowed(variable_names)
+        self._wanted = dict(wanted or {})
+        self._effective = EffectiveFacts(cache)
+        self._base = base
+        self._system = system
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        """Return what is here, with `environment` set over what processes inherit.
+
+        What torch says (versions, vector capability, visible GPUs) comes from a process that is started for it;
+        the rest is read from the system. With a cache, a second call starts none.
+        """
+        merged = {**self._base, **environment}
+        installed = distributions.installed()
+        native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
+        effective = self._effective.read(merged, native, installed)
+        noted = distributions.outside(self._root, merged)
+        told = {name: value for name, value in effective.items() if value is not None or name not in native}
+        facts = native | told | noted | variables.facts(self._variables, merged)
+        return Observed(facts=dict(sorted(facts.items())), distributions=installed)
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        """Return the lock files that are there, by digest, and the container image, which must be named by digest.
+
+        Raises ConfigError for an image without digest and for a lock file outside the workspace.
+        """
+        if image is not None and not _IMAGE.fullmatch(image):
+            raise ConfigError(f"environment.image is {image!r}, which can change its content", hint=_IMAGE_HINT)
+        locks = {name: digest for name in lock_files if (digest := _lock(root, name)) is not None}
+        return Declared(locks=locks, image=image, wanted=self._wanted)
+
+    def _native(self, environment: Mapping[str, str]) -> Facts:
+        release = hardware.os_release(self._system)
+        return {
+            "python": platform.python_version(),
+            "python.implementation": platform.python_implementation(),
+            "platform": sysconfig.get_platform(),
+            "os": release,
+            "kernel": platform.release(),
+            "glibc": _glibc(),
+            **hardware.cpu(self._system),
+            **hardware.gpu(self._system),
+            **hardware.container(self._system, environment),
+            **hardware.aws(self._system),
+            **native_libraries.network(environment, self._system),
+        }
+
+
+def _glibc() -> str | None:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        return None
+
+
+def _lock(root: Path, name: str) -> Digest | None:
+    path = root / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"environment.locks names {name!r}, which is not inside the workspace")
+    try:
+        return blake3.blake3(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError as error:
+        raise ConfigError(f"environment.locks names {name!r}, which is a directory") from error

@@ -1,0 +1,285 @@
+"""The process that brings a run's ledger into MLflow, started beside the run or by hand afterwards.
+
+    python -m m5ws.adapters.mlflow_follower --store URL --run RUN --tracking-uri URI --experiment NAME [--once]
+
+It only reads the store, so nothing it meets can fail the run (promise 7). It goes on until its standard
+input ends, which the end of the supervisor brings about whatever way that ends, makes one last pass,
+and exits with 0 if everything is delivered. MLflow is not imported before there is something to say.
+"""
+
+import argparse
+import os
+import select
+import shlex
+import signal
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from m5ws.adapters import mlflow_subject
+from m5ws.adapters.mlflow_location import artifacts_dir
+from m5ws.adapters.mlflow_points import Point, Points
+from m5ws.errors import M5Error
+from m5ws.records import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Batch,
+    CheckpointPublished,
+    Notice,
+    RankStarted,
+    Verdict,
+)
+from m5ws.repository import Repository, ledger, runs
+from m5ws.store import open_store
+
+_POLL_S = 1.0
+_RETRY_S = 60.0
+_ADOPT_S = 30.0
+"""So long a script has to start its own MLflow run, which is then the run's page, before one is made."""
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to follow and where to deliver it; `once`: deliver what is there, and end."""
+
+    store: str
+    run: str
+    tracking_uri: str
+    experiment: str
+    once: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line that starts a follower with these options."""
+        named = {"--store": self.store, "--run": self.run, "--tracking-uri": self.tracking_uri}
+        words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
+        # -P: the current directory may hold a folder that is called mlflow.
+        return [sys.executable, "-P", "-m", "m5ws.adapters.mlflow_follower", *words, *["--once"] * self.once]
+
+
+class Tail:
+    """Reads a run's ledger as it grows: each event once, each chain in order."""
+
+    def __init__(self, repo: Repository, run: str) -> None:
+        self._repo, self._run = repo, run
+        self._last: dict[tuple[int, str], Batch] = {}
+        self._closed: set[int] = set()
+
+    def poll(self) -> Iterator[tuple[int, str, AnyEvent]]:
+        """Yield what is new: (attempt, rank, event)."""
+        attempts = ledger.attempts(self._repo, self._run)
+        for attempt in attempts:
+            if attempt not in self._closed:
+                yield from self._attempt(attempt)
+        # An attempt that was not the newest before it was read grows no more.
+        self._closed.update(attempts[:-1])
+
+    def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
+        # The launcher first: whoever sees its last event then sees all that the ranks wrote before it.
+        for rank in sorted(ledger.ranks(self._repo, self._run, attempt), key=lambda rank: rank != ledger.LAUNCHER):
+            for batch in ledger.read(self._repo, self._run, attempt, rank, self._last.get((attempt, rank))):
+                self._last[attempt, rank] = batch
+                for event in batch.events:
+                    yield attempt, rank, ledger.decode_event(event)
+
+
+class Follower:
+    """Delivers one run. `advance` may raise anything MLflow raises, and may then be called again."""
+
+    def __init__(self, options: Options, connect: Callable[[str], Any] | None = None) -> None:
+        self._options = options
+        self._connect = connect or _connect
+        self._repo = Repository.open(open_store(options.store))
+        self._tail = Tail(self._repo, options.run)
+        self._points = Points()
+        self._queue: deque[Point] = deque()
+        self._checkpoints: list[CheckpointPublished] = []
+        self._notices: list[Notice] = []
+        self._attempt = 0
+        self._started_s: float | None = None
+        self._ended: AttemptEnded | None = None
+        self._latest_s = 0.0
+        self._born = time.monotonic()
+        self._page: Any = None
+        self._subject: mlflow_subject.Subject | None = None
+        self._described: object = None
+        self._listed = 0
+
+    def advance(self, *, last: bool = False) -> None:
+        """Read what is new and deliver it. `last`: the supervisor is gone, so nothing will follow."""
+        for attempt, rank, event in self._tail.poll():
+            self._take(attempt, rank, event)
+        self._queue.extend(self._points.take())
+        waited = time.monotonic() - self._born > _ADOPT_S
+        if last or waited or self._queue or self._checkpoints or self._ended:
+            try:
+                self._deliver(last)
+            except BaseException:
+                self._page = None  # what MLflow has is asked again
+                raise
+
+    @property
+    def undelivered(self) -> str:
+        """What is known to be missing in MLflow, in words."""
+        steps = len(self._queue)
+        first = f", from step {self._queue[0].step}" if steps else ""
+        return f"run {self._options.run}: {steps} steps{first}, {len(self._checkpoints) - self._listed} checkpoints"
+
+    def _take(self, attempt: int, rank: str, event: AnyEvent) -> None:
+        self._points.add(attempt, rank, event)
+        self._latest_s = max(self._latest_s, event.time_s)
+        match event:
+            case RankStarted():
+                self._subject = None  # a rank has said what it found
+            case AttemptStarted():
+                self._subject = None
+                self._attempt, self._ended = attempt, None
+                self._started_s = self._started_s or event.time_s
+            case AttemptEnded() if attempt == self._attempt:
+                self._ended = event
+            case CheckpointPublished():
+                self._checkpoints.append(event)
+            case Notice():
+                self._notices.append(event)
+
+    def _deliver(self, last: bool) -> None:
+        if last:
+            self._page = None  # a script may have started MLflow runs of its own since
+        if self._subject is None:
+            self._subject = mlflow_subject.load(self._repo, self._options.run)
+        subject = self._subject
+        page = self._open(subject)
+        if not self._ended and not last:
+            page.settle("RUNNING", None)
+        self._describe(page, subject, last)
+        while self._queue:
+            for _ in range(page.send([*_front(self._queue)])):
+                self._queue.popleft()
+        if self._listed < len(self._checkpoints):
+            page.publish(subject, self._checkpoints[self._listed :])
+            self._listed = len(self._checkpoints)
+        self._settle(page, last)
+
+    def _open(self, subject: mlflow_subject.Subject) -> Any:
+        if self._page is None:
+            from m5ws.adapters.mlflow_delivery import open_page
+
+            options = self._options
+            client = self._connect(options.tracking_uri)
+            started_ms = int((self._started_s or subject.run.created_s) * 1000)
+            artifacts = artifacts_dir(options.tracking_uri)
+            self._page = open_page(client, options.experiment, artifacts, subject, started_ms)
+            self._described, self._listed = None, 0
+        return self._page
+
+    def _describe(self, page: Any, subject: mlflow_subject.Subject, last: bool) -> None:
+        """Describe the run anew where what is known of it has changed."""
+        known = (subject, len(self._notices), last)
+        if known != self._described:
+            # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
+            found = verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
+            page.describe(self._repo, subject, found, mlflow_subject.notice_tag(self._notices))
+            self._described = known
+
+    def _settle(self, page: Any, last: bool) -> None:
+        if self._ended is not None:
+            page.settle(_STATUS[self._ended.outcome], int(self._ended.time_s * 1000))
+        elif last and not self._options.once:
+            # The supervisor is gone and left no word: nothing is running any more.
+            page.settle("KILLED", int(self._latest_s * 1000))
+
+
+def _connect(tracking_uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri)
+
+
+def verdicts(repo: Repository, run_id: str) -> list[Verdict]:
+    """Return the published verdicts that name a run, as replay or as original, oldest first."""
+    names = [run_id, *runs.replays(repo, run_id)]
+    found = [verdict for verdict in (runs.verdict(repo, name) for name in names) if verdict is not None]
+    return sorted(found, key=lambda verdict: verdict.created_s)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Follow a run to its end; return 0 if everything was delivered, else 1 and say on stderr what was not."""
+    options = _options(arguments)
+    _prepare_process()
+    follower = Follower(options)
+    failure: BaseException | None = None
+    delay_s, last = _POLL_S, options.once
+    while True:
+        try:
+            follower.advance(last=last)
+            failure, delay_s = None, _POLL_S
+        except M5Error:
+            raise
+        except Exception as error:
+            failure, delay_s = error, min(delay_s * 2, _RETRY_S)
+        except _Terminated as error:
+            failure, last = failure or error, True
+        if last:
+            break
+        last = _told_to_stop(delay_s)
+    if failure is None:
+        return 0
+    again = shlex.join(msgspec.structs.replace(options, once=True).argv)
+    print(f"not in MLflow ({options.tracking_uri}): {follower.undelivered}", file=sys.stderr)
+    print(f"because of {type(failure).__name__}: {failure}\nDeliver it later: {again}", file=sys.stderr)
+    return 1
+
+
+class _Terminated(BaseException):
+    """SIGTERM: whoever waits for the last pass waits no longer. MLflow catches any Exception, so it is none."""
+
+
+def _prepare_process() -> None:
+    # MLflow asks its servers again by itself for minutes, and reports how it is used; neither is wanted here.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    warnings.simplefilter("ignore")
+    os.nice(10)
+
+    def terminated(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated("it did not answer in time")
+
+    signal.signal(signal.SIGTERM, terminated)
+
+
+def _front(queue: deque[Point]) -> Iterator[Point]:
+    """Yield at most as many points as one call could take, and all that were delivered before."""
+    for index, point in enumerate(queue):
+        if index >= 1000:
+            return
+        yield point
+
+
+def _told_to_stop(delay_s: float) -> bool:
+    """Wait, and return at once with True when standard input has ended or been written to."""
+    return sys.stdin is None or bool(select.select([sys.stdin], [], [], delay_s)[0])
+
+
+def _options(arguments: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m m5ws.adapters.mlflow_follower", description=__doc__)
+    for name in ("--store", "--run", "--tracking-uri", "--experiment"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--once", action="store_true")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except M5Error as problem:
+        print(f"{problem}\n{problem.hint}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,103 @@
+"""The description that a person reads on a run's MLflow page, and what a verdict adds to it and to the tags.
+
+m5ws writes between two markers only: what somebody typed around them in MLflow stays.
+"""
+
+from collections.abc import Sequence
+
+from m5ws.adapters.mlflow_subject import Subject
+from m5ws.records import Change, Divergence, Verdict
+
+BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
+END = "[//]: # (m5ws: end)"
+_CHANGES = 12
+_CHARACTERS = 5000
+
+
+def note(subject: Subject, verdicts: Sequence[Verdict]) -> str:
+    """Return the description, in Markdown; `verdicts` are those that name the run, oldest first."""
+    run, code = subject.run, subject.snapshot.code
+    spec = run.spec
+    commit = f"commit `{code.commit[:12]}`" if code.commit else "no commit"
+    state = " with uncommitted changes" if code.commit and code.dirty else ""
+    seed = "" if spec.seed is None else f", seed {spec.seed}"
+    processes = f"{spec.nproc} process" + ("" if spec.nproc == 1 else "es")
+    # MLflow shows the first lines and folds the rest away: what was found stands first.
+    lines = [_told(subject, verdict) for verdict in reversed(verdicts)]
+    lines += [
+        f"m5ws run `{run.id}` of snapshot `{run.snapshot[:16]}` ({commit}{state}).",
+        f"`{' '.join(spec.command)}` by {spec.trainer}, {processes}{seed}.",
+    ]
+    if run.reproduces:
+        lines.append(f"It repeats run `{run.reproduces}`.")
+    if subject.annotation and subject.annotation.message:
+        lines.append(f"> {' '.join(subject.annotation.message.split())}")
+    lines.append(f"Reproduce it: `m5ws reproduce {run.id}`")
+    return "\n\n".join(lines)[:_CHARACTERS]
+
+
+def placed(existing: str | None, text: str) -> str:
+    """Return the description with m5ws's part replaced by `text`, or put before what is there."""
+    part = f"{BEGIN}\n\n{text}\n\n{END}"
+    if not existing:
+        return part
+    before, begin, rest = existing.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if begin and end:
+        return f"{before}{part}{after}"
+    return f"{part}\n\n{existing}"
+
+
+def verdict_tags(run_id: str, verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the tags of what has been found about a run; the newest verdict's, and who reproduced it.
+
+    `m5ws.reproduced_by` names only replays that did reproduce it, `m5ws.replayed_by` all.
+    """
+    if not verdicts:
+        return {}
+    newest = verdicts[-1]
+    tags = {"m5ws.verdict": newest.outcome, "m5ws.verdict.first": first(newest.first)}
+    replays = [one for one in verdicts if one.run == run_id]
+    if replays:
+        tags["m5ws.replayed_by"] = _joined([one.replay for one in replays])
+    if proofs := [one.replay for one in replays if one.outcome == "reproduced"]:
+        tags["m5ws.reproduced_by"] = _joined(proofs)
+    if own := [one for one in verdicts if one.replay == run_id]:
+        tags["m5ws.reproduces"] = own[-1].run
+    return tags
+
+
+def first(divergence: Divergence | None) -> str:
+    """Return the first difference in one line."""
+    if divergence is None:
+        return "none"
+    tensor = f", tensor {divergence.tensor}" if divergence.tensor else ""
+    if divergence.tensor and divergence.tensor_step is not None:
+        tensor += f" (at step {divergence.tensor_step})"
+    values = f"{divergence.original or 'absent'} → {divergence.replayed or 'absent'}"
+    return f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}{tensor}: {values}"
+
+
+def _told(subject: Subject, verdict: Verdict) -> str:
+    replay = verdict.replay == subject.run.id
+    whom = f"of run `{verdict.run}`" if replay else f"by run `{verdict.replay}`"
+    lines = [f"**{verdict.outcome}** {whom}" + (f": {verdict.reason}" if verdict.reason else "")]
+    if verdict.first is not None:
+        lines.append(f"- first difference: {first(verdict.first)}")
+    if verdict.compared:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
+        lines.append(f"- equal: {counts}")
+    lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
+    if len(verdict.changes) > _CHANGES:
+        lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
+    if verdict.not_compared:
+        lines.append(f"- not compared: {'; '.join(verdict.not_compared)}")
+    return "\n".join(lines)
+
+
+def _change(change: Change) -> str:
+    return f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
+
+
+def _joined(ids: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(ids))

@@ -1,0 +1,66 @@
+"""Environment variables that may be recorded: an allow-list, and no other.
+
+Exact names are recorded as absent when they are not set; patterns (`NCCL_*`) match what is set. A value that
+holds a URL with credentials is recorded without them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from m5ws.errors import ConfigError
+
+BUILT_IN = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDNN_*",
+    "DNNL_*",
+    "DS_ACCELERATOR",
+    "FI_*",
+    "GOMP_*",
+    "KMP_*",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "MKL_*",
+    "NCCL_*",
+    "NVIDIA_TF32_OVERRIDE",
+    "OFI_NCCL_*",
+    "OMP_*",
+    "ONEDNN_*",
+    "OPENBLAS_*",
+    "PYTHONHASHSEED",
+    "PYTORCH_*",
+    "TOKENIZERS_PARALLELISM",
+    "TORCH_*",
+    "TORCHINDUCTOR_*",
+    "TRITON_*",
+)
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASS|CREDENTIALS?|AUTH|KEY|APIKEY)(_|$)", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def allowed(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the built-in names and patterns with `names` added. Raises ConfigError for one that names a secret."""
+    for name in names:
+        if _SECRET.search(name) or name.strip("?*") == "":
+            raise ConfigError(
+                f"environment.variables names {name!r}, which can hold a secret",
+                hint="What is recorded is stored for good and read by many: leave it out.",
+            )
+    return tuple(dict.fromkeys((*BUILT_IN, *names)))
+
+
+def facts(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return `variable.NAME` facts; None for an exact name that is not set, nothing for what is not on the list."""
+    exact = [name for name in names if not set(name) & set("*?[")]
+    matched = [
+        name
+        for name in environment
+        if any(fnmatchcase(name, pattern) for pattern in names) and not _SECRET.search(name)
+    ]
+    found = {name: environment.get(name) for name in (*exact, *matched)}
+    return {f"variable.{name}": None if value is None else _CREDENTIALS.sub("", value) for name, value in found.items()}

@@ -1,0 +1,128 @@
+"""The command line: one file per verb, which parses, calls an operation and prints.
+
+Nothing but click is imported until a verb is chosen, and a verb imports what it uses when it is called,
+so that `m5ws --help` and shell completion answer at once. Only `main` here catches broadly: it is what
+turns an error into its message, its hint and its exit status (docs/reference/exit-codes.md).
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+import m5ws
+from m5ws.cli.group import LazyGroup
+from m5ws.errors import M5Error
+
+INTERRUPTED = 130
+NO_READER = 141
+BUG = 70
+
+COMMANDS = {
+    "init": "Make a workspace: m5ws.toml, ignore rules, a template's files.",
+    "snapshot": "Pin code, config, tokenizer, data and environment; print one digest.",
+    "run": "Train from a snapshot, in isolation.",
+    "reproduce": "Do a run again, and prove it is the same bit for bit.",
+    "ls": "List snapshots and runs.",
+    "show": "Show a snapshot or a run.",
+    "diff": "Show what differs between two snapshots or runs.",
+    "logs": "Print what the ranks of a run wrote.",
+    "checkout": "Write a snapshot's files into a new directory.",
+    "fsck": "Read everything in the store and name what is damaged.",
+    "ui": "Open MLflow on this workspace's runs.",
+    "demo": "Snapshot, train and reproduce a small GPT, start to end.",
+    "completion": "Print the completion script of a shell.",
+}
+
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"m5ws {m5ws.__version__}")
+    context.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=COMMANDS,
+    package=__name__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "-C",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Work as if started in DIR; the workspace is looked for from there upwards.",
+)
+@click.option("-v", "verbose", count=True, help="Say more on stderr; twice, say everything.")
+@click.option("-q", "quiet", is_flag=True, help="Say only what failed.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
+)
+@click.pass_context
+def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> None:
+    """Training runs that can be checked: pinned, isolated, and reproduced bit for bit.
+
+    \b
+    m5ws snapshot            pin everything the run is a function of
+    m5ws run                 train from it, in isolation
+    m5ws reproduce RUN       do it again, and prove that it is the same
+    m5ws diff A B            see what changed
+    """
+    import logging
+
+    level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s: %(message)s", force=True)
+    logging.getLogger().handlers[0].addFilter(_lower_level_name)
+
+
+def _lower_level_name(record: object) -> bool:
+    record.levelname = record.levelname.lower()  # type: ignore[attr-defined]
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    try:
+        status = cli.main(arguments, prog_name="m5ws", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except SystemExit as end:
+        # click ends so when the reader of stdout (`head`, a pager) has left, and after completing for a shell.
+        return NO_READER if end.code == 1 else 0
+    except click.ClickException as error:
+        return _report(error.format_message(), _usage_hint(error), error.exit_code)
+    except M5Error as error:
+        return _report(str(error), error.hint, error.exit_code)
+    except OSError as error:
+        # The disk is full, a folder is not ours to write to: the system says what, and to which file.
+        _log_where(error)
+        return _report(str(error), "`m5ws -v` shows where.", M5Error.exit_code)
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
+
+
+def _log_where(error: OSError) -> None:
+    import logging
+
+    logging.getLogger(__name__).info("where it happened:", exc_info=error)
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"`{context.command_path} --help` shows how." if context else ""
+
+
+def _report(message: str, hint: str, status: int) -> int:
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+    if hint:
+        click.echo(f"{click.style('hint:', fg='cyan')} {hint}", err=True)
+    return status

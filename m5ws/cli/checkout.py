@@ -1,0 +1,39 @@
+"""`m5ws checkout`."""
+
+from pathlib import Path
+
+import click
+
+from m5ws.cli import names, output, progress
+
+
+@click.command("checkout")
+@click.argument("snapshot", type=names.Id())
+@click.argument("directory", type=click.Path(path_type=Path))
+@output.json_option
+@click.pass_context
+def command(context: click.Context, snapshot: str, directory: Path, as_json: bool) -> None:
+    """Write a snapshot's files into a new directory.
+
+    SNAPSHOT is an id or a unique prefix of one; a run stands for its snapshot. Every byte is checked.
+    DIRECTORY must be empty or not there, and its files can be changed: they are copies.
+
+    \b
+    Example:
+      m5ws checkout 1f3a9c /tmp/as-it-was
+    """
+    from m5ws.repository import materialise, refs, runs, snapshots, trees
+
+    repo = names.workspace(context).repository()
+    kind, found = refs.resolve(repo, snapshot)
+    snapshot_id = runs.load(repo, found).snapshot if kind == "run" else found
+    parts = [trees.load(repo.objects, tree) for tree in snapshots.load(repo, snapshot_id).trees.values()]
+    with progress.Bar() as bar:
+        materialise.materialise(repo.objects, parts, directory, bar, read_only=False)
+    files, size_bytes = sum(len(part.entries) for part in parts), sum(part.size_bytes for part in parts)
+    if as_json:
+        return output.print_json(
+            {"snapshot": snapshot_id, "directory": directory.absolute(), "files": files, "size_bytes": size_bytes}
+        )
+    click.echo(f"{files:,} files, {output.size(size_bytes)}, of snapshot {output.short(snapshot_id)} in {directory}")
+    return None

@@ -1,0 +1,23 @@
+"""`m5ws completion`."""
+
+import click
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Commands, options, templates, and ids of snapshots and runs are completed.
+
+    \b
+    Example:
+      m5ws completion bash > ~/.local/share/bash-completion/completions/m5ws
+    """
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    assert completer is not None
+    root = context.find_root().command
+    click.echo(completer(root, {}, "m5ws", "_M5WS_COMPLETE").source())

@@ -1,0 +1,66 @@
+"""`m5ws demo`."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from m5ws.cli import names, output
+
+
+@click.command("demo")
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--template",
+    "templates",
+    type=names.Template(),
+    multiple=True,
+    metavar="NAME",
+    help="Show this template only; may be repeated. [default: gpt-fsdp, then gpt-deepspeed]",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Train on this text file or folder. [default: the sources of Python's standard library]",
+)
+@click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes.")
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
+@click.pass_context
+def command(
+    context: click.Context,
+    directory: Path | None,
+    templates: tuple[str, ...],
+    text: Path | None,
+    nproc: int,
+    dry_run: bool,
+) -> None:
+    """Snapshot, train and reproduce a small GPT, start to end.
+
+    Everything is done in DIRECTORY, a new one (m5ws-demo, if none is named), by commands that are printed as
+    they are run: anybody can type them again. A GPU is used if there is one.
+
+    \b
+    Example:
+      m5ws demo --text ~/books
+    """
+    from m5ws.operations import demo
+
+    parent: Path = context.find_root().params["directory"]
+    plan = demo.plan(
+        demo.Options(
+            directory=parent / directory if directory else demo.free_directory(parent),
+            templates=templates or demo.TEMPLATES,
+            text=text,
+            nproc=nproc,
+        )
+    )
+    if dry_run:
+        return click.echo("\n".join(plan.lines()))
+    done = demo.execute(plan, click.echo)
+    click.echo(f"\nDone in {output.duration(done.seconds)}. These are the commands:\n")
+    click.echo("\n".join(f"  {line}" for line in done.lines))
+    click.echo("\nTo see the runs in MLflow:\n")
+    for place in done.workspaces:
+        click.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
+    return None

@@ -1,0 +1,68 @@
+"""A run that is left to itself: its supervisor is another m5ws, in a session of its own.
+
+The caller returns when the attempt has begun, so that its id can be used at once.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m5ws import codec
+from m5ws.errors import M5Error
+from m5ws.records import Run
+from m5ws.workspace import Workspace
+
+if TYPE_CHECKING:
+    from m5ws.operations.run import Plan
+    from m5ws.repository import Repository
+
+_POLL_S = 0.05
+_PLANNED = "planned"
+_LOG = "supervisor.log"
+
+
+class NotStarted(M5Error):
+    """The supervisor ended before the attempt began."""
+
+    exit_code = 1
+
+
+def planned(path: Path) -> Run:
+    """Return the run that `start` left for the supervisor."""
+    return codec.decode(path.read_bytes(), Run, str(path))
+
+
+def start(here: Workspace, repo: "Repository", plan: "Plan") -> None:
+    """Start the supervisor of a planned attempt and wait until it has begun. Raises NotStarted with what it said."""
+    folder = plan.directory.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if plan.attempt == 1:
+        (folder / _PLANNED).write_bytes(codec.encode(plan.run))
+        what = ["--planned", str(folder / _PLANNED)]
+    else:
+        what = ["--resume", plan.run.id]
+    with open(folder / _LOG, "ab") as log:
+        begin = log.tell()
+        # -P: the current directory may hold a folder that is called m5ws.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "m5ws", "-C", str(here.root), "run", *what],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    _wait(repo, plan, process, folder / _LOG, begin)
+
+
+def _wait(
+    repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", log: Path, begin: int
+) -> None:
+    from m5ws.repository import ledger
+
+    while plan.attempt not in ledger.attempts(repo, plan.run.id):
+        if process.poll() is not None:
+            said = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
+            raise NotStarted(f"run {plan.run.id} did not start:\n{said}", hint=f"Its log is {log}.")
+        time.sleep(_POLL_S)

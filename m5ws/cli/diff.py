@@ -1,0 +1,66 @@
+"""`m5ws diff`."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import click
+
+from m5ws.cli import names, output
+from m5ws.records import Change
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@click.command("diff")
+@click.argument("a", type=names.Id())
+@click.argument("b", type=names.Id())
+@click.option("--brief", is_flag=True, help="Leave the content of changed files out.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> None:
+    """Show what differs between two snapshots or runs.
+
+    Code is shown as a unified diff; config by keys; tokenizer, data, environment and launch by what differs,
+    with what each difference can do to bits. Equal parts are left out. Of a run and a snapshot, the run's
+    snapshot is compared.
+
+    \b
+    Example:
+      m5ws diff 1f3a9c 7c1d22
+    """
+    from m5ws.operations import diff
+    from m5ws.repository import refs, runs
+
+    repo = names.settled(names.workspace(context))
+    (kind_a, id_a), (kind_b, id_b) = refs.resolve(repo, a), refs.resolve(repo, b)
+    if kind_a == kind_b == "run":
+        found = diff.between_runs(repo, id_a, id_b)
+    else:
+        snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
+        snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
+        found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
+    if as_json:
+        return output.print_json({"a": id_a, "b": id_b, "changes": found})
+    click.echo(text(found, brief=brief))
+    return None
+
+
+def text(changes: Sequence[Change], *, brief: bool = False) -> str:
+    """Return changes in lines under the part they belong to; a diff is coloured where it is shown on a terminal."""
+    from m5ws.operations import drift
+
+    if not changes:
+        return "no difference"
+    lines = []
+    for part, group in groupby(changes, key=lambda change: change.part):
+        lines.append(click.style(part, bold=True))
+        for change in group:
+            lines.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
+            if change.detail and "\n" in change.detail and not brief:
+                lines += [_coloured(line) for line in change.detail.splitlines()]
+    return "\n".join(lines)
+
+
+def _coloured(line: str) -> str:
+    colour = _COLOURS.get(line[:1])
+    return "    " + (click.style(line, fg=colour) if colour else line)

@@ -1,0 +1,91 @@
+"""`m5ws logs`."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from m5ws.cli import names, output
+
+_POLL_S = 0.25
+
+
+@click.command("logs")
+@click.argument("run", type=names.Id(("run",)))
+@click.option("--rank", metavar="N", help="Print one rank's log only; `launcher` is what starts them.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt, not the newest.")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing until the attempt ends.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context, run: str, rank: str | None, attempt: int | None, follow: bool, as_json: bool
+) -> None:
+    """Print what the ranks of a run wrote.
+
+    That is their stdout and stderr. Logs stay on the machine that the run was started on. Where there is more
+    than one rank, each line begins with the rank that wrote it.
+
+    \b
+    Example:
+      m5ws logs 7c1d --rank 0 -f
+    """
+    from m5ws.errors import NotFound, UsageError
+    from m5ws.operations import state
+    from m5ws.repository import ledger, refs
+
+    if follow and as_json:
+        raise UsageError("--follow and --json exclude each other: a document has an end")
+    here = names.workspace(context)
+    repo = names.settled(here)
+    _, run_id = refs.resolve(repo, run, ("run",))
+    known = ledger.attempts(repo, run_id)
+    chosen = attempt or max(known, default=1)
+    if attempt is not None and attempt not in known:
+        raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
+    folder = here.attempt_dir(run_id, chosen) / "logs"
+    if not folder.is_dir():
+        raise NotFound(f"there are no logs of run {run_id} in {folder}", hint="Look on the machine that ran it.")
+
+    def ended() -> bool:
+        names.settled(here)
+        events = ledger.events(repo, run_id, chosen, ledger.LAUNCHER)
+        return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
+
+    if as_json:
+        logs = {name: path.read_text("utf-8", "replace") for name, path in _files(folder, rank).items()}
+        return output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
+    if rank is not None and not follow and not _files(folder, rank):
+        raise NotFound(f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(_files(folder, None))}.")
+    return _print(folder, rank, ended if follow else lambda: True)
+
+
+def _files(folder: Path, rank: str | None) -> dict[str, Path]:
+    """Return the logs to print, by rank: those asked for, else all ranks', else the launcher's."""
+    if rank is not None:
+        path = folder / ("launcher.log" if rank == "launcher" else f"rank-{rank}.log")
+        return {rank: path} if path.is_file() else {}
+    ranks = {path.stem.removeprefix("rank-"): path for path in folder.glob("rank-*.log")}
+    ordered = dict(sorted(ranks.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(8))))
+    launcher = folder / "launcher.log"
+    return ordered or ({"launcher": launcher} if launcher.is_file() else {})
+
+
+def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
+    """Print whole lines as they come, until `ended`; a last line without an end is printed then."""
+    read: dict[Path, int] = {}
+    while True:
+        last = ended()
+        files = _files(folder, rank)
+        for name, path in files.items():
+            with path.open("rb") as file:
+                file.seek(read.get(path, 0))
+                text = file.read()
+            text = text if last else text[: text.rfind(b"\n") + 1]
+            read[path] = read.get(path, 0) + len(text)
+            prefix = f"[{name}] " if len(files) > 1 else ""
+            for line in text.decode("utf-8", "replace").splitlines():
+                click.echo(prefix + line)
+        if last:
+            return
+        time.sleep(_POLL_S)

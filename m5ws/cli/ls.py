@@ -1,0 +1,61 @@
+"""`m5ws ls`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import names, output
+
+if TYPE_CHECKING:
+    from m5ws.operations.listing import RunRow, SnapshotRow
+
+
+@click.command("ls")
+@click.option("--snapshots", "only", flag_value="snapshots", help="List snapshots only.")
+@click.option("--runs", "only", flag_value="runs", help="List runs only.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, only: str | None, as_json: bool) -> None:
+    """List snapshots and runs.
+
+    The newest is first.
+
+    \b
+    Example:
+      m5ws ls --runs
+    """
+    from m5ws.operations import listing
+
+    repo = names.settled(names.workspace(context))
+    snapshots = listing.list_snapshots(repo) if only != "runs" else []
+    runs = listing.list_runs(repo) if only != "snapshots" else []
+    if as_json:
+        return output.print_json({"snapshots": snapshots, "runs": runs})
+    if snapshots:
+        click.echo(output.table(("SNAPSHOT", "WHEN", "COMMIT", "MESSAGE"), [_snapshot(row) for row in snapshots]))
+    if snapshots and runs:
+        click.echo()
+    if runs:
+        heads = ("RUN", "WHEN", "STATE", "STEP", "SNAPSHOT", "NAME")
+        click.echo(output.table(heads, [_run(row) for row in runs]))
+    if not snapshots and not runs:
+        output.note("nothing yet: `m5ws snapshot` makes a snapshot, `m5ws run` a run")
+    return None
+
+
+def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
+    commit = "-" if row.commit is None else row.commit[:10] + ("+" if row.dirty else "")
+    said = row.problem or row.message or ""
+    if row.derived_from and not row.message:
+        said = f"from {output.short(row.derived_from)}"
+    return output.short(row.id), output.moment(row.created_s), commit, said.split("\n")[0]
+
+
+def _run(row: "RunRow") -> tuple[str, ...]:
+    step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
+    said = row.name or ""
+    if row.reproduces:
+        said = f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else "")
+    state = "damaged" if row.problem else row.standing
+    snapshot = output.short(row.snapshot or "-")
+    return row.id, output.moment(row.created_s), state, step, snapshot, row.problem or said

@@ -1,0 +1,113 @@
+"""`m5ws reproduce`."""
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from m5ws.cli import interrupt, names, output
+from m5ws.cli.steps import RunProgress
+from m5ws.errors import NotFound
+from m5ws.records import Change
+
+if TYPE_CHECKING:
+    from m5ws.operations.supervise import Ports
+
+
+@click.command("reproduce")
+@click.argument("run", type=names.Id(("run",)))
+@click.option(
+    "--env",
+    type=click.Choice(["fail", "warn", "ignore"]),
+    default="fail",
+    show_default=True,
+    help="What to do where the environment differs so that it can change bits.",
+)
+@click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Take the inputs from another snapshot.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Another seed.")
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Another number of processes.")
+@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str,
+    env: Literal["fail", "warn", "ignore"],
+    snapshot: str | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    nproc: int | None,
+    no_progress: bool,
+    as_json: bool,
+) -> None:
+    """Do a run again, and prove it is the same bit for bit.
+
+    RUN is an id or a unique prefix of one, an MLflow run id, or the URL of its page. What drifted in the
+    environment is said first, before anything is spent. Then the same launch is done again from the same
+    snapshot, and compared as it goes: losses, batches, state and checkpoints, in bits. The first divergence
+    ends it, with its step, rank, quantity and tensor. With options that change something, the verdict shows
+    what that changes.
+
+    Exit status: 0 reproduced, 1 diverged, 2 not comparable, 3 something it needs is missing.
+
+    \b
+    Examples:
+      m5ws reproduce 7c1d
+      m5ws reproduce 7c1d --set optimizer.lr=1e-4
+    """
+    from m5ws.cli import verdict
+    from m5ws.operations import drift, reproduce
+    from m5ws.repository import refs
+
+    drifted: list[Change] = []
+
+    def announce(found: tuple[Change, ...]) -> None:
+        drifted.extend(found)
+        _announce(found)
+
+    here = names.workspace(context)
+    repo = names.settled(here)
+    ports = here.ports(repo)
+    request = reproduce.Request(
+        original=_original(ports, run),
+        env=env,
+        snapshot=refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None,
+        overrides=overrides,
+        seed=seed,
+        nproc=nproc,
+    )
+    plan = reproduce.plan(ports, request, here.home, here.root)
+    output.note(f"replaying {request.original} as {plan.run.id}")
+    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
+        found = reproduce.execute(ports, request, plan, announce, progress.watch, progress.prepare)
+    if as_json:
+        output.print_json(found)
+    else:
+        click.echo(verdict.text(found))
+    if env == "fail" and drift.worst(drifted) in ("can", "does"):
+        output.note("hint: `--env warn` says what drifted, and runs it all the same.")
+    context.exit(found.exit_code)
+
+
+def _original(ports: "Ports", name: str) -> str:
+    """Return the run that `name` stands for: an id's prefix, or the tracker's name for it. Raises NotFound."""
+    from m5ws.repository import refs
+
+    try:
+        return refs.resolve(ports.repo, name, ("run",))[1]
+    except NotFound:
+        found = ports.tracker.resolve(name) if ports.tracker is not None else None
+        if found is None:
+            raise
+        return found
+
+
+def _announce(drifted: tuple[Change, ...]) -> None:
+    from m5ws.operations import drift
+
+    if not drifted:
+        output.note("environment: the same as when the original began")
+        return
+    output.note("environment: drifted since the original began")
+    for change in drifted:
+        output.note(f"  {drift.describe(change)}")

@@ -1,0 +1,171 @@
+"""`m5ws run`."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+from click.core import ParameterSource
+
+from m5ws.cli import detached, interrupt, names, output
+from m5ws.cli.script import ScriptCommand, script
+from m5ws.cli.snapshot import take
+from m5ws.cli.steps import RunProgress
+from m5ws.errors import M5Error, UsageError
+
+if TYPE_CHECKING:
+    from m5ws.operations.run import Plan
+    from m5ws.operations.supervise import Result
+    from m5ws.repository import Repository
+    from m5ws.workspace import Workspace
+
+
+class RunFailed(M5Error):
+    """The script of a run, or its launch, ended badly."""
+
+    exit_code = 1
+
+
+class RunInterrupted(M5Error):
+    """A run was stopped before its end."""
+
+    exit_code = 130
+
+
+@click.command("run", cls=ScriptCommand)
+@click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
+@click.option("--trainer", type=click.Choice(["torchrun", "deepspeed"]), help="What the script trains with.")
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script.")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints.")
+@click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints.")
+@click.option("--name", metavar="NAME", help="What people call the run.")
+@click.option("-m", "--message", metavar="TEXT", help="Said of the snapshot, if one is made here.")
+@click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
+@click.option("--detach", is_flag=True, help="Start it, print its id, and leave it to itself.")
+@click.option("--dry-run", is_flag=True, help="Print what would be launched, and launch nothing.")
+@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@click.option("--planned", type=click.Path(path_type=Path), hidden=True)
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    snapshot: str | None,
+    overrides: tuple[str, ...],
+    trainer: Literal["torchrun", "deepspeed"] | None,
+    nproc: int | None,
+    seed: int | None,
+    checkpoint_every: int | None,
+    fingerprint_every: int | None,
+    name: str | None,
+    message: str | None,
+    resume: str | None,
+    detach: bool,
+    dry_run: bool,
+    no_progress: bool,
+    planned: Path | None,
+    as_json: bool,
+) -> None:
+    """Train from a snapshot, in isolation.
+
+    Without SNAPSHOT, the workspace is snapshotted first. Every process sees the snapshot's files in a fresh
+    directory and nothing of the checkout. COMMAND is a script and its arguments; m5ws.toml may name one. The
+    run's id is printed on stdout at once.
+
+    Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it. Exit
+    status: 0 the run finished, 1 it failed, 130 it was interrupted.
+
+    \b
+    Examples:
+      m5ws run
+      m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
+      m5ws run --resume 7c1d
+    """
+    from m5ws.operations import run as operation
+    from m5ws.operations import supervise
+    from m5ws.repository import refs
+
+    _refuse_useless(context)
+    here = names.workspace(context)
+    repo = here.repository(create=True)
+    supervise.deliver_leftovers(repo, here.home)
+    options = operation.Options(
+        command=script(context),
+        trainer=trainer,
+        nproc=nproc,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        fingerprint_every=fingerprint_every,
+        name=name,
+    )
+    if planned is not None:
+        run = detached.planned(planned)
+    elif resume is not None:
+        run = operation.resumed(repo, refs.resolve(repo, resume, ("run",))[1])
+    else:
+        spec = operation.spec(here.settings.run, options)
+        run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=name)
+    plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker())
+    if dry_run:
+        return output.print_json(plan) if as_json else click.echo(_describe(plan))
+    if detach:
+        detached.start(here, repo, plan)
+        return output.print_json({"run": run}) if as_json else click.echo(run.id)
+    if not as_json:
+        click.echo(run.id)
+    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
+        result = supervise.execute(here.ports(repo), plan, progress.watch, progress.prepare)
+    if as_json:
+        output.print_json({"run": run, "result": result})
+    return _judge(result)
+
+
+def _snapshot(
+    here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
+) -> str:
+    """Return the one snapshot the run starts from: the named one or a new one, with the overrides made to it."""
+    from m5ws.operations import overrides as operation
+    from m5ws.repository import refs
+
+    snapshot_id = refs.resolve(repo, named, ("snapshot",))[1] if named else take(here, repo, message).id
+    return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id
+
+
+def _refuse_useless(context: click.Context) -> None:
+    """Refuse what would be ignored: a run that is resumed goes on as it was started."""
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if script(context):
+        given.add("command")
+    if "resume" in given and (useless := given - {"resume", "detach", "dry_run", "no_progress", "as_json"}):
+        names_of = ", ".join(sorted(name.replace("_", " ") for name in useless))
+        raise UsageError(f"a resumed run goes on as it was started: {names_of} cannot be given")
+    if {"snapshot", "message"} <= given:
+        raise UsageError("a message is said of a new snapshot, and SNAPSHOT names one that is there")
+
+
+def _describe(plan: "Plan") -> str:
+    request = plan.request
+    told = {
+        "run": plan.run.id,
+        "attempt": str(plan.attempt),
+        "snapshot": plan.run.snapshot,
+        "resumes from": plan.resume,
+        "directory": request.cwd,
+        "first": shlex.join(request.prepare) or None,
+        "command": shlex.join(request.argv),
+    }
+    variables = [f"  {name}={shlex.quote(value)}" for name, value in sorted(request.environment.items())]
+    return "\n".join([output.fields(told), "with", *variables])
+
+
+def _judge(result: "Result") -> None:
+    """Say how the run ended. Raises RunFailed, RunInterrupted."""
+    if not result.tracked:
+        output.warn("note: MLflow does not have all of it yet; the ledger does")
+    ended = f"run {result.run} {result.outcome}" + (f": {result.message}" if result.message else "")
+    if result.outcome == "interrupted":
+        raise RunInterrupted(ended, hint=f"`m5ws run --resume {result.run}` goes on with it.")
+    if result.outcome != "finished":
+        raise RunFailed(ended, hint=f"`m5ws logs {result.run}` shows what its ranks wrote.")
+    output.note(f"{ended}; `m5ws reproduce {result.run}` proves it")

@@ -1,0 +1,138 @@
+"""`m5ws show`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import names, output, verdict
+
+if TYPE_CHECKING:
+    from m5ws.operations.listing import RunView, SnapshotView
+    from m5ws.operations.state import AttemptState
+    from m5ws.records import Observed
+
+
+@click.command("show")
+@click.argument("name", metavar="ID", type=names.Id())
+@click.option("--packages", is_flag=True, help="List every installed distribution that was observed.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, name: str, packages: bool, as_json: bool) -> None:
+    """Show a snapshot or a run.
+
+    Of a snapshot: its parts with digests and sizes, what was said of it, the environment that was observed.
+    Of a run: how it stands, its attempts, checkpoints, verdicts, and what it was made from.
+
+    \b
+    Example:
+      m5ws show 1f3a9c
+    """
+    from m5ws.operations import listing
+    from m5ws.repository import refs
+
+    repo = names.settled(names.workspace(context))
+    kind, found = refs.resolve(repo, name)
+    view = listing.view_run(repo, found) if kind == "run" else listing.view_snapshot(repo, found)
+    if as_json:
+        return output.print_json(view)
+    click.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
+    if view.observed is not None:
+        click.echo("\n" + _environment(view.observed, packages))
+    return None
+
+
+def _snapshot(view: "SnapshotView") -> str:
+    code, tokenizer = view.snapshot.code, view.snapshot.tokenizer
+    state = "with changes" if code.dirty else "clean"
+    lines = [f"snapshot {view.id}"]
+    lines.append(output.fields({"commit": f"{code.commit} ({state})" if code.commit else "none"}, "  "))
+    for said in view.annotations:
+        told = {
+            "when": output.moment(said.created_s),
+            "author": said.author,
+            "message": said.message,
+            "branch": said.branch,
+            "remote": said.remote,
+            "from": said.derived_from,
+            "set": ", ".join(said.overrides) or None,
+        }
+        lines += ["", output.fields(told, "  "), *(f"  note: {note}" for note in said.notes)]
+    rows = [(part.name, output.short(part.tree), str(part.files), output.size(part.size_bytes)) for part in view.parts]
+    lines += ["", output.table(("PART", "TREE", "FILES", "SIZE"), rows)]
+    pinned = {dataset.name: f"{dataset.kind} {dataset.hash}" for dataset in view.snapshot.datasets if dataset.hash}
+    if pinned:
+        lines += ["", output.fields(pinned)]
+    if tokenizer is not None:
+        ids = " ".join(map(str, tokenizer.probe_ids[:16])) + " …" if tokenizer.probe_ids else "not asked"
+        lines += ["", output.fields({"tokenizer probe": ids})]
+    declared = view.snapshot.declared
+    wanted = {f"lock {name}": output.short(digest) for name, digest in declared.locks.items()}
+    wanted |= {f"wanted {name}": value for name, value in declared.wanted.items()}
+    if declared.image:
+        wanted["image"] = declared.image
+    if wanted:
+        lines += ["", "declared:", output.fields(wanted, "  ")]
+    if view.runs:
+        lines += ["", f"runs: {', '.join(view.runs)}"]
+    return "\n".join(lines)
+
+
+def _run(view: "RunView") -> str:
+    run, spec, state = view.run, view.run.spec, view.state
+    total = f" of {state.total_steps}" if state.total_steps else ""
+    told = {
+        "name": run.name,
+        "state": f"{view.standing}, step {state.last_step}{total}",
+        "snapshot": run.snapshot,
+        "reproduces": run.reproduces,
+        "created": output.moment(run.created_s),
+        "command": " ".join(spec.command),
+        "launch": f"{spec.trainer}, {spec.nproc} processes",
+        "seed": str(spec.seed) if spec.seed is not None else None,
+    }
+    lines = [f"run {run.id}", output.fields(told, "  ")]
+    for attempt in state.attempts:
+        lines += ["", *_attempt(attempt)]
+    if view.checkpoints:
+        rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
+        lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
+    if view.verdict is not None:
+        lines += ["", verdict.text(view.verdict)]
+    if view.replays:
+        rows = [(row.id, output.moment(row.created_s), row.outcome or row.standing) for row in view.replays]
+        lines += ["", output.table(("REPRODUCED BY", "WHEN", "VERDICT"), rows)]
+    return "\n".join(lines)
+
+
+def _attempt(attempt: "AttemptState") -> list[str]:
+    took = ""
+    if attempt.ended_s and attempt.started_s:
+        took = f" after {output.duration(attempt.ended_s - attempt.started_s)}"
+    lines = [f"attempt {attempt.attempt}: {attempt.standing}{took}, step {attempt.last_step}"]
+    told = {
+        "when": output.moment(attempt.started_s),
+        "host": attempt.host,
+        "resumed from": attempt.resume,
+        "last": ", ".join(f"{name} {output.number(value)}" for name, value in attempt.quantities.items()) or None,
+        "status": str(attempt.exit_code) if attempt.exit_code else None,
+        "why": attempt.message,
+    }
+    lines.append(output.fields(told, "  "))
+    lines += [f"  rank {rank}: {error}" for rank, error in attempt.rank_errors.items()]
+    for notice in attempt.notices:
+        where = f" at step {notice.step}" if notice.step is not None else ""
+        lines.append(f"  {notice.kind}{where}: {notice.message}")
+    return lines
+
+
+def _environment(observed: "Observed", packages: bool) -> str:
+    present = {name: value for name, value in sorted(observed.facts.items()) if value is not None}
+    absent = ", ".join(name for name, value in sorted(observed.facts.items()) if value is None)
+    lines = ["observed environment:", output.fields(present, "  ")]
+    if absent:
+        lines.append(f"  absent: {absent}")
+    if packages:
+        lines += ["", output.fields(dict(sorted(observed.distributions.items())), "  ")]
+    else:
+        lines.append(f"  {len(observed.distributions)} distributions (--packages lists them)")
+    return "\n".join(lines)

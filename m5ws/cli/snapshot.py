@@ -1,0 +1,50 @@
+"""`m5ws snapshot`, and the snapshot that `m5ws run` takes on the spot."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import names, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.operations.snapshot import Captured
+    from m5ws.repository import Repository
+    from m5ws.workspace import Workspace
+
+
+@click.command("snapshot")
+@click.option("-m", "--message", metavar="TEXT", help="What is said of it; no part of its id.")
+@click.option("--dry-run", is_flag=True, help="Print the id it would have, and publish nothing.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, message: str | None, dry_run: bool, as_json: bool) -> None:
+    """Pin code, config, tokenizer, data and environment; print one digest.
+
+    The same inputs give the same id, on another machine and in another directory too. Code is every file that
+    git tracks, and every one that it neither tracks nor ignores, as it is in the working tree. Files that
+    look like secrets are refused, each by name.
+
+    \b
+    Example:
+      m5ws snapshot -m "warm-up of 200 steps"
+    """
+    here = names.workspace(context)
+    taken = take(here, here.repository(create=True), message, dry_run=dry_run)
+    return output.print_json(taken) if as_json else click.echo(taken.id)
+
+
+def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
+    """Take a snapshot of a workspace, and say on stderr what was captured. Raises as `operations.snapshot` does."""
+    from m5ws.operations import snapshot
+
+    ports = (here.source(), here.datasets(), here.tokenizers(), here.observer(), here.index_path)
+    with progress.Bar() as bar:
+        if dry_run:
+            taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)
+        else:
+            taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar)
+    new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
+    output.note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
+    for said in taken.annotation.notes:
+        output.note(f"note: {said}")
+    return taken

@@ -1,0 +1,40 @@
+"""`m5ws ui`."""
+
+import os
+
+import click
+
+from m5ws.cli import names, output
+from m5ws.errors import UsageError
+
+
+@click.command("ui")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="The port on this machine."
+)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, port: int, as_json: bool) -> None:
+    """Open MLflow on this workspace's runs.
+
+    Serves MLflow's own UI until Ctrl-C, for this machine only; where m5ws.toml names an MLflow server, its
+    address is printed instead. With --json, where it is and the command that serves it are printed.
+
+    \b
+    Example:
+      m5ws ui --port 5001
+    """
+    here = names.workspace(context)
+    tracker = here.tracker()
+    if tracker is None:
+        raise UsageError("tracking is switched off", hint="[mlflow] enabled in m5ws.toml switches it on.")
+    argv, url = tracker.ui_argv(port), tracker.ui_url(port)
+    if as_json:
+        output.print_json({"url": url, "command": argv})
+    elif not argv:
+        click.echo(url)
+    else:
+        here.prepare()
+        tracker.migrate()
+        click.echo(url)
+        os.execvp(argv[0], argv)

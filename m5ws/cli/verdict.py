@@ -1,0 +1,44 @@
+"""A verdict, for people: what was found, on what evidence, and what differs."""
+
+from m5ws.cli import diff, output
+from m5ws.records import Divergence, Verdict
+
+_SAYS = {
+    "reproduced": "everything that was compared is equal, bit for bit",
+    "diverged": "the replay is not the same",
+    "nondeterministic": "two replays of this run differ from each other",
+    "not comparable": "this environment cannot give the same bits",
+}
+
+
+def text(verdict: Verdict) -> str:
+    """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
+    lines = [f"{verdict.outcome.upper()}: run {verdict.run}, replayed as {verdict.replay}"]
+    lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
+    if verdict.first is not None:
+        lines += ["", *_first(verdict.first)]
+    if verdict.compared:
+        equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
+        lines += ["", "compared:", output.fields(equal, "  ")]
+    if verdict.not_compared:
+        lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
+    if verdict.changes:
+        lines += ["", "changed since the original:", diff.text(verdict.changes, brief=True)]
+    return "\n".join(lines)
+
+
+def _first(first: Divergence) -> list[str]:
+    where = f"first difference: step {first.step}, rank {first.rank}, {first.quantity}"
+    lines = [where, f"  original  {_exact(first.original)}", f"  replayed  {_exact(first.replayed)}"]
+    if first.tensor is not None:
+        at = f" (state after step {first.tensor_step})" if first.tensor_step is not None else ""
+        more = f", {first.tensors_differ} tensors differ" if first.tensors_differ > 1 else ""
+        lines.append(f"  tensor    {first.tensor}{at}{more}")
+    return lines
+
+
+def _exact(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    shown = output.number(value)
+    return value if shown == value else f"{value} ({shown})"

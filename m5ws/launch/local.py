@@ -1,0 +1,96 @@
+"""Starts an attempt on this machine: torchrun as a subprocess, for FSDP and for DeepSpeed alike.
+
+The processes never outlive the one that supervises them: torchrun is told by the kernel when its parent dies,
+and each rank when torchrun dies (training/rank.py).
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from m5ws.errors import M5Error
+from m5ws.ports import Process
+from m5ws.records import LaunchRequest
+
+_PR_SET_PDEATHSIG = 1
+
+
+class LaunchFailed(M5Error):
+    """The processes could not be started."""
+
+
+class LocalLauncher:
+    """`ports.Launcher` on this machine; `environment` is what the processes inherit."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+
+    def launch(self, request: LaunchRequest) -> Process:
+        """Run `request.prepare` to its end, then start `request.argv` and return. Raises LaunchFailed."""
+        Path(request.log).parent.mkdir(parents=True, exist_ok=True)
+        environment = self._environment | request.environment
+        with open(request.log, "ab") as log:
+            if request.prepare:
+                self._prepare(request, environment, log.fileno())
+            try:
+                process = subprocess.Popen(
+                    request.argv,
+                    cwd=request.cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
+                )
+            except OSError as error:
+                raise LaunchFailed(f"{request.argv[0]} could not be started: {error}") from error
+        return LocalProcess(process)
+
+    def _prepare(self, request: LaunchRequest, environment: dict[str, str], log: int) -> None:
+        done = subprocess.run(
+            request.prepare,
+            cwd=request.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise LaunchFailed(
+                f"`{' '.join(request.prepare)}` ended with status {done.returncode}", hint=f"Its output: {request.log}"
+            )
+
+
+class LocalProcess:
+    """`ports.Process` of a launched torchrun."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self, grace_s: float) -> int:
+        """Send SIGTERM to torchrun, which passes it on; after `grace_s` seconds kill it, and so the ranks."""
+        self._process.terminate()
+        try:
+            return self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os._exit(143)

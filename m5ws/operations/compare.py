@@ -1,0 +1,176 @@
+"""A replay held against the original as it grows: what is equal, what differs first, what was not compared.
+
+Equality is of exact text: of quantities' hex floats, of digests and of fingerprints, never of numbers. The
+first divergence is the one at the lowest step; within a step, the one that comes first in causal order.
+"""
+
+from collections import Counter
+
+import msgspec
+
+from m5ws.operations.history import History
+from m5ws.records import AnyEvent, CheckpointPublished, Divergence, RankEnded, State, Step
+
+_ORDER = ("batch", "loss", "grad_norm")
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference; sorts by step, then causal order, then rank."""
+
+    step: int
+    order: int
+    rank: int
+    quantity: str
+    original: str | None
+    replayed: str | None
+
+    @property
+    def key(self) -> tuple[int, int, int, str]:
+        return (self.step, self.order, self.rank, self.quantity)
+
+
+class Comparison:
+    """Feed it the replay's events in each rank's order."""
+
+    def __init__(self, original: History) -> None:
+        self.original = original
+        self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[])
+        self.equal: Counter[str] = Counter()
+        self._differences: list[Difference] = []
+        self._tensors: dict[int, list[str]] = {}
+        self._reached: dict[int, int] = {}
+        self._ended: set[int] = set()
+
+    def feed(self, rank: str, event: AnyEvent) -> None:
+        """Take in one event of the replay and compare it with the original's of the same rank and step."""
+        self.replay.add(rank, event)
+        if isinstance(event, CheckpointPublished):
+            self._compare_content(event)
+        if not rank.isdigit():
+            return
+        if isinstance(event, Step):
+            self._compare_step(int(rank), event)
+        elif isinstance(event, State) and not event.restored:
+            self._compare_state(int(rank), event)
+        elif isinstance(event, RankEnded):
+            self._ended.add(int(rank))
+
+    def first(self) -> Divergence | None:
+        """Return the first divergence known so far, with the tensor that a later fingerprint names for it."""
+        if not self._differences:
+            return None
+        first = min(self._differences, key=lambda difference: difference.key)
+        named = [step for step in sorted(self._tensors) if step >= first.step]
+        tensors = self._tensors[named[0]] if named else []
+        return Divergence(
+            step=first.step,
+            rank=first.rank,
+            quantity=first.quantity,
+            original=first.original,
+            replayed=first.replayed,
+            tensor=tensors[0] if tensors else None,
+            tensor_step=named[0] if named else None,
+            tensors_differ=len(tensors),
+        )
+
+    def settled(self) -> bool:
+        """Return whether going on can tell no more about the first divergence.
+
+        All ranks have passed its step, and its tensor is named or the original recorded no state that could.
+        """
+        first = self.first()
+        if first is None:
+            return False
+        states = [step for step in self.original.states.get(0, {}) if step >= first.step]
+        until = min(states, default=first.step) if first.tensor is None else first.step
+        return all(self._reached.get(rank, -1) > until or rank in self._ended for rank in self.original.steps)
+
+    def exhausted(self) -> bool:
+        """Return whether an original that did not finish has nothing left to compare with."""
+        last = self.original.last_step
+        return self.original.outcome != "finished" and bool(self._reached) and min(self._reached.values()) > last
+
+    def missing(self) -> tuple[str, ...]:
+        """Return what the original recorded and the replay did not, or what was recorded by neither, in words."""
+        return tuple(self._missing_steps() + self._missing_states() + self._missing_contents())
+
+    def state_compared(self) -> bool:
+        """Return whether state after the first step was compared: without it equal losses prove little."""
+        return any(set(states) & set(self.replay.states.get(0, {})) - {0} for states in self.original.states.values())
+
+    def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
+        difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        self._differences.append(difference)
+
+    def _compare_step(self, rank: int, event: Step) -> None:
+        self._reached[rank] = event.step
+        known = self.original.steps.get(rank, {}).get(event.step)
+        if known is None:
+            return
+        before = {"batch": known.batch} | dict(known.quantities)
+        after = {"batch": event.batch} | dict(event.quantities)
+        for name in dict.fromkeys([*before, *after]):
+            old, new = before.get(name), after.get(name)
+            if old != new:
+                order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
+                self._differs(event.step, order, rank, name, old, new)
+            elif old is not None:
+                self.equal["batches" if name == "batch" else "quantities"] += 1
+        self.equal["steps"] += 1
+
+    def _compare_state(self, rank: int, event: State) -> None:
+        known = self.original.states.get(rank, {}).get(event.step)
+        if known is None:
+            return
+        self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
+        tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
+        if tensors:
+            self._tensors[event.step] = tensors
+
+    def _compare_named(
+        self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int
+    ) -> list[str]:
+        differ = []
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                differ.append(name)
+                self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
+            else:
+                self.equal[f"{kind}s"] += 1
+        return differ
+
+    def _compare_content(self, event: CheckpointPublished) -> None:
+        known = self.original.contents.get(event.step)
+        if known is None:
+            return
+        if known != event.content:
+            self._differs(event.step, len(_ORDER) + 3, 0, "checkpoint", known, event.content)
+        else:
+            self.equal["checkpoints"] += 1
+
+    def _missing_steps(self) -> list[str]:
+        lines = []
+        for rank, steps in self.original.steps.items():
+            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))
+            if absent:
+                lines.append(f"rank {rank}: steps {_ranges(absent)} of the original were not replayed")
+        return lines
+
+    def _missing_states(self) -> list[str]:
+        absent = sorted(set(self.original.states.get(0, {})) - set(self.replay.states.get(0, {})))
+        return [f"state after steps {_ranges(absent)} was not recorded by the replay"] if absent else []
+
+    def _missing_contents(self) -> list[str]:
+        absent = sorted(set(self.original.contents) - set(self.replay.contents))
+        return [f"checkpoints of steps {_ranges(absent)} were not made by the replay"] if absent else []
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return sorted numbers as text, runs of neighbours joined: 1-4, 7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[1]}" for part in parts)

@@ -1,0 +1,266 @@
+"""One look at a workspace: every part of it checked and made durable, as it was at one moment.
+
+Nothing is stored before it is checked for secrets. After the last byte everything is looked at again; if anything
+moved meanwhile, what was stored belongs to no snapshot and the look does not count.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.errors import NotFound
+from m5ws.operations import datasets, parts, pinned_files
+from m5ws.operations.parts import Claim, Parts
+from m5ws.ports import DatasetSource, Progress, SourceControl, SourceFile, SourceState, TokenizerProbe
+from m5ws.records import Dataset, Digest, Tokenizer
+from m5ws.repository import Repository, trees
+from m5ws.repository.capture import FileChanged
+from m5ws.repository.index import Index
+from m5ws.settings import Settings
+
+if TYPE_CHECKING:
+    from m5ws.operations.inspection import Seen
+
+_CHECKED = "checked"
+_PROBED = "tokenizer"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look at, with what, and where it goes. `staging` is an empty folder for what must be fetched."""
+
+    root: Path
+    settings: Settings
+    repo: Repository
+    source: SourceControl
+    datasets: DatasetSource | None
+    probe: TokenizerProbe | None
+    index: Index
+    staging: Path
+    dry_run: bool
+    progress: Progress | None
+
+    def write(self, files: Sequence[SourceFile]) -> trees.Written:
+        return trees.write_tree(self.repo.objects, files, self.index, self.progress, self.dry_run)
+
+    def known(self, files: Sequence[SourceFile]) -> trees.Written | None:
+        """Return what `files` were written as, if all of them are as they were then; a stat per file."""
+        written = trees.write_tree(self.repo.objects, files, self.index, None, dry_run=True)
+        return written if written.unchanged else None
+
+
+class Contents(msgspec.Struct, kw_only=True):
+    """A workspace's parts, durable, and what was found on the way. `stored`: files and their tree, for a last look."""
+
+    state: SourceState
+    dirty: bool
+    code: Digest = ""
+    config: Digest = ""
+    tokenizer: Tokenizer | None = None
+    datasets: tuple[Dataset, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    new_bytes: int = 0
+    unchanged: bool = True
+    notes: list[str] = []
+    stored: list[tuple[Sequence[SourceFile], Digest]] = []
+    inspected: "Seen | None" = None
+
+    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
+        self.files += written.files
+        self.size_bytes += written.size_bytes
+        self.new_bytes += written.new_bytes
+        self.unchanged = self.unchanged and written.unchanged
+        self.stored.append((files, written.digest))
+        return written.digest
+
+
+def store(look: Look) -> Contents:
+    """Make every part durable. Raises FileChanged if anything moved between the first look and the last."""
+    state = look.source.state(look.root)
+    located = _located(look, state)
+    kept = {found.tracked.path: found for found in located if isinstance(found, datasets.Kept)}
+    tracked = [found for found in located if isinstance(found, Claim)]
+    divided = _divided(look, state, tracked, kept)
+    contents = Contents(state=state, dirty=divided.dirty, notes=list(state.notes))
+    _store_own(look, divided, contents)
+    _store_tokenizer(look, divided.tokenizer, contents)
+    whole = {claim.path: claim.files for claim in tracked}
+    contents.datasets = tuple(_dataset(look, claim, kept, whole, contents) for claim in divided.datasets)
+    if not contents.unchanged:
+        _look_again(look, contents)
+    return contents
+
+
+# --- what there is -----------------------------------------------------------------------------------
+
+
+def _located(look: Look, state: SourceState) -> list[Claim | datasets.Kept]:
+    """Return every tracked dataset with its files. One that holds the tokenizer is needed as files."""
+    if look.datasets is None:
+        return []
+    path = look.settings.tokenizer.path
+    tokenizer = parts.tree_path(path) if path is not None else None
+    return [
+        datasets.locate(_place(look), found, reuse=tokenizer is None or not _holds(found.path, tokenizer))
+        for found in look.datasets.find(look.root, state.files)
+    ]
+
+
+def _holds(folder: bytes, path: bytes) -> bool:
+    return path == folder or path.startswith(folder + b"/")
+
+
+def _place(look: Look) -> datasets.Place:
+    assert look.datasets is not None
+    return datasets.Place(
+        root=look.root,
+        repo=look.repo,
+        source=look.datasets,
+        index=look.index,
+        staging=look.staging,
+        dry_run=look.dry_run,
+        progress=look.progress,
+    )
+
+
+def _divided(look: Look, state: SourceState, tracked: Sequence[Claim], kept: dict[bytes, datasets.Kept]) -> Parts:
+    absent = [Claim(path=path, files=(), tracked=found.tracked) for path, found in kept.items()]
+    claims = [*tracked, *absent]
+    pins = [claim.tracked for claim in claims if claim.tracked is not None]
+    claims += [Claim(path=path, files=_required(look, path)) for path in parts.data_paths(look.settings, pins)]
+    name = look.settings.tokenizer.path
+    tokenizer = None
+    if name is not None:
+        path = parts.tree_path(name)
+        tokenizer = Claim(path=path, files=pinned_files.below(look.root, path) or ())
+    return parts.divide(look.root, look.settings, state, tokenizer, claims)
+
+
+def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
+    files = pinned_files.below(look.root, path)
+    if files is None:
+        raise NotFound(
+            f"[data] paths: there is nothing at {os.fsdecode(path)!r}", hint="Bring the data, or correct m5ws.toml."
+        )
+    return files
+
+
+# --- each part -----------------------------------------------------------------------------------------
+
+
+def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
+    """Store what people write, code and config, once it is checked."""
+    allowed = look.repo.objects.digest(repr(look.settings.secrets).encode())
+    if (known := _checked(look, divided, allowed)) is None:
+        from m5ws.operations import config_files, inspection
+
+        own = (*divided.code, *divided.config)
+        contents.inspected = inspection.inspect_code(
+            look.root, own, look.repo.objects, look.index, look.settings.secrets.allow
+        )
+        for file in divided.config:
+            config_files.check(file.path.decode("utf-8", "backslashreplace"), Path(file.location).read_bytes())
+        known = (look.write(divided.code), look.write(divided.config))
+        look.index.remember_marks(_CHECKED, {f"{allowed}:{known[0].digest}:{known[1].digest}"})
+    contents.code = contents.add(divided.code, known[0])
+    contents.config = contents.add(divided.config, known[1])
+
+
+def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written, trees.Written] | None:
+    """Return code and config as they were written, if these very files were checked and written before."""
+    if not look.index.marks(_CHECKED):
+        return None
+    code, config = look.known(divided.code), look.known(divided.config)
+    if code is None or config is None:
+        return None
+    mark = f"{allowed}:{code.digest}:{config.digest}"
+    return (code, config) if mark in look.index.marks(_CHECKED) else None
+
+
+def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents: Contents) -> None:
+    if files is None:
+        return
+    tree = contents.add(files, _write_content(look, files))
+    text = look.settings.tokenizer.probe
+    ids = _token_ids(look, files, tree, text, contents) if text else None
+    contents.tokenizer = Tokenizer(tree=tree, probe_text=text or None, probe_ids=ids)
+
+
+def _token_ids(
+    look: Look, files: Sequence[SourceFile], tree: Digest, text: str, contents: Contents
+) -> tuple[int, ...] | None:
+    """Return the ids of the probe text, remembered for this tree, text and library; None with a note why."""
+    version = look.probe.version() if look.probe is not None else None
+    if look.probe is None or version is None:
+        contents.notes.append("no tokenizer library is installed: the files are pinned, no token ids are")
+        return None
+    file = min((f for f in files if os.path.basename(f.path) == b"tokenizer.json"), key=_depth, default=None)
+    if file is None:
+        contents.notes.append("there is no tokenizer.json to ask: the files are pinned, no token ids are")
+        return None
+    asked = f"{tree}:{version}:{look.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
+    for mark in look.index.marks(_PROBED):
+        if mark.startswith(asked):
+            return tuple(json.loads(mark.removeprefix(asked)))
+    ids = look.probe.ids(Path(file.location).read_bytes(), text)
+    look.index.remember_marks(_PROBED, {asked + json.dumps(ids)})
+    return ids
+
+
+def _write_content(look: Look, files: Sequence[SourceFile]) -> trees.Written:
+    written = look.write(files)
+    if not written.unchanged:
+        from m5ws.operations import inspection
+
+        inspection.inspect_content(files)
+    return written
+
+
+def _depth(file: SourceFile) -> tuple[int, bytes]:
+    return file.path.count(b"/"), file.path
+
+
+def _dataset(
+    look: Look,
+    claim: Claim,
+    kept: dict[bytes, datasets.Kept],
+    whole: dict[bytes, tuple[SourceFile, ...]],
+    contents: Contents,
+) -> Dataset:
+    if claim.path in kept:
+        found = kept[claim.path]
+        contents.files += found.files
+        contents.size_bytes += found.dataset.size_bytes
+        return found.dataset
+    if claim.tracked is not None:
+        dataset, written = datasets.write(_place(look), claim, whole[claim.path])
+        contents.add(claim.files, written)
+        return dataset
+    written = _write_content(look, claim.files)
+    contents.add(claim.files, written)
+    name = os.fsdecode(claim.path)
+    return Dataset(name=name, kind="files", tree=written.digest, size_bytes=written.size_bytes)
+
+
+# --- the last look -----------------------------------------------------------------------------------------
+
+
+def _look_again(look: Look, contents: Contents) -> None:
+    """Raise FileChanged unless everything is as it was at the first look."""
+    if contents.inspected is not None:
+        contents.inspected.check()
+    if look.source.state(look.root) != contents.state:
+        raise FileChanged("files came, went or were committed while the workspace was captured")
+    if look.dry_run:
+        return
+    for files, digest in contents.stored:
+        staged = any(str(file.location).startswith(str(look.staging)) for file in files[:1])
+        if staged:
+            continue
+        again = trees.write_tree(look.repo.objects, files, look.index, None, dry_run=True)
+        if again.digest != digest:
+            raise FileChanged("files were changed while the workspace was captured")

@@ -1,0 +1,80 @@
+"""From the ranks' spools to the ledger: in order, once, and later if the store does not answer now."""
+
+import logging
+import time
+from pathlib import Path
+
+from m5ws.errors import Fenced, M5Error
+from m5ws.records import AnyEvent, RankEnded
+from m5ws.repository import Repository, ledger
+from m5ws.repository.spool import SpoolReader
+
+DELIVERED = "delivered"
+"""A file of this name in an attempt's directory says that the ledger has all of its spools."""
+
+_INTERVAL_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Delivers one attempt's spools; what the ledger holds already, from an earlier supervisor, is left out."""
+
+    def __init__(self, repo: Repository, run: str, attempt: int, spools: Path) -> None:
+        self._repo, self._run, self._attempt, self._spools = repo, run, attempt, spools
+        self._readers: dict[str, SpoolReader] = {}
+        self._writers: dict[str, ledger.Writer] = {}
+        self._skip: dict[str, int] = {}
+        self._pending: dict[str, list[bytes]] = {}
+        self._errors: list[str] = []
+        self._last_s = 0.0
+        self._failed = False
+
+    def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
+        """Publish what is new, at most every half second unless `final`, and return it as (rank, event)."""
+        if not final and time.monotonic() - self._last_s < _INTERVAL_S:
+            return []
+        self._last_s = time.monotonic()
+        self._failed = False
+        delivered: list[tuple[str, AnyEvent]] = []
+        for path in sorted(self._spools.glob("*.spool")):
+            events = self._deliver_rank(path.stem, path)
+            delivered += [(path.stem, ledger.decode_event(event)) for event in events]
+        self._errors += [event.error for _, event in delivered if isinstance(event, RankEnded) and event.error]
+        return delivered
+
+    def finish(self) -> list[tuple[str, AnyEvent]]:
+        """Deliver the rest, after the last event; if nothing is left, nobody needs to look here again."""
+        delivered = self.deliver(final=True)
+        if not any(self._pending.values()) and not self._failed:
+            (self._spools.parent / DELIVERED).touch()
+        return delivered
+
+    def first_error(self) -> str | None:
+        """Return the first error that a rank reported, or None."""
+        return self._errors[0] if self._errors else None
+
+    def _deliver_rank(self, rank: str, path: Path) -> list[bytes]:
+        pending = self._pending.setdefault(rank, [])
+        pending += self._readers.setdefault(rank, SpoolReader(path)).read()
+        if not pending:
+            return []
+        try:
+            if rank not in self._writers:
+                self._writers[rank] = ledger.Writer(self._repo, self._run, self._attempt, rank)
+                self._skip[rank] = self._writers[rank].events
+            skipped = pending[: self._skip[rank]]
+            fresh = pending[len(skipped) :]
+            self._writers[rank].append(fresh)
+        except Fenced:
+            raise
+        except (M5Error, OSError) as error:
+            # Training goes on and the events stay in the spool; the next call tries again, in order.
+            _log.warning("the store did not take the ledger of rank %s: %s", rank, error)
+            self._failed = True
+            self._writers.pop(rank, None)
+            self._pending[rank] = []
+            self._readers.pop(rank)
+            return []
+        self._skip[rank] -= len(skipped)
+        self._pending[rank] = []
+        return fresh

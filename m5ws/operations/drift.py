@@ -1,0 +1,165 @@
+"""Drift: what differs between a pinned and an observed environment, and what that can do to bits.
+
+The ratings are data, in drift_rules.toml beside this file, each with its reason and source. A name that no
+rule knows is rated `can`: only evidence makes a difference harmless.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from m5ws.records import Change, Declared, Observed
+
+Rating = Literal["cannot", "can", "does"]
+
+_ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
+_UNSET = "variable."
+_SAYS = {
+    "cannot": "cannot change bits",
+    "can": "can change bits",
+    "does": "changes bits",
+}
+_WANTED = {
+    "cuda": "torch.cuda",
+    "efa": "efa.driver",
+    "ofi-nccl": "aws-ofi-nccl",
+    "driver": "gpu.driver",
+}
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the table: what a difference in the names that match can do, why, and who says so."""
+
+    part: str
+    pattern: str
+    rating: Rating
+    why: str
+    source: str
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Return the table, in order of precedence."""
+    text = (resources.files("m5ws.operations") / "drift_rules.toml").read_text(
+        encoding="utf-8"
+    )
+    return msgspec.convert(tomllib.loads(text)["rule"], tuple[Rule, ...])
+
+
+def rule(part: str, name: str) -> Rule:
+    """Return the first rule for `name`; the table's last one matches everything."""
+    return next(
+        rule
+        for rule in rules()
+        if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern)
+    )
+
+
+def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
+    """Return a change with its rating from the table, and the rule's reason as its detail."""
+    found = rule(part, name)
+    return Change(
+        part=part, name=name, old=old, new=new, rating=found.rating, detail=found.why
+    )
+
+
+def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
+    """Return every difference between two observed environments, the gravest first, then by name.
+
+    Distributions are named `distribution.NAME`. A fact that only one side recorded is not called a difference
+    that changes bits: it is rated `can` at most, and its detail says what is missing.
+    """
+    facts = _facts(pinned.facts, observed.facts)
+    installed = (
+        rated("environment", f"distribution.{name}", old, new)
+        for name, old, new in _different(pinned.distributions, observed.distributions)
+    )
+    return tuple(
+        sorted(
+            (*facts, *installed),
+            key=lambda change: (-_ORDER.index(change.rating), change.name),
+        )
+    )
+
+
+def worst(changes: Sequence[Change]) -> Rating | None:
+    """Return the gravest rating, None if there is no change."""
+    return max((change.rating for change in changes), key=_ORDER.index, default=None)
+
+
+def describe(change: Change) -> str:
+    """Return a change as one line for people; a diff or list in its detail is left out."""
+    detail = change.detail if change.detail and "\n" not in change.detail else None
+    return f"{title(change)} ({_SAYS[change.rating]}{f': {detail}' if detail else ''})"
+
+
+def title(change: Change) -> str:
+    """Return what changed, from what to what, without its rating."""
+    return f"{change.part} {change.name}: {_value(change.old)} → {_value(change.new)}"
+
+
+def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
+    """Return what was declared and is not there: wanted versions and the container image.
+
+    A wanted name is a fact's (`nccl`, `cuda`, `efa`, …) or a distribution's; `2.27` is met by any 2.27.x. The old
+    value is the wanted one.
+    """
+    found = {name: _observed(name, observed) for name in declared.wanted}
+    wrong = [rated("declared", name, declared.wanted[name], value) for name, value in found.items()
+             if not _meets(declared.wanted[name], value)]  # fmt: skip
+    image = observed.facts.get("container.image")
+    if declared.image is not None and image != declared.image:
+        wrong.append(rated("declared", "image", declared.image, image))
+    return tuple(wrong)
+
+
+def _facts(
+    pinned: Mapping[str, str | None], observed: Mapping[str, str | None]
+) -> Iterator[Change]:
+    for name, old, new in _different(pinned, observed):
+        change = rated("environment", name, old, new)
+        known = name.startswith(_UNSET) or (name in pinned and name in observed)
+        if known or name.startswith("editable."):
+            yield change
+        else:
+            rating = min(change.rating, "can", key=_ORDER.index)
+            yield msgspec.structs.replace(
+                change, rating=rating, detail="only one side recorded it"
+            )
+
+
+def _different(
+    old: Mapping[str, str | None], new: Mapping[str, str | None]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
+
+
+def _observed(name: str, observed: Observed) -> str | None:
+    fact = _WANTED.get(name, name)
+    return (
+        observed.facts.get(fact)
+        or observed.facts.get(f"{fact}.installed")
+        or observed.distributions.get(name)
+    )
+
+
+def _meets(wanted: str, value: str | None) -> bool:
+    """Return whether a version is the wanted one or a more exact form of it (`13` and `13.0.1`, not `130`)."""
+    if value is None:
+        return False
+    return value == wanted or (
+        value.startswith(wanted) and value[len(wanted)] in ".+-_ "
+    )
+
+
+def _value(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    return value if len(value) <= 80 else f"{value[:77]}…"

@@ -1,0 +1,236 @@
+"""A new workspace: an `m5ws.toml` that says every setting, and a template's files.
+
+Nothing of the user's is ever written over: if one file of the plan is there already, none is written.
+"""
+
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+import m5ws
+from m5ws.errors import M5Error, NotFound
+
+CONFIGURATION = "m5ws.toml"
+_IGNORE = ".gitignore"
+_SKIPPED = frozenset(
+    {
+        "__pycache__",
+        ".m5ws",
+        ".git",
+        ".venv",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".mypy_cache",
+    }
+)
+
+
+class FilesExist(M5Error):
+    """Files that `init` would write are there already."""
+
+    hint = "Nothing was changed. Choose another directory, or move these away."
+
+
+class NewFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to be written: `path` below the workspace, and its whole content."""
+
+    path: str
+    data: bytes
+    executable: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `init` will write below `root`; `kept` names ignore files of the user's that stay as they are."""
+
+    root: Path
+    template: str | None
+    files: tuple[NewFile, ...]
+    kept: tuple[str, ...] = ()
+
+
+def templates(folder: Path | None = None) -> list[str]:
+    """Return the names of the templates in `folder`, or of those that this m5ws has."""
+    root = folder or templates_dir()
+    if not root.is_dir():
+        return []
+    return sorted(
+        entry.name for entry in root.iterdir() if (entry / CONFIGURATION).is_file()
+    )
+
+
+def templates_dir() -> Path:
+    """Return where templates are: inside the installed package, or beside it in a checkout."""
+    package = Path(m5ws.__file__).parent
+    installed = package / "_templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
+def plan(root: Path, template: str | None = None, folder: Path | None = None) -> Plan:
+    """Return what a new workspace at `root` needs; `folder` holds the templates, if not those of this m5ws.
+
+    Raises FilesExist with every file that is in the way, NotFound for a template that there is not.
+    """
+    files = (
+        list(_template_files(_template_dir(template, folder or templates_dir())))
+        if template
+        else []
+    )
+    if not any(file.path == CONFIGURATION for file in files):
+        files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
+    kept = [
+        file.path
+        for file in files
+        if Path(file.path).name == _IGNORE and os.path.lexists(root / file.path)
+    ]
+    files = [file for file in files if file.path not in kept]
+    taken = [
+        path for file in files if (path := _in_the_way(root, file.path)) is not None
+    ]
+    if taken:
+        names = "".join(f"\n  {path}" for path in sorted(set(taken)))
+        raise FilesExist(f"{root} has files that `init` would write:{names}")
+    return Plan(root=root, template=template, files=tuple(files), kept=tuple(kept))
+
+
+def apply(planned: Plan) -> None:
+    """Write the planned files, each only if nothing is there. Raises FilesExist if one has appeared meanwhile."""
+    planned.root.mkdir(parents=True, exist_ok=True)
+    # m5ws.toml goes last: the directory is a workspace only when the rest is there.
+    for file in sorted(planned.files, key=lambda file: file.path == CONFIGURATION):
+        target = planned.root / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(
+                target,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+                0o777 if file.executable else 0o666,
+            )
+        except FileExistsError as error:
+            raise FilesExist(
+                f"{target} was made by somebody else meanwhile",
+                hint="Look at it; try again.",
+            ) from error
+        with open(descriptor, "wb") as writer:
+            writer.write(file.data)
+
+
+def in_git(root: Path) -> bool:
+    """Return whether `root` lies in a git working tree, which is what makes code states nameable."""
+    return any((above / ".git").exists() for above in (root, *root.absolute().parents))
+
+
+def _in_the_way(root: Path, path: str) -> str | None:
+    """Return what is at `path` already, or the file that stands where a directory of `path` must be."""
+    if os.path.lexists(root / path):
+        return path
+    for above in Path(path).parents:
+        if os.path.lexists(root / above) and not (root / above).is_dir():
+            return str(above)
+    return None
+
+
+def _template_dir(name: str, folder: Path) -> Path:
+    known = templates(folder)
+    if name in known:
+        return folder / name
+    close = difflib.get_close_matches(name, known, n=2)
+    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise NotFound(
+        f"there is no template {name!r}{meant}",
+        hint=f"Templates: {', '.join(known) or 'none'}.",
+    )
+
+
+def _template_files(directory: Path) -> Iterator[NewFile]:
+    """Yield a template's files; links into the folder that templates share are followed."""
+    for folder, folders, names in os.walk(directory, followlinks=True):
+        folders[:] = sorted(set(folders) - _SKIPPED)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix != ".pyc" and path.is_file():
+                yield NewFile(
+                    path=path.relative_to(directory).as_posix(),
+                    data=path.read_bytes(),
+                    executable=os.access(path, os.X_OK),
+                )
+
+
+def _configuration(root: Path) -> str:
+    # json's escapes are TOML's: the name of any directory becomes a valid string.
+    name = msgspec.json.encode(
+        os.fsencode(root.absolute().name).decode("utf-8", "replace")
+    ).decode()
+    return _TEXT.replace("@NAME@", name)
+
+
+_TEXT = """\
+# What `m5ws snapshot` pins and how `m5ws run` trains. Commented lines show the defaults.
+# A key that m5ws does not know is an error. docs/reference/configuration.md has all of them.
+
+name = @NAME@
+
+[store]
+# A directory, relative to this file or absolute.
+# url = ".m5ws/store"
+
+[code]
+# All that git tracks, and what it neither tracks nor ignores, is captured as it is in the working tree.
+# Patterns as in .gitignore, for files that are left out all the same.
+# exclude = []
+
+[config]
+# YAML, JSON or TOML files whose keys `m5ws diff` compares and `m5ws run --set key=value` changes.
+# files = ["config.yaml"]
+
+[tokenizer]
+# A file or folder. The token ids of the probe text are pinned with it.
+# path = "tokenizer"
+# probe = "The quick brown fox jumps over 13 lazy dogs."
+
+[data]
+# Files or folders that are pinned by content, whether git ignores them or not; and what DVC tracks.
+# paths = []
+# dvc = true
+
+[environment]
+# What you ask for: lock files, container image (by digest), versions by name. What is there is observed.
+# locks = ["constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml"]
+# image = "registry.example.org/train@sha256:..."
+# wanted = { nccl = "2.27.3" }
+# Environment variables whose values are recorded. No others are.
+# variables = []
+
+[determinism]
+# "strict" makes an operation without a deterministic version an error, "warn" a warning, "off" allows it.
+# level = "strict"
+# threads = 1
+# python_hash_seed = 0
+# tf32 = false
+# cublas_workspace = ":4096:8"
+# nccl_algo = "Ring"
+
+[run]
+# command = ["train.py"]
+# trainer = "torchrun"
+# nproc = 1
+# seed = 0
+# Steps between checkpoints, and between fingerprints of the state.
+# checkpoint_every = 100
+# fingerprint_every = 100
+# Folders the script writes to; what is in them is kept when the run ends.
+# outputs = []
+# environment = { NAME = "value" }
+
+[mlflow]
+# enabled = true
+# The default is a file in .m5ws; the variable MLFLOW_TRACKING_URI names a server for all workspaces.
+# tracking_uri = "http://mlflow.example.org:5000"
+# experiment = "name of this workspace"
+
+[secrets]
+# Files that look like keys or passwords are refused. Patterns of those that are harmless.
+# allow = []
+"""

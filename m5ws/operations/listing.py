@@ -1,0 +1,207 @@
+"""What there is in a store, and all that is known of one snapshot or run. Reads only.
+
+A damaged or newer record does not hide the others: its row says what is wrong with it.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.operations.state import RunState, Standing, load, load_newest
+from m5ws.records import (
+    Annotation,
+    Checkpoint,
+    Digest,
+    Observed,
+    Run,
+    Snapshot,
+    Verdict,
+)
+from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
+
+_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
+
+
+class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot in a list; `created_s` is when it was first published, `message` what was said last."""
+
+    id: Digest
+    created_s: float = 0.0
+    commit: str | None = None
+    dirty: bool = False
+    author: str | None = None
+    branch: str | None = None
+    message: str | None = None
+    derived_from: Digest | None = None
+    problem: str | None = None
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a list; `outcome` is the verdict's, for a reproduction that has one."""
+
+    id: str
+    created_s: float = 0.0
+    name: str | None = None
+    purpose: str = "train"
+    snapshot: Digest | None = None
+    reproduces: str | None = None
+    standing: Standing = "created"
+    attempts: int = 0
+    last_step: int = 0
+    total_steps: int | None = None
+    outcome: str | None = None
+    problem: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a snapshot: code, config, tokenizer or one dataset, with its tree's digest and size."""
+
+    name: str
+    tree: Digest
+    files: int
+    size_bytes: int
+
+
+class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a snapshot; `observed` is the environment of the newest annotation that has one."""
+
+    id: Digest
+    snapshot: Snapshot
+    parts: tuple[Part, ...]
+    annotations: tuple[Annotation, ...]
+    observed: Observed | None
+    runs: tuple[str, ...]
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that counts, by its name."""
+
+    name: str
+    checkpoint: Checkpoint
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a run; `verdict` is its own if it is a reproduction, `replays` are those of it."""
+
+    run: Run
+    standing: Standing
+    state: RunState
+    observed: Observed | None
+    checkpoints: tuple[CheckpointRow, ...]
+    verdict: Verdict | None
+    replays: tuple[RunRow, ...]
+
+
+def list_snapshots(repo: Repository) -> list[SnapshotRow]:
+    """Return every snapshot, newest first."""
+    return sorted(
+        (_snapshot_row(repo, name) for name in snapshots.ids(repo)),
+        key=lambda row: -row.created_s,
+    )
+
+
+def list_runs(repo: Repository) -> list[RunRow]:
+    """Return every run, newest first."""
+    return sorted(
+        (_run_row(repo, name) for name in runs.ids(repo)),
+        key=lambda row: -row.created_s,
+    )
+
+
+def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
+    """Return all that is known of a snapshot. Raises NotFound, CorruptObject."""
+    snapshot = snapshots.load(repo, snapshot_id)
+    said = snapshots.annotations(repo, snapshot_id)
+    observed = next(
+        (one.observed for one in reversed(said) if one.observed is not None), None
+    )
+    using = [
+        run.id for run in _readable(repo, runs.ids(repo)) if run.snapshot == snapshot_id
+    ]
+    return SnapshotView(
+        id=snapshot_id,
+        snapshot=snapshot,
+        parts=tuple(_part(repo, name, tree) for name, tree in snapshot.trees.items()),
+        annotations=tuple(said),
+        observed=repo.objects.get_record(observed, Observed) if observed else None,
+        runs=tuple(using),
+    )
+
+
+def view_run(repo: Repository, run_id: str) -> RunView:
+    """Return all that is known of a run. Raises NotFound, CorruptObject."""
+    run = runs.load(repo, run_id)
+    state = load(repo, run_id)
+    observed = state.newest.observed if state.newest else None
+    return RunView(
+        run=run,
+        standing=state.standing,
+        state=state,
+        observed=repo.objects.get_record(observed, Observed) if observed else None,
+        checkpoints=tuple(
+            CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name))
+            for name in checkpoints.valid(repo, run_id)
+        ),
+        verdict=runs.verdict(repo, run_id),
+        replays=tuple(_run_row(repo, replay) for replay in runs.replays(repo, run_id)),
+    )
+
+
+def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
+    try:
+        said = snapshots.annotations(repo, snapshot_id)
+        code = snapshots.load(repo, snapshot_id).code
+    except _UNREADABLE as error:
+        return SnapshotRow(id=snapshot_id, problem=str(error))
+    return SnapshotRow(
+        id=snapshot_id,
+        created_s=said[0].created_s,
+        commit=code.commit,
+        dirty=code.dirty,
+        author=said[0].author,
+        branch=said[0].branch,
+        message=next((one.message for one in reversed(said) if one.message), None),
+        derived_from=said[0].derived_from,
+    )
+
+
+def _run_row(repo: Repository, run_id: str) -> RunRow:
+    try:
+        run, state, verdict = (
+            runs.load(repo, run_id),
+            load_newest(repo, run_id),
+            runs.verdict(repo, run_id),
+        )
+    except _UNREADABLE as error:
+        return RunRow(id=run_id, problem=str(error))
+    return RunRow(
+        id=run_id,
+        created_s=run.created_s,
+        name=run.name,
+        purpose=run.purpose,
+        snapshot=run.snapshot,
+        reproduces=run.reproduces,
+        standing=state.standing,
+        attempts=state.newest.attempt if state.newest else 0,
+        last_step=state.last_step,
+        total_steps=state.total_steps,
+        outcome=verdict.outcome if verdict else None,
+    )
+
+
+def _readable(repo: Repository, names: Iterable[str]) -> list[Run]:
+    found = []
+    for name in names:
+        try:
+            found.append(runs.load(repo, name))
+        except _UNREADABLE:
+            continue
+    return found
+
+
+def _part(repo: Repository, name: str, digest: Digest) -> Part:
+    tree = trees.load(repo.objects, digest)
+    return Part(
+        name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes
+    )

@@ -1,0 +1,185 @@
+"""`run`: from a snapshot to a launch. `plan` returns what will happen as a record; `supervise` does it.
+
+Every attempt starts from a fresh materialisation of the run's snapshot, never from the author's checkout
+(promise 3); a resumed attempt goes on from the newest checkpoint that counts.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from m5ws import determinism
+from m5ws.errors import NotFound, UsageError
+from m5ws.ports import Tracker
+from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Snapshot
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
+from m5ws.settings import RunSettings
+
+CONTEXT_VARIABLE = "M5WS_CONTEXT"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says of a run; None leaves it to `m5ws.toml`."""
+
+    command: tuple[str, ...] = ()
+    trainer: Literal["torchrun", "deepspeed"] | None = None
+    nproc: int | None = None
+    seed: int | None = None
+    checkpoint_every: int | None = None
+    fingerprint_every: int | None = None
+    name: str | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt, ready to be executed. `directory` is its own; `resume` names the checkpoint it starts from."""
+
+    run: Run
+    attempt: int
+    directory: Path
+    context: Context
+    request: LaunchRequest
+    resume: str | None = None
+
+
+def spec(settings: RunSettings, options: Options) -> LaunchSpec:
+    """Return the launch spec: options over settings. Raises UsageError if there is no command or no process."""
+    command = options.command or settings.command
+    if not command:
+        raise UsageError("there is nothing to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
+    nproc = options.nproc if options.nproc is not None else settings.nproc
+    if nproc < 1:
+        raise UsageError(f"a run needs at least 1 process, not {nproc}")
+    return LaunchSpec(
+        command=command,
+        trainer=options.trainer or settings.trainer,
+        nproc=nproc,
+        seed=options.seed if options.seed is not None else settings.seed,
+        environment=dict(settings.environment),
+        checkpoint_every=options.checkpoint_every or settings.checkpoint_every,
+        fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
+        outputs=settings.outputs,
+    )
+
+
+def new_run(
+    snapshot_id: str,
+    launch: LaunchSpec,
+    *,
+    name: str | None = None,
+    reproduces: str | None = None,
+    run_id: str | None = None,
+) -> Run:
+    """Return a run that does not exist yet; with `reproduces`, one that repeats another."""
+    return Run(
+        id=run_id or runs.new_id(),
+        snapshot=snapshot_id,
+        spec=launch,
+        purpose="reproduce" if reproduces else "train",
+        reproduces=reproduces,
+        name=name,
+        created_s=time.time(),
+    )
+
+
+def plan(
+    repo: Repository,
+    run: Run,
+    home: Path,
+    author_dir: Path,
+    environment: Mapping[str, str],
+    tracker: Tracker | None = None,
+) -> Plan:
+    """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
+
+    `home` is the workspace's `.m5ws`; `environment` what the processes will inherit.
+    """
+    snapshot = snapshots.load(repo, run.snapshot)
+    attempts = ledger.attempts(repo, run.id)
+    attempt = max(attempts, default=0) + 1
+    valid = checkpoints.valid(repo, run.id) if attempts else []
+    resumable = [label for label in valid if _resumable(repo, run.id, label)]
+    resume = resumable[-1] if resumable else None
+    directory = home / "runs" / run.id / f"{attempt:04d}"
+    context = _context(repo, run, snapshot, attempt, directory, author_dir, resume)
+    request = _request(context, directory, environment, tracker)
+    return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
+
+
+def resumed(repo: Repository, run_id: str) -> Run:
+    """Return a run that can go on. Raises NotFound, UsageError if it has finished."""
+    from m5ws.operations import state
+
+    run = runs.load(repo, run_id)
+    if not ledger.attempts(repo, run_id):
+        raise NotFound(f"run {run_id} has not started", hint="Start a new one: m5ws run.")
+    if state.load_newest(repo, run_id).standing == "finished":
+        raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` says what it came to.")
+    return run
+
+
+def _resumable(repo: Repository, run_id: str, label: str) -> bool:
+    from m5ws.records import Content
+
+    checkpoint = checkpoints.load(repo, run_id, label)
+    return repo.objects.get_record(checkpoint.content, Content).format != "files/1"
+
+
+def _context(
+    repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
+) -> Context:
+    return Context(
+        store=repo.store.url,
+        run=run.id,
+        snapshot=run.snapshot,
+        attempt=attempt,
+        spec=run.spec,
+        determinism=snapshot.determinism,
+        work_dir=str(directory / "work"),
+        spool_dir=str(directory / "spool"),
+        log_dir=str(directory / "logs"),
+        output_dir=str(directory / "output"),
+        author_dir=str(author_dir),
+        resume=checkpoints.digest(repo, run.id, resume) if resume else None,
+    )
+
+
+def _request(
+    context: Context, directory: Path, environment: Mapping[str, str], tracker: Tracker | None
+) -> LaunchRequest:
+    """Render the launch; the same command line for FSDP and DeepSpeed, whose scripts run under torchrun."""
+    tracking = tracker.environment() if tracker is not None else {}
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(context.spec.nproc))
+    prepare: tuple[str, ...] = ()
+    if context.spec.trainer == "deepspeed":
+        prepare = (sys.executable, "-m", "m5ws.training.cpu_adam")
+    return LaunchRequest(
+        argv=(sys.executable, *torchrun, "-m", "m5ws.training.rank", "--", *context.spec.command),
+        cwd=context.work_dir,
+        environment=tracking | rank_environment(context, directory, environment),
+        log=str(Path(context.log_dir) / "launcher.log"),
+        prepare=prepare,
+    )
+
+
+def rank_environment(context: Context, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what is added to the inherited environment: settings that fix bits, and where the context is.
+
+    Paths into the author's checkout leave PYTHONPATH, or a rank would import code that was never pinned.
+    """
+    added = determinism.environment(context.determinism) | {
+        CONTEXT_VARIABLE: str(directory / "context"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in environment:
+        added["GLOO_SOCKET_IFNAME"] = "lo"
+    if path := environment.get("PYTHONPATH"):
+        author = Path(context.author_dir).resolve()
+        folders = [Path(part).resolve() for part in path.split(os.pathsep) if part]
+        added["PYTHONPATH"] = os.pathsep.join(str(path) for path in folders if not path.is_relative_to(author))
+    return added | context.spec.environment

@@ -1,0 +1,306 @@
+"""Executes a plan: materialises, launches, and turns the ranks' spools into the run's ledger as it grows.
+
+A run is never failed by its bookkeeping (promise 7): ranks write to local spools only, and what the store
+does not take now is kept there and delivered later, in order, once. The tracker follows the ledger from a
+process of its own.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import M5Error, UsageError
+from m5ws.operations import delivery, drift, drift_watch
+from m5ws.operations.run import Plan
+from m5ws.ports import Launcher, Observer, Process, Progress, SourceFile, Tracker
+from m5ws.records import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Checkpoint,
+    CheckpointPublished,
+    Content,
+    Notice,
+    Snapshot,
+)
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.repository.index import Stamp, stamp
+from m5ws.repository.ledger import LAUNCHER
+from m5ws.repository.materialise import materialise
+from m5ws.repository.spool import SpoolWriter, genesis
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_GRACE_S = 20.0
+
+Watch = Callable[[str, AnyEvent], bool | None]
+"""Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off."""
+
+    repo: Repository
+    launcher: Launcher
+    observer: Observer
+    tracker: Tracker | None
+    environment: Mapping[str, str]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended. `tracked` is False if the tracker could not be told everything yet."""
+
+    run: str
+    attempt: int
+    outcome: str
+    exit_code: int
+    message: str | None = None
+    tracked: bool = True
+
+
+def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
+    """Run one attempt to its end. Raises UsageError if the run is running already.
+
+    Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted; what was published stays.
+    """
+    home = plan.directory.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with _lock(home / "lock", plan.run.id):
+        _prepare(ports.tracker)
+        for attempt in range(1, plan.attempt):
+            earlier = home / f"{attempt:04d}"
+            if earlier.is_dir() and not (earlier / delivery.DELIVERED).exists():
+                _finish(ports.repo, plan.run.id, attempt, earlier)
+        # What is there was left by a supervisor that was killed before its attempt began.
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        snapshot = snapshots.load(ports.repo, plan.run.snapshot)
+        for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        _materialise(ports.repo, snapshot, Path(plan.context.work_dir), progress)
+        (plan.directory / "context").write_bytes(codec.encode(plan.context))
+        spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
+        with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
+            _start(ports, plan, spool)
+            return _Attempt(ports, plan, spool, watch).supervise()
+
+
+def deliver_leftovers(repo: Repository, home: Path) -> None:
+    """Deliver what runs on this machine could not deliver when they ended, and end those whose m5ws was killed.
+
+    Runs that are running now are left alone.
+    """
+    for attempt in sorted((home / "runs").glob("*/[0-9][0-9][0-9][0-9]")):
+        if (attempt / delivery.DELIVERED).exists() or not (attempt / "spool").is_dir():
+            continue
+        with suppress(UsageError), _lock(attempt.parent / "lock", attempt.parent.name):
+            _finish(repo, attempt.parent.name, int(attempt.name), attempt)
+
+
+def _finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
+    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end."""
+    if attempt not in ledger.attempts(repo, run):
+        return
+    left = delivery.Delivery(repo, run, attempt, directory / "spool")
+    left.deliver(final=True)
+    if not any(isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, LAUNCHER)):
+        ended = AttemptEnded(
+            time_s=time.time(), outcome="failed", exit_code=137, message="m5ws was killed while it supervised"
+        )
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(ended)])
+    left.finish()
+
+
+def _prepare(tracker: Tracker | None) -> None:
+    """Have an embedded tracker make its tables now, or the ranks' first calls would race to make them."""
+    if tracker is None:
+        return
+    try:
+        tracker.migrate()
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker is not ready, and will be told later: %s", error)
+
+
+@contextmanager
+def _lock(path: Path, run_id: str) -> Iterator[None]:
+    """Hold the run: two supervisors of one run on this machine would start two attempts."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"run {run_id} is running", hint=f"`m5ws logs {run_id} -f` follows it.") from error
+        yield
+
+
+def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
+    """Return all variables a rank sees; the observer records those of its allow-list, so that no secret is kept."""
+    return dict(ports.environment) | plan.request.environment
+
+
+def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
+    parts = dict.fromkeys(snapshot.trees.values())
+    materialise(repo.objects, [trees.load(repo.objects, tree) for tree in parts], work, progress)
+
+
+def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
+    """Publish the run, if it is new, and the event that begins the attempt and fences all earlier ones."""
+    if plan.attempt == 1:
+        runs.publish(ports.repo, plan.run)
+    observed = ports.observer.observe(rank_variables(ports, plan))
+    started = AttemptStarted(
+        time_s=time.time(),
+        attempt=plan.attempt,
+        host=socket.gethostname(),
+        observed=ports.repo.objects.put_record(observed),
+        inherits=tuple(checkpoints.valid(ports.repo, plan.run.id)),
+        resume=plan.resume,
+    )
+    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+    spool.append(started)
+    # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
+    ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER).append([codec.encode(started)])
+    for change in drift.unmet(declared, observed):
+        spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+
+
+class _Attempt:
+    """The supervision of one launched attempt."""
+
+    def __init__(self, ports: Ports, plan: Plan, spool: SpoolWriter, watch: Watch | None) -> None:
+        self._ports = ports
+        self._plan = plan
+        self._spool = spool
+        self._watch = watch
+        self._stopping = False
+        self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
+        self._published: set[str] = set()
+        self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt, self._last_step)
+        self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+
+    def supervise(self) -> Result:
+        work = Path(self._plan.context.work_dir)
+        before = _stamps(work)
+        process, outcome, message = None, "failed", None
+        follower = self._ports.tracker.follow(self._plan.run.id) if self._ports.tracker else None
+        try:
+            process = self._ports.launcher.launch(self._plan.request)
+            exit_code = self._follow(process)
+            outcome = "finished" if exit_code == 0 else "failed"
+            if self._stopping:
+                outcome, message = ("interrupted", "stopped, because what it was compared with differs")
+        except KeyboardInterrupt:
+            exit_code = process.stop(_GRACE_S) if process else 130
+            outcome, message = "interrupted", "stopped by the user"
+        except M5Error as error:
+            exit_code, message = 1, str(error)
+            self._notice("launch-failed", f"{error}\n{error.hint}".strip())
+        finally:
+            if process is not None and process.poll() is None:
+                process.stop(_GRACE_S)
+        self._seen(self._delivery.deliver(final=True))
+        for path in _modified(work, before):
+            self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
+        self._ingest_outputs(work)
+        return self._end(outcome, exit_code, message, follower)
+
+    def _follow(self, process: Process) -> int:
+        while (exit_code := process.poll()) is None:
+            time.sleep(_POLL_S)
+            if self._seen(self._delivery.deliver()) and not self._stopping:
+                self._stopping = True
+                process.stop(_GRACE_S)
+        return exit_code
+
+    def _seen(self, events: list[tuple[str, AnyEvent]]) -> bool:
+        """Hand on what was delivered; return whether the watcher wants the attempt to stop."""
+        stop = False
+        for rank, event in events:
+            self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
+            if isinstance(event, CheckpointPublished):
+                self._published.add(event.name)
+            for message in self._repeated.compare(rank, event):
+                self._notice("inexact-resume", message)
+            stop = bool(self._watch and self._watch(rank, event)) or stop
+        return stop
+
+    def _notice(self, kind: str, message: str) -> None:
+        notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
+        self._spool.append(notice)
+
+    def _ingest_outputs(self, work: Path) -> None:
+        """Link what a script wrote to its declared folders to the run, as a checkpoint of files."""
+        files = _output_files(work, self._plan.run.spec.outputs)
+        if not files:
+            return
+        repo, run = self._ports.repo, self._plan.run
+        written = trees.write_tree(repo.objects, files)
+        content = Content(format="files/1", world=run.spec.nproc, tree=written.digest)
+        label = checkpoints.name(self._last_step, self._plan.attempt)
+        if label in self._published:
+            label = checkpoints.name(self._last_step + 1, self._plan.attempt)
+        checkpoint = Checkpoint(
+            run=run.id,
+            snapshot=run.snapshot,
+            attempt=self._plan.attempt,
+            step=checkpoints.step_of(label),
+            content=repo.objects.put_record(content),
+        )
+        published = CheckpointPublished(
+            time_s=time.time(),
+            step=checkpoint.step,
+            name=label,
+            checkpoint=checkpoints.publish(repo, checkpoint),
+            content=checkpoint.content,
+        )
+        self._spool.append(published)
+
+    def _end(self, outcome: str, exit_code: int, message: str | None, follower: object) -> Result:
+        if outcome == "failed" and message is None:
+            message = self._delivery.first_error() or f"the ranks ended with status {exit_code} and gave no reason"
+        ended = AttemptEnded(time_s=time.time(), outcome=outcome, exit_code=exit_code, message=message)  # type: ignore[arg-type]
+        self._spool.append(ended)
+        self._seen(self._delivery.finish())
+        tracked = follower.close(timeout_s=60.0) if follower is not None else True  # type: ignore[attr-defined]
+        return Result(
+            run=self._plan.run.id,
+            attempt=self._plan.attempt,
+            outcome=outcome,
+            exit_code=exit_code,
+            message=message,
+            tracked=tracked,
+        )
+
+
+def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
+    found: list[SourceFile] = []
+    for output in outputs:
+        folder = work / output
+        paths = folder.rglob("*") if folder.is_dir() else [folder] if folder.exists() else []
+        kept = [path for path in paths if path.is_symlink() or path.is_file()]
+        found += [SourceFile(path=os.fsencode(path.relative_to(work)), location=path) for path in kept]
+    return found
+
+
+def _stamps(work: Path) -> dict[Path, Stamp]:
+    return {path: stamp(path.lstat()) for path in work.rglob("*") if not path.is_dir()}
+
+
+def _modified(work: Path, before: dict[Path, Stamp]) -> list[str]:
+    """Return the inputs that were changed or removed, by their paths in the workspace."""
+    changed = []
+    for path, known in before.items():
+        try:
+            same = stamp(path.lstat()) == known
+        except FileNotFoundError:
+            same = False
+        if not same:
+            changed.append(str(path.relative_to(work)))
+    return changed

@@ -1,0 +1,208 @@
+"""What `operations`, `repository` and `training` ask of the outside.
+
+Each port is the contract its conformance suite in tests/contract checks; an adapter adds nothing to it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from m5ws.records import Declared, LaunchRequest, Observed, Verdict
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ObjectStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored object: its key, its size and when it was published (seconds since the epoch)."""
+
+    key: str
+    size_bytes: int
+    modified_s: float
+
+
+class ObjectStore(Protocol):
+    """Bytes under keys, written once.
+
+    Keys are relative, `/`-separated, of ASCII letters, digits, `.`, `_`, `-`. There is no overwrite:
+    `create` is the only way in and the only concurrency primitive (docs/format.md).
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this store is, in the form `open_store` takes it."""
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return bytes [start, start+length) of an object; fewer when it is shorter. Raises NotFound."""
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Publish an object, durable and whole, or not at all. Raises ObjectExists if the key is taken."""
+
+    def list(self, prefix: str) -> Iterator[ObjectStat]:
+        """Yield every published object whose key starts with `prefix`, in key order."""
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """Return the distinct next path components after `prefix`, which ends in `/`, sorted: no walk."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; an absent one is no error. Only `gc` calls it."""
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """Return what is known of an object without reading it, or None if it is absent."""
+
+
+class SourceFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A file of the author's to be captured: `path` inside the tree, `location` on this machine (`os.fsdecode`d)."""
+
+    path: bytes
+    location: Path | str
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What source control says of a working tree: paths relative to the root that was asked about, sorted.
+
+    `files` are tracked and untracked-not-ignored files that are in the working tree, submodules and nested
+    repositories included; `changed` is what of it, or missing from it, differs from `commit`, which is None on an
+    unborn branch and without a repository. `remote` and `author` hold no credentials.
+    """
+
+    commit: str | None
+    branch: str | None
+    remote: str | None
+    author: str | None
+    files: tuple[bytes, ...]
+    changed: tuple[bytes, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class SourceControl(Protocol):
+    """Reads a working tree; never writes to it."""
+
+    def state(self, root: Path) -> SourceState:
+        """Return the state of the working tree at `root`, of files below `root` alone.
+
+        Without a repository: every file. `.git` and `.m5ws` are never in it.
+        """
+
+
+class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
+    """A dataset that another tool pins.
+
+    `path` is inside the workspace, `pin` the file that names it, `hash` the tool's own name for the content;
+    `executable` is the mode its pin records, which is the only one that counts.
+    """
+
+    path: bytes
+    pin: bytes
+    kind: Literal["dvc"]
+    hash: str
+    size_bytes: int | None = None
+    executable: bool = False
+    legacy: bool = False
+
+
+class DatasetSource(Protocol):
+    """Datasets that another tool tracks (DVC)."""
+
+    def find(self, root: Path, files: Sequence[bytes]) -> tuple[TrackedDataset, ...]:
+        """Return every dataset whose pin is among `files`, by reading pins only; sorted by path."""
+
+    def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+        """Return those of `files`, found where the dataset belongs, that its tool does not ignore."""
+
+    def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
+        """Check every byte of `files` against the pin. Raises M5Error that says what to do about a difference."""
+
+    def fetch(self, root: Path, dataset: TrackedDataset, target: Path) -> tuple[SourceFile, ...]:
+        """Write the dataset's files below `target`, from cache or remote, each checked.
+
+        Raises NotFound for bytes that neither has, CorruptObject for wrong ones, MissingExtra.
+        """
+
+
+class TokenizerProbe(Protocol):
+    """Asks a tokenizer for token ids."""
+
+    def version(self) -> str | None:
+        """Return the library that would answer, with its version; None if there is none. Imports nothing heavy."""
+
+    def ids(self, tokenizer_json: bytes, text: str) -> tuple[int, ...]:
+        """Return the token ids of `text`. Raises M5Error for a file that the library cannot read."""
+
+
+class Observer(Protocol):
+    """Looks at this machine as the training processes will see it."""
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        """Return the observed environment, with `environment` set; in a process of its own."""
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        """Return the declared environment of the workspace at `root`."""
+
+
+class Process(Protocol):
+    """A launched attempt."""
+
+    @property
+    def pid(self) -> int:
+        """The process that stands for the whole attempt."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def stop(self, grace_s: float) -> int:
+        """Ask it to end, force it after `grace_s` seconds, and return the exit status."""
+
+
+class Launcher(Protocol):
+    """Starts an attempt from a rendered request."""
+
+    def launch(self, request: LaunchRequest) -> Process:
+        """Start the processes and return at once."""
+
+
+class Following(Protocol):
+    """A run being delivered to a tracker, by a process that cannot fail or slow the run."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Say that the run is over; return whether all of it was delivered within `timeout_s` seconds."""
+
+    @property
+    def problem(self) -> str:
+        """What was not delivered, why, and the command that does it later; empty if there is nothing to say."""
+
+
+class Tracker(Protocol):
+    """Shows runs in a tool of its own (MLflow), as a follower of the ledger: never a source of truth."""
+
+    def migrate(self) -> None:
+        """Make an embedded tracker ready, before runs start in parallel; milliseconds when it is. Raises M5Error."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which a script that uses the tracker itself finds the same one."""
+
+    def follow(self, run: str) -> Following:
+        """Deliver a run's ledger as it grows."""
+
+    def catch_up(self, run: str) -> Following:
+        """Deliver what there is of a run's ledger, once."""
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        """Show a published verdict on both runs' pages. Raises M5Error if the tracker does not answer."""
+
+    def resolve(self, text: str) -> str | None:
+        """Return the run that the tracker's own id or page URL stands for, or None. Raises M5Error as above."""
+
+    def script_metrics(self, run: str) -> dict[str, list[tuple[int, str]]]:
+        """Return what the script logged itself: name to (step, `float.hex()`), sorted, each once. Raises M5Error."""
+
+    def ui_url(self, port: int) -> str:
+        """Return where the tracker's UI is, or will be when `ui_argv(port)` runs."""
+
+    def ui_argv(self, port: int) -> tuple[str, ...]:
+        """Return the command that serves the UI on this machine's loopback; empty if a server is there already."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total) during long work; total 0 means unknown."""

@@ -1,0 +1,447 @@
+"""Everything m5ws persists, as frozen records. No I/O here.
+
+A record's identity is the digest of the bytes it was stored as, never of a re-encoding. Fields that
+carry evidence hold exact text (`float.hex()`, digests), so that equality of records is equality of bits.
+Nothing reachable from a `Snapshot` holds a time, a host, a user or an absolute path.
+"""
+
+import os
+from typing import Literal
+
+import msgspec
+
+Digest = str
+"""Lower-case hex of the store's hash over an object's exact bytes (BLAKE3-256 by default)."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all persisted records."""
+
+
+# --- the store -------------------------------------------------------------------------------------
+
+
+class Format(Record, tag="format/1", frozen=True, kw_only=True):
+    """A store's `format` object: what must be known before anything else can be read."""
+
+    hash: Literal["blake3", "sha256"] = "blake3"
+    chunk_bytes: int = 64 * 2**20
+    pack_bytes: int = 8 * 2**20
+    small_bytes: int = 1 * 2**20
+    home_region: str | None = None
+
+
+class Slice(Record, frozen=True, kw_only=True):
+    """`size_bytes` bytes at `offset` of a stored object; `digest` is of these bytes alone."""
+
+    object: Digest
+    offset: int
+    size_bytes: int
+    digest: Digest
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """One file of a tree. A symbolic link holds its target in `link` and no parts.
+
+    `path` is relative, `/`-separated, in the file system's own bytes. `parts` joined are the content.
+    """
+
+    path: bytes
+    mode: Literal["file", "exec", "link"]
+    size_bytes: int
+    digest: Digest
+    parts: tuple[Slice, ...] = ()
+    link: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as text for people; undecodable bytes are escaped."""
+        return self.path.decode("utf-8", "backslashreplace")
+
+
+class Tree(Record, tag="tree/1", frozen=True, kw_only=True):
+    """Files sorted by path. A pure function of paths, modes and contents: no history is in it."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+# --- the environment -------------------------------------------------------------------------------
+
+
+class Declared(Record, frozen=True, kw_only=True):
+    """What the author asked for: lock files by digest, image by digest, wanted versions by name."""
+
+    locks: dict[str, Digest] = {}
+    image: str | None = None
+    wanted: dict[str, str] = {}
+
+
+class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
+    """What was there. `facts` maps a fact's name to its value; what is absent is None, not missing.
+
+    Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.count, torch, torch.cuda,
+    torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver, gpu.model, gpu.count,
+    gpu.driver, container.image, aws.ami, aws.instance_type, threads, threads.interop, deterministic, mkl, onednn,
+    deepspeed, deepspeed.cpu_adam (digest of the built op), variable.NAME for each allowed environment variable.
+    `distributions` maps each installed distribution to its version.
+    """
+
+    facts: dict[str, str | None] = {}
+    distributions: dict[str, str] = {}
+
+
+class Determinism(Record, frozen=True, kw_only=True):
+    """Settings that are applied in every rank before the script starts, and are part of the snapshot."""
+
+    level: Literal["strict", "warn", "off"] = "strict"
+    threads: int = 1
+    python_hash_seed: int = 0
+    tf32: bool = False
+    cublas_workspace: str = ":4096:8"
+    nccl_algo: str | None = "Ring"
+
+
+# --- the snapshot ----------------------------------------------------------------------------------
+
+
+class Code(Record, frozen=True, kw_only=True):
+    """The working tree as it was: the commit it stands on, whether it differs from it, and every file."""
+
+    commit: str | None
+    dirty: bool
+    tree: Digest
+
+
+class Tokenizer(Record, frozen=True, kw_only=True):
+    """Tokenizer files, and the ids that they give for a probe text (None if no library could be asked)."""
+
+    tree: Digest
+    probe_text: str | None = None
+    probe_ids: tuple[int, ...] | None = None
+
+
+class Dataset(Record, frozen=True, kw_only=True):
+    """One pinned dataset; `hash` is the other tool's name for it (DVC's md5), `tree` is ours."""
+
+    name: str
+    kind: Literal["files", "dvc"]
+    tree: Digest
+    size_bytes: int
+    hash: str | None = None
+
+
+class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
+    """Everything a run is a function of. Its digest is its id.
+
+    The trees of code, config, tokenizer and datasets are disjoint; materialised together they are the workspace.
+    """
+
+    code: Code
+    config: Digest
+    tokenizer: Tokenizer | None
+    datasets: tuple[Dataset, ...]
+    declared: Declared
+    determinism: Determinism
+
+    @property
+    def trees(self) -> dict[str, Digest]:
+        """Part name to tree digest."""
+        parts = {"code": self.code.tree, "config": self.config}
+        if self.tokenizer is not None:
+            parts["tokenizer"] = self.tokenizer.tree
+        return parts | {f"data:{dataset.name}": dataset.tree for dataset in self.datasets}
+
+
+class Annotation(Record, tag="annotation/1", frozen=True, kw_only=True):
+    """What is said about a snapshot without being part of it."""
+
+    created_s: float
+    author: str | None = None
+    message: str | None = None
+    branch: str | None = None
+    remote: str | None = None
+    observed: Digest | None = None
+    notes: tuple[str, ...] = ()
+    derived_from: Digest | None = None
+    overrides: tuple[str, ...] = ()
+
+
+# --- runs ------------------------------------------------------------------------------------------
+
+
+class LaunchSpec(Record, frozen=True, kw_only=True):
+    """How a run is started: what of it can change bits is compared by `diff` and `reproduce`."""
+
+    command: tuple[str, ...]
+    trainer: Literal["torchrun", "deepspeed"] = "torchrun"
+    nproc: int = 1
+    seed: int | None = None
+    environment: dict[str, str] = {}
+    checkpoint_every: int | None = None
+    fingerprint_every: int | None = None
+    outputs: tuple[str, ...] = ()
+
+
+class Run(Record, tag="run/1", frozen=True, kw_only=True):
+    """One intent to train. `reproduces` names the run that this one repeats."""
+
+    id: str
+    snapshot: Digest
+    spec: LaunchSpec
+    purpose: Literal["train", "reproduce"] = "train"
+    reproduces: str | None = None
+    name: str | None = None
+    created_s: float = 0.0
+
+
+class Context(Record, tag="context/1", frozen=True, kw_only=True):
+    """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
+
+    `inherited` lists the earlier attempts' checkpoints that are valid; `resume` is the newest of them.
+    """
+
+    store: str
+    run: str
+    snapshot: Digest
+    attempt: int
+    spec: LaunchSpec
+    determinism: Determinism
+    work_dir: str
+    spool_dir: str
+    log_dir: str
+    output_dir: str
+    author_dir: str
+    resume: Digest | None = None
+
+
+class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
+    """A launch, rendered: exactly what will be executed, where, and with which environment variables added.
+
+    `prepare` is run to its end before (for example to build a compiled operator once, not once a rank).
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    environment: dict[str, str]
+    log: str
+    prepare: tuple[str, ...] = ()
+
+
+# --- the ledger ------------------------------------------------------------------------------------
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Base of ledger events; `time_s` is seconds since the epoch and never compared."""
+
+    time_s: float = 0.0
+
+
+class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
+    """Written by the launcher as the first event of an attempt; fences all earlier attempts.
+
+    `inherits` is every earlier checkpoint name that counts; one that an earlier attempt publishes later does not.
+    """
+
+    attempt: int
+    host: str
+    observed: Digest
+    inherits: tuple[str, ...] = ()
+    resume: str | None = None
+
+
+class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
+    """A rank is up; `facts` are effective values inside it (threads, capability, loaded libraries)."""
+
+    rank: int
+    world: int
+    pid: int
+    facts: dict[str, str | None] = {}
+
+
+class Step(Event, tag="step", frozen=True, kw_only=True):
+    """One optimizer step, numbered from 1. `quantities` are exact (`float.hex()`), `batch` digests what was fed.
+
+    `tokens` and `seconds` are for people and never compared. `total` is the planned number of steps, if known.
+    """
+
+    step: int
+    quantities: dict[str, str]
+    batch: Digest | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+    total: int | None = None
+
+
+class State(Event, tag="state", frozen=True, kw_only=True):
+    """Fingerprints after `step` (0: before the first).
+
+    `tensors` by name, summed over ranks, on rank 0 only; `generators` digests each RNG of this rank.
+    `restored` marks a state read back from a checkpoint.
+    """
+
+    step: int
+    tensors: dict[str, str] = {}
+    generators: dict[str, str] = {}
+    restored: bool = False
+
+
+class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
+    """A checkpoint can be found from now on, under `name`; `content` is equal for equal states."""
+
+    step: int
+    name: str
+    checkpoint: Digest
+    content: Digest
+    seconds: float = 0.0
+
+
+class Notice(Event, tag="notice", frozen=True, kw_only=True):
+    """Something a person should see: a failed save, an inexact resume, a modified input, a limit."""
+
+    kind: str
+    message: str
+    step: int | None = None
+    rank: int | None = None
+
+
+class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
+    """A rank left; `error` is None when its script ended well."""
+
+    rank: int
+    error: str | None = None
+
+
+class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
+    """Written by the launcher as the last event. `outcome` is how the attempt ended."""
+
+    outcome: Literal["finished", "failed", "interrupted"]
+    exit_code: int
+    message: str | None = None
+
+
+AnyEvent = AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | RankEnded | AttemptEnded
+
+
+class Batch(Record, tag="ledger/1", frozen=True, kw_only=True):
+    """Consecutive events of one rank, raw. `previous` and `head` are the hash chain before and after them."""
+
+    run: str
+    attempt: int
+    rank: str
+    seq: int
+    previous: Digest
+    head: Digest
+    events: tuple[msgspec.Raw, ...]
+
+
+# --- checkpoints -----------------------------------------------------------------------------------
+
+
+class Shard(Record, frozen=True, kw_only=True):
+    """A box of a tensor: `offsets` and `sizes` per dimension; `parts` joined are its row-major bytes."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    parts: tuple[Slice, ...]
+
+
+class Tensor(Record, frozen=True, kw_only=True):
+    """A whole tensor, whatever the number of ranks: its shards are disjoint boxes that fill it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+
+class Content(Record, tag="content/1", frozen=True, kw_only=True):
+    """What a checkpoint holds, without who made it when: equal states have equal content digests.
+
+    `format` tells how to read it: dcp (tensors by name), deepspeed (tensors by file and path),
+    files (only `tree`). `ranks` holds each rank's non-tensor state (RNG, loader, scheduler …) as plain
+    msgpack; `common` what is the same on all. `blobs` are opaque byte items by name.
+    """
+
+    format: Literal["dcp/1", "deepspeed/1", "files/1"]
+    world: int
+    tensors: tuple[Tensor, ...] = ()
+    blobs: dict[str, Slice] = {}
+    common: Slice | None = None
+    ranks: tuple[Slice, ...] = ()
+    tree: Digest | None = None
+
+
+class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):
+    """A content, linked to what made it. `ledger` maps each rank to its chain's head at that step."""
+
+    run: str
+    snapshot: Digest
+    attempt: int
+    step: int
+    content: Digest
+    ledger: dict[str, Digest] = {}
+
+
+# --- comparisons -----------------------------------------------------------------------------------
+
+
+class Change(Record, frozen=True, kw_only=True):
+    """One difference between two sets of inputs or environments.
+
+    `part` is code, config, tokenizer, data, declared, determinism, launch or environment. `rating` says what it
+    can do to bits, `detail` is for people (a unified diff, for code).
+    """
+
+    part: str
+    name: str
+    old: str | None
+    new: str | None
+    rating: Literal["cannot", "can", "does"] = "can"
+    detail: str | None = None
+
+
+class Divergence(Record, frozen=True, kw_only=True):
+    """The first difference, with its values as exact text.
+
+    `tensor` is the first by name of `tensors_differ` tensors whose fingerprints differ after `tensor_step`: the
+    first step at or after `step` whose state was recorded.
+    """
+
+    step: int
+    rank: int
+    quantity: str
+    original: str | None
+    replayed: str | None
+    tensor: str | None = None
+    tensor_step: int | None = None
+    tensors_differ: int = 0
+
+
+Outcome = Literal["reproduced", "diverged", "nondeterministic", "not comparable"]
+
+
+class Verdict(Record, tag="verdict/1", frozen=True, kw_only=True):
+    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why."""
+
+    run: str
+    replay: str
+    outcome: Outcome
+    compared: dict[str, int] = {}
+    not_compared: tuple[str, ...] = ()
+    first: Divergence | None = None
+    changes: tuple[Change, ...] = ()
+    reason: str | None = None
+    created_s: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        return {"reproduced": 0, "diverged": 1, "nondeterministic": 1, "not comparable": 2}[self.outcome]
+
+
+def path_text(path: bytes) -> str:
+    """Return a tree path as the file system's own text (`os.fsdecode`), for use with `os` functions."""
+    return os.fsdecode(path)

@@ -1,0 +1,231 @@
+"""One pass over files in path order, making their bytes durable: the writing half of `trees`.
+
+What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
+again if its stamp moved meanwhile. Memory is bounded by `_IN_FLIGHT` + 1 packs or chunks.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from m5ws.errors import M5Error
+from m5ws.ports import Progress, SourceFile
+from m5ws.records import Digest, Entry, Slice
+from m5ws.repository.index import Index, Stamp, stamp
+from m5ws.repository.objects import Objects
+
+_ATTEMPTS = 5
+_IN_FLIGHT = 4
+
+
+class FileChanged(M5Error):
+    """A file was being written while it was captured."""
+
+    hint = "Try again when nothing writes to it, or exclude it: [code] exclude in m5ws.toml."
+
+
+class _Member(msgspec.Struct):
+    """A small file on its way into a pack; `data` is None where the index knew the digest."""
+
+    position: int
+    location: Path | str
+    digest: Digest
+    size: int
+    data: bytes | None
+
+
+class TreeWriter:
+    """Writes packs and chunks; `needed` maps every object of the tree to its length."""
+
+    def __init__(self, objects: Objects, index: Index | None, dry_run: bool) -> None:
+        self._objects = objects
+        self._index = index
+        self._dry_run = dry_run
+        self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="m5ws-tree")
+        self._pack: list[_Member] = []
+        self._pack_bytes = 0
+        self._packs: list[tuple[list[_Member], Future[dict[Digest, Slice]]]] = []
+        self.needed: dict[Digest, int] = {}
+        self.new_bytes = 0
+
+    def put(self, data: bytes | bytearray) -> Digest:
+        """Make one object durable, or only digest it on a dry run."""
+        digest = self._objects.digest(data)
+        if digest not in self.needed and not self._objects.has(digest, len(data)):
+            self.new_bytes += len(data)
+            if not self._dry_run:
+                self._objects.put(data)
+        self.needed[digest] = len(data)
+        return digest
+
+    def entries(
+        self, files: Sequence[SourceFile], stats: Sequence[os.stat_result], progress: Progress | None
+    ) -> tuple[Entry, ...]:
+        """Capture `files`, sorted by path, and return their entries in that order."""
+        entries: list[Entry] = []
+        with self._pool:
+            for position, (file, found) in enumerate(zip(files, stats, strict=True)):
+                if progress and position % 256 == 0:
+                    progress("capturing files", position, len(files))
+                entry, member = self._capture(file, found, position)
+                entries.append(entry)
+                if member is not None:
+                    self._add(member)
+            self._end_pack()
+            for members, future in self._packs:
+                slices = future.result()
+                for member in members:
+                    part = (slices[member.digest],)
+                    entries[member.position] = msgspec.structs.replace(entries[member.position], parts=part)
+        if progress:
+            progress("capturing files", len(files), len(files))
+        return tuple(entries)
+
+    def _capture(self, file: SourceFile, found: os.stat_result, position: int) -> tuple[Entry, _Member | None]:
+        if stat.S_ISLNK(found.st_mode):
+            target = os.readlink(os.fsencode(file.location))
+            digest = self._objects.digest(target)
+            return Entry(path=file.path, mode="link", size_bytes=len(target), digest=digest, link=target), None
+        if not stat.S_ISREG(found.st_mode):
+            raise M5Error(f"{file.location} is neither a file nor a link", hint="Exclude it: [code] exclude.")
+        mode: Literal["file", "exec"] = "exec" if found.st_mode & stat.S_IXUSR else "file"
+        if found.st_size >= self._objects.format.small_bytes:
+            parts = self._large(file.location, stamp(found))
+            size = sum(part.size_bytes for part in parts)
+            return Entry(path=file.path, mode=mode, size_bytes=size, digest=self._joint(parts), parts=parts), None
+        member = self._small(file.location, stamp(found), position)
+        entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
+        return entry, member if member.size else None
+
+    def _joint(self, parts: tuple[Slice, ...]) -> Digest:
+        """Return a file's digest from its chunks': the chunk's own, or the digest of all, joined as text."""
+        if len(parts) == 1:
+            return parts[0].digest
+        return self._objects.digest("".join(part.digest for part in parts).encode())
+
+    # --- small files -------------------------------------------------------------------------------
+
+    def _small(self, location: Path | str, seen: Stamp, position: int) -> _Member:
+        key = os.fsencode(location)
+        known = self._index.file(key, seen) if self._index is not None else None
+        if known is not None:
+            return _Member(position, location, known, seen[0], None)
+        data, seen = _read_steady(location)
+        digest = self._objects.digest(data)
+        if self._index is not None:
+            self._index.remember_file(key, seen, digest)
+        return _Member(position, location, digest, len(data), data)
+
+    def _add(self, member: _Member) -> None:
+        if self._pack_bytes + member.size > self._objects.format.pack_bytes:
+            self._end_pack()
+        self._pack.append(member)
+        self._pack_bytes += member.size
+        if member.digest.startswith("00"):
+            self._end_pack()
+
+    def _end_pack(self) -> None:
+        if not self._pack:
+            return
+        self._packs.append((self._pack, self._pool.submit(self._write_pack, self._pack)))
+        self._pack, self._pack_bytes = [], 0
+        if len(self._packs) > _IN_FLIGHT:
+            self._packs[-_IN_FLIGHT - 1][1].result()
+
+    def _write_pack(self, members: list[_Member]) -> dict[Digest, Slice]:
+        """Write a pack and return each member's slice by its digest; equal members are stored once."""
+        unique = list({member.digest: member for member in members}.values())
+        size = sum(member.size for member in unique)
+        pack = self._known_pack(unique, size) or self._new_pack(unique)
+        self.needed[pack] = size
+        slices, offset = {}, 0
+        for member in unique:
+            slices[member.digest] = Slice(object=pack, offset=offset, size_bytes=member.size, digest=member.digest)
+            offset += member.size
+        for member in members:
+            member.data = None
+        return slices
+
+    def _known_pack(self, unique: list[_Member], size: int) -> Digest | None:
+        known = self._index.pack(self._members_key(unique)) if self._index is not None else None
+        return known if known is not None and self._objects.has(known, size) else None
+
+    def _new_pack(self, unique: list[_Member]) -> Digest:
+        pack = self.put(b"".join(self._data(member) for member in unique))
+        if self._index is not None and not self._dry_run:
+            self._index.remember_pack(self._members_key(unique), pack)
+        return pack
+
+    def _members_key(self, unique: list[_Member]) -> Digest:
+        return self._objects.digest("".join(member.digest for member in unique).encode())
+
+    def _data(self, member: _Member) -> bytes:
+        if member.data is not None:
+            return member.data
+        data, _ = _read_steady(member.location)
+        if self._objects.digest(data) != member.digest:
+            raise FileChanged(f"{member.location} was changed while it was captured")
+        return data
+
+    # --- large files -------------------------------------------------------------------------------
+
+    def _large(self, location: Path | str, seen: Stamp) -> tuple[Slice, ...]:
+        """Return the chunks of a large file; it is read once, a chunk at a time."""
+        key = os.fsencode(location)
+        known = self._index.chunks(key, seen) if self._index is not None else None
+        if known is not None and all(self._objects.has(part.object, part.size_bytes) for part in known):
+            self.needed.update({part.object: part.size_bytes for part in known})
+            return known
+        for _ in range(_ATTEMPTS):
+            with open(location, "rb", buffering=0) as file:
+                before = stamp(os.fstat(file.fileno()))
+                parts = self._chunks(file.fileno())
+                after = stamp(os.fstat(file.fileno()))
+            if before == after and sum(part.size_bytes for part in parts) == after[0]:
+                if self._index is not None and not self._dry_run:
+                    self._index.remember_chunks(key, after, parts)
+                return parts
+        raise FileChanged(f"{location} is being written to")
+
+    def _chunks(self, descriptor: int) -> tuple[Slice, ...]:
+        futures: list[Future[Slice]] = []
+        for chunk in _read_chunks(descriptor, self._objects.format.chunk_bytes):
+            futures.append(self._pool.submit(self._put_chunk, chunk))
+            if len(futures) > _IN_FLIGHT:
+                futures[-_IN_FLIGHT - 1].result()
+        return tuple(future.result() for future in futures)
+
+    def _put_chunk(self, chunk: bytes) -> Slice:
+        digest = self.put(chunk)
+        return Slice(object=digest, offset=0, size_bytes=len(chunk), digest=digest)
+
+
+def _read_chunks(descriptor: int, chunk_bytes: int) -> Iterator[bytes]:
+    chunk = bytearray()
+    while data := os.read(descriptor, chunk_bytes - len(chunk)):
+        if not chunk and len(data) == chunk_bytes:
+            yield data
+            continue
+        chunk += data
+        if len(chunk) == chunk_bytes:
+            yield bytes(chunk)
+            chunk = bytearray()
+    if chunk:
+        yield bytes(chunk)
+
+
+def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
+    """Return a file's bytes and the stamp they belong to. Raises FileChanged if it does not hold still."""
+    for _ in range(_ATTEMPTS):
+        with open(location, "rb", buffering=0) as file:
+            before = stamp(os.fstat(file.fileno()))
+            data = file.read()
+            after = stamp(os.fstat(file.fileno()))
+        if before == after and len(data) == after[0]:
+            return data, after
+    raise FileChanged(f"{location} is being written to")

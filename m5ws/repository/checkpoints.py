@@ -1,0 +1,86 @@
+"""Checkpoints of a run: one line each, the digest of a `Checkpoint` record.
+
+Fencing: attempt n+1 begins with a ledger event that lists the earlier checkpoints it inherits. A rank of
+attempt n that wakes up later may still create its key, but no reader accepts a checkpoint of an earlier
+attempt that the next one did not list. So no clock, lease or lock is needed to keep a zombie out.
+"""
+
+from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
+from m5ws.records import AttemptStarted, Checkpoint, Digest
+from m5ws.repository import Repository, ledger
+from m5ws.repository.objects import is_digest
+
+
+def name(step: int, attempt: int) -> str:
+    """Return the name of the checkpoint that `attempt` makes after `step`."""
+    return f"{step:010d}-{attempt:04d}"
+
+
+def step_of(checkpoint_name: str) -> int:
+    """Return the step in a checkpoint's name."""
+    return int(checkpoint_name.split("-", maxsplit=1)[0])
+
+
+def attempt_of(checkpoint_name: str) -> int:
+    """Return the attempt in a checkpoint's name."""
+    return int(checkpoint_name.partition("-")[2])
+
+
+def publish(repo: Repository, checkpoint: Checkpoint) -> Digest:
+    """Publish a checkpoint whose content is durable on all ranks, and return its digest.
+
+    Raises Fenced if a newer attempt has begun, or if another checkpoint has this name.
+    """
+    newest = max(ledger.attempts(repo, checkpoint.run), default=0)
+    if newest > checkpoint.attempt:
+        raise Fenced(f"attempt {checkpoint.attempt} of run {checkpoint.run} was superseded by attempt {newest}")
+    record = repo.objects.put_record(checkpoint)
+    label = name(checkpoint.step, checkpoint.attempt)
+    try:
+        # Published from here on.
+        repo.store.create(_key(checkpoint.run, label), f"{record}\n".encode())
+    except ObjectExists as error:
+        if digest(repo, checkpoint.run, label) != record:
+            raise Fenced(f"checkpoint {label} of run {checkpoint.run} is there with another content") from error
+    return record
+
+
+def load(repo: Repository, run: str, label: str) -> Checkpoint:
+    """Return a checkpoint by its name. Raises NotFound, CorruptObject."""
+    return repo.objects.get_record(digest(repo, run, label), Checkpoint)
+
+
+def names(repo: Repository, run: str) -> list[str]:
+    """Return the names of everything ever published, fenced ones too, in order of steps."""
+    return list(repo.store.names(f"runs/{run}/checkpoints/"))
+
+
+def valid(repo: Repository, run: str) -> list[str]:
+    """Return the names of the checkpoints that count, in order of steps."""
+    published = set(names(repo, run))
+    accepted: set[str] = set()
+    for attempt in ledger.attempts(repo, run):
+        accepted = inherited(repo, run, attempt) | {label for label in published if attempt_of(label) == attempt}
+    return sorted(accepted & published)
+
+
+def inherited(repo: Repository, run: str, attempt: int) -> set[str]:
+    """Return the earlier checkpoints that an attempt's first event lists."""
+    first = next(iter(ledger.read(repo, run, attempt, ledger.LAUNCHER)), None)
+    started = ledger.decode_event(first.events[0]) if first else None
+    return set(started.inherits) if isinstance(started, AttemptStarted) else set()
+
+
+def _key(run: str, label: str) -> str:
+    return f"runs/{run}/checkpoints/{label}"
+
+
+def digest(repo: Repository, run: str, label: str) -> Digest:
+    """Return the digest of a checkpoint's record. Raises NotFound, CorruptObject."""
+    try:
+        text = repo.store.get(_key(run, label)).decode("ascii", "replace").strip()
+    except NotFound as error:
+        raise NotFound(f"run {run} has no checkpoint {label}") from error
+    if not is_digest(text):
+        raise CorruptObject(f"{_key(run, label)} does not hold a digest")
+    return text

@@ -1,0 +1,214 @@
+"""Reads everything, checks every digest and every reference, and says what damage harms.
+
+A store is clean when each object has the bytes it is named for and everything that a reference names is
+there. Objects that nothing names are not damage: a killed writer leaves them, and a repeated call uses them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import CorruptObject, M5Error, NotFound
+from m5ws.ports import Progress
+from m5ws.records import Annotation, Checkpoint, Content, Digest, Run, Slice, Snapshot, Tree, Verdict
+from m5ws.repository import Repository, ledger
+from m5ws.repository.objects import is_digest, key
+from m5ws.repository.trees import check_paths
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """One damaged or missing thing: its store key, what is wrong, and the snapshots and runs that need it."""
+
+    kind: Literal["corrupt", "truncated", "missing", "dangling", "broken-chain", "unreadable", "foreign"]
+    key: str
+    detail: str
+    harms: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `check` read and found; `unreachable` counts objects that nothing names."""
+
+    objects: int
+    size_bytes: int
+    snapshots: int
+    runs: int
+    unreachable: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.damage
+
+
+def check(repo: Repository, progress: Progress | None = None) -> Report:
+    """Read the whole store and return what is wrong with it. Raises nothing for damage."""
+    return _Check(repo, progress).report()
+
+
+_Need = tuple[Digest, int]
+"""An object and the least length it must have."""
+
+
+class _Check:
+    def __init__(self, repo: Repository, progress: Progress | None) -> None:
+        self._repo = repo
+        self._progress: Progress = progress or (lambda *_: None)
+        self._sizes: dict[Digest, int] = {}
+        self._bad: dict[Digest, str] = {}
+        self._damage: list[Damage] = []
+        self._needed_by: dict[Digest, set[str]] = {}
+        self._least: dict[Digest, int] = {}
+        self._reached: dict[Digest, frozenset[_Need]] = {}
+
+    def report(self) -> Report:
+        self._read_objects()
+        snapshots = self._repo.store.names("snapshots/")
+        runs = self._repo.store.names("runs/")
+        for snapshot in snapshots:
+            self._root(f"snapshot {snapshot}", lambda snapshot=snapshot: self._snapshot(snapshot))  # type: ignore[misc]
+        for run in runs:
+            self._root(f"run {run}", lambda run=run: self._run(run))  # type: ignore[misc]
+        self._judge_objects()
+        return Report(
+            objects=len(self._sizes),
+            size_bytes=sum(self._sizes.values()),
+            snapshots=len(snapshots),
+            runs=len(runs),
+            unreachable=len(self._sizes.keys() - self._needed_by.keys()),
+            damage=tuple(sorted(self._damage, key=lambda damage: damage.key)),
+        )
+
+    # --- objects -----------------------------------------------------------------------------------
+
+    def _read_objects(self) -> None:
+        listed = list(self._repo.store.list("objects/"))
+        for position, found in enumerate(listed):
+            self._progress("checking objects", position, len(listed))
+            digest = found.key.split("/")[-1]
+            if not is_digest(digest) or found.key != key(digest):
+                self._add("foreign", found.key, "m5ws did not write this; move it away")
+                continue
+            self._sizes[digest] = found.size_bytes
+            try:
+                self._repo.objects.get(digest)
+            except (CorruptObject, NotFound, OSError) as error:
+                self._bad[digest] = str(error)
+        self._progress("checking objects", len(listed), len(listed))
+
+    def _judge_objects(self) -> None:
+        """Name each bad or missing object once, with everything that needs it."""
+        for digest in sorted(self._bad.keys() | self._needed_by.keys()):
+            harms = tuple(sorted(self._needed_by.get(digest, ())))
+            size, least = self._sizes.get(digest), self._least.get(digest, 0)
+            if size is None:
+                self._add("missing", key(digest), "the object is not there", harms)
+            elif size < least:
+                self._add("truncated", key(digest), f"{size} bytes are left of at least {least}", harms)
+            elif digest in self._bad:
+                self._add("corrupt", key(digest), "its bytes are not those it is named for", harms)
+
+    def _add(self, kind: str, where: str, detail: str, harms: tuple[str, ...] = ()) -> None:
+        self._damage.append(Damage(kind=kind, key=where, detail=detail, harms=harms))  # type: ignore[arg-type]
+
+    # --- references --------------------------------------------------------------------------------
+
+    def _root(self, root: str, needs: Callable[[], Iterator[_Need]]) -> None:
+        for digest, least in needs():
+            self._needed_by.setdefault(digest, set()).add(root)
+            self._least[digest] = max(least, self._least.get(digest, 0))
+
+    def _snapshot(self, snapshot_id: str) -> Iterator[_Need]:
+        if not is_digest(snapshot_id):
+            self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it away")
+            return
+        for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
+            annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, f"snapshot {snapshot_id}")
+            if annotation is not None and annotation.observed is not None:
+                yield annotation.observed, 0
+        yield from self._reach(snapshot_id, Snapshot, self._of_snapshot)
+
+    def _run(self, run_id: str) -> Iterator[_Need]:
+        root = f"run {run_id}"
+        run = self._decode(f"runs/{run_id}/run", Run, root)
+        if run is not None:
+            if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
+                self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", (root,))
+            yield from self._reach(run.snapshot, Snapshot, self._of_snapshot)
+        if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
+            self._decode(f"runs/{run_id}/verdict", Verdict, root)
+        yield from self._ledgers(run_id, root)
+        for name in self._repo.store.names(f"runs/{run_id}/checkpoints/"):
+            yield from self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
+
+    def _checkpoint(self, where: str, root: str) -> Iterator[_Need]:
+        digest = self._repo.store.get(where).decode("ascii", "replace").strip()
+        if not is_digest(digest):
+            self._add("corrupt", where, "it does not hold a digest", (root,))
+        elif digest not in self._sizes:
+            self._add("dangling", where, f"it names object {digest}, which is not there", (root,))
+        else:
+            yield from self._reach(digest, Checkpoint, self._of_checkpoint)
+
+    def _ledgers(self, run_id: str, root: str) -> Iterator[_Need]:
+        for attempt in ledger.attempts(self._repo, run_id):
+            for rank in ledger.ranks(self._repo, run_id, attempt):
+                try:
+                    for event in ledger.events(self._repo, run_id, attempt, rank):
+                        observed = getattr(event, "observed", None)
+                        if observed is not None:
+                            yield observed, 0
+                except M5Error as error:
+                    where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}"
+                    self._add("broken-chain", where, str(error), (root,))
+
+    def _decode(self, where: str, kind: type[codec.R], root: str) -> codec.R | None:
+        try:
+            return codec.decode(self._repo.store.get(where), kind, where)
+        except M5Error as error:
+            self._add("unreadable", where, str(error), (root,))
+            return None
+
+    # --- what a record needs -----------------------------------------------------------------------
+
+    def _reach(
+        self, digest: Digest, kind: type[codec.R], needs: Callable[[codec.R], Iterator[_Need]]
+    ) -> frozenset[_Need]:
+        """Return an object and all that it names; looked at once, however many references lead to it."""
+        if digest not in self._reached:
+            found: set[_Need] = {(digest, 0)}
+            if digest in self._sizes and digest not in self._bad:
+                try:
+                    found.update(needs(codec.decode(self._repo.objects.get(digest), kind, f"object {digest}")))
+                except M5Error as error:
+                    self._add("unreadable", key(digest), str(error))
+            self._reached[digest] = frozenset(found)
+        return self._reached[digest]
+
+    def _of_snapshot(self, snapshot: Snapshot) -> Iterator[_Need]:
+        for tree in snapshot.trees.values():
+            yield from self._reach(tree, Tree, self._of_tree)
+
+    def _of_tree(self, tree: Tree) -> Iterator[_Need]:
+        check_paths(tree, "in the store")
+        for entry in tree.entries:
+            yield from map(_need, entry.parts)
+
+    def _of_checkpoint(self, checkpoint: Checkpoint) -> Iterator[_Need]:
+        yield from self._reach(checkpoint.content, Content, self._of_content)
+
+    def _of_content(self, content: Content) -> Iterator[_Need]:
+        for tensor in content.tensors:
+            for shard in tensor.shards:
+                yield from map(_need, shard.parts)
+        yield from map(_need, content.blobs.values())
+        yield from map(_need, content.ranks)
+        if content.common is not None:
+            yield _need(content.common)
+        if content.tree is not None:
+            yield from self._reach(content.tree, Tree, self._of_tree)
+
+
+def _need(part: Slice) -> _Need:
+    return part.object, part.offset + part.size_bytes

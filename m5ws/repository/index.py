@@ -1,0 +1,130 @@
+"""What files held when they were last read, so that an unchanged file costs one `lstat`.
+
+Local and disposable: losing it costs time, never correctness. As in git's index, a file whose time stamps
+lie too close to the moment it was read is not remembered, since a change within the same tick of the
+file system's clock would be invisible.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from m5ws.records import Digest, Slice
+
+_RACY_NS = 2_000_000_000
+_TREES = 64
+
+Stamp = tuple[int, int, int, int]
+"""Size, mtime and ctime in nanoseconds, inode."""
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """Return what must be equal for a file to count as unchanged."""
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def settled(seen: Stamp) -> bool:
+    """Return whether a file's last change lies so far back that another one would show in its stamp."""
+    return max(seen[1], seen[2]) < time.time_ns() - _RACY_NS
+
+
+class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tree that was written from files with these stamps, and every object it needs with its length."""
+
+    digest: Digest
+    files: int
+    size_bytes: int
+    objects: tuple[tuple[Digest, int], ...]
+
+
+class _Content(msgspec.Struct, array_like=True):
+    files: dict[bytes, tuple[Stamp, Digest]] = {}
+    chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
+    packs: dict[Digest, Digest] = {}
+    trees: dict[Digest, KnownTree] = {}
+    marks: dict[str, set[str]] = {}
+
+
+class Index:
+    """Context manager; what was learnt is saved, atomically, when it is left without an error.
+
+    `marks` are sets of remembered strings for other users (for example digests already scanned).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before = b""
+        self._content = _Content()
+        self._old_trees: dict[Digest, KnownTree] = {}
+
+    def __enter__(self) -> "Index":
+        try:
+            self._before = self._path.read_bytes()
+            self._content = msgspec.msgpack.decode(self._before, type=_Content)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            self._content = _Content(files={}, chunks={}, packs={}, trees={}, marks={})
+        self._old_trees, self._content.trees = self._content.trees, {}
+        self._dirty = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._dirty:
+            recent = list((self._old_trees | self._content.trees).items())[-_TREES:]
+            self._content.trees = dict(recent)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            temporary.write_bytes(msgspec.msgpack.encode(self._content))
+            os.replace(temporary, self._path)
+
+    def file(self, location: bytes, now: Stamp) -> Digest | None:
+        """Return the digest of an unchanged file, or None."""
+        known = self._content.files.get(location)
+        return known[1] if known is not None and known[0] == now else None
+
+    def remember_file(self, location: bytes, seen: Stamp, digest: Digest) -> None:
+        """Remember what a file held, unless it changed so lately that another change could hide."""
+        if settled(seen):
+            self._content.files[location] = (seen, digest)
+            self._dirty = True
+
+    def chunks(self, location: bytes, now: Stamp) -> tuple[Slice, ...] | None:
+        """Return the chunks of an unchanged large file, or None."""
+        known = self._content.chunks.get(location)
+        return known[1] if known is not None and known[0] == now else None
+
+    def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...]) -> None:
+        """As `remember_file`, for a file that is cut into chunks."""
+        if settled(seen):
+            self._content.chunks[location] = (seen, chunks)
+            self._dirty = True
+
+    def pack(self, members: Digest) -> Digest | None:
+        """Return the digest of the pack with these members, or None."""
+        return self._content.packs.get(members)
+
+    def remember_pack(self, members: Digest, digest: Digest) -> None:
+        self._content.packs[members] = digest
+        self._dirty = True
+
+    def tree(self, signature: Digest) -> KnownTree | None:
+        """Return the tree written from files with this signature, or None."""
+        return self._old_trees.get(signature) or self._content.trees.get(signature)
+
+    def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
+        self._content.trees[signature] = tree
+        self._dirty = True
+
+    def marks(self, kind: str) -> frozenset[str]:
+        """Return the strings remembered under `kind`."""
+        return frozenset(self._content.marks.get(kind, ()))
+
+    def remember_marks(self, kind: str, marks: set[str]) -> None:
+        """Replace the strings remembered under `kind`."""
+        if self._content.marks.get(kind) != marks:
+            self._content.marks[kind] = set(marks)
+            self._dirty = True

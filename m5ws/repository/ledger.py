@@ -1,0 +1,111 @@
+"""The append-only record of what a run did: batches of events, one chain a rank and attempt.
+
+Batch n of a rank is published once, under its number, and names the chain's head before its first and
+after its last event. A dropped, reordered, edited or foreign batch breaks the chain and is an error.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import CorruptObject, Fenced, ObjectExists
+from m5ws.records import AnyEvent, Batch
+from m5ws.repository import Repository
+from m5ws.repository.spool import chain, genesis
+
+LAUNCHER = "launcher"
+"""The chain of the process that supervises an attempt; its first event fences all earlier attempts."""
+
+
+def _prefix(run: str, attempt: int, rank: str) -> str:
+    return f"runs/{run}/ledger/{attempt:04d}/{rank}/"
+
+
+class Writer:
+    """Appends batches to one chain; going on where the store says it ends."""
+
+    def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
+        self._repo = repo
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self.head = genesis(run, attempt, rank)
+        self.seq = 0
+        self.events = 0
+        for batch in read(repo, run, attempt, rank):
+            self.head, self.seq = batch.head, batch.seq + 1
+            self.events += len(batch.events)
+
+    def append(self, events: Sequence[bytes]) -> None:
+        """Publish events, given in their stored bytes, as the next batch. Raises Fenced if another writer was first."""
+        if not events:
+            return
+        head = self.head
+        for event in events:
+            head = chain(head, event)
+        batch = Batch(
+            run=self._run,
+            attempt=self._attempt,
+            rank=self._rank,
+            seq=self.seq,
+            previous=self.head,
+            head=head,
+            events=tuple(msgspec.Raw(event) for event in events),
+        )
+        key = f"{_prefix(self._run, self._attempt, self._rank)}{self.seq:08d}"
+        try:
+            # Published from here on.
+            self._repo.store.create(key, codec.encode(batch))
+        except ObjectExists as error:
+            raise Fenced(f"{key} was written by another process") from error
+        self.head, self.seq, self.events = head, self.seq + 1, self.events + len(events)
+
+
+def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | None = None) -> Iterator[Batch]:
+    """Yield a chain's batches, those after `after` if given, each checked against the one before.
+
+    Raises CorruptObject where the chain is broken.
+    """
+    prefix = _prefix(run, attempt, rank)
+    head = after.head if after else genesis(run, attempt, rank)
+    seq = after.seq + 1 if after else 0
+    present = set(repo.store.names(prefix))
+    while f"{seq:08d}" in present:
+        key = f"{prefix}{seq:08d}"
+        batch = codec.decode(repo.store.get(key), Batch, key)
+        _check(batch, key, run, attempt, rank, seq, head)
+        head, seq = batch.head, seq + 1
+        yield batch
+    if any(name >= f"{seq:08d}" for name in present):
+        raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+
+
+def _check(batch: Batch, key: str, run: str, attempt: int, rank: str, seq: int, head: str) -> None:
+    if (batch.run, batch.attempt, batch.rank, batch.seq) != (run, attempt, rank, seq):
+        raise CorruptObject(f"batch {key} says it is {batch.run}/{batch.attempt}/{batch.rank}/{batch.seq}")
+    if batch.previous != head:
+        raise CorruptObject(f"batch {key} does not follow the batch before it")
+    for event in batch.events:
+        head = chain(head, bytes(event))
+    if batch.head != head:
+        raise CorruptObject(f"batch {key} does not have the events it was written with")
+
+
+def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:
+    """Return an event from its stored bytes. Raises UnknownSchema."""
+    return codec.decode(bytes(event), AnyEvent, "ledger event")  # type: ignore[arg-type]
+
+
+def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent]:
+    """Return all events of one chain, in order."""
+    return [decode_event(event) for batch in read(repo, run, attempt, rank) for event in batch.events]
+
+
+def attempts(repo: Repository, run: str) -> list[int]:
+    """Return the attempts that a run has had, in order."""
+    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/")]
+
+
+def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
+    """Return the chains of an attempt: ranks by number, then the launcher."""
+    names = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
+    return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))

@@ -1,0 +1,52 @@
+"""Runs and their verdicts: written once, under the run's own name."""
+
+import secrets
+
+from m5ws import codec
+from m5ws.errors import NotFound
+from m5ws.records import Run, Verdict
+from m5ws.repository import Repository
+
+
+def new_id() -> str:
+    """Return a fresh run id: 12 hex digits."""
+    return secrets.token_hex(6)
+
+
+def publish(repo: Repository, run: Run) -> None:
+    """Publish a run, whose snapshot is published already. Raises ObjectExists if its id is taken."""
+    repo.store.create(f"runs/{run.id}/run", codec.encode(run))
+
+
+def load(repo: Repository, run_id: str) -> Run:
+    """Return a run. Raises NotFound."""
+    key = f"runs/{run_id}/run"
+    try:
+        return codec.decode(repo.store.get(key), Run, key)
+    except NotFound as error:
+        raise NotFound(f"there is no run {run_id}") from error
+
+
+def ids(repo: Repository) -> list[str]:
+    """Return the ids of all runs, in the order of their ids."""
+    return list(repo.store.names("runs/"))
+
+
+def publish_verdict(repo: Repository, verdict: Verdict) -> None:
+    """Publish what a replay found, once, under the replay. Raises ObjectExists if it has a verdict."""
+    repo.store.create(f"runs/{verdict.replay}/verdict", codec.encode(verdict))
+
+
+def verdict(repo: Repository, replay_id: str) -> Verdict | None:
+    """Return the verdict of a replay, or None while it has none."""
+    key = f"runs/{replay_id}/verdict"
+    try:
+        return codec.decode(repo.store.get(key), Verdict, key)
+    except NotFound:
+        return None
+
+
+def replays(repo: Repository, run_id: str) -> list[str]:
+    """Return the ids of the runs that reproduce `run_id`, oldest first."""
+    found = [run for run in (load(repo, other) for other in ids(repo)) if run.reproduces == run_id]
+    return [run.id for run in sorted(found, key=lambda run: run.created_s)]

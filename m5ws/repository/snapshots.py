@@ -1,0 +1,39 @@
+"""Snapshots and what is said about them.
+
+A snapshot is published by its first annotation: the reference `snapshots/<id>/…` is written after every
+object that the snapshot names, so whoever finds it can read all of it (promise 1).
+"""
+
+import secrets
+
+from m5ws import codec
+from m5ws.errors import NotFound
+from m5ws.records import Annotation, Digest, Snapshot
+from m5ws.repository import Repository
+
+
+def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation) -> Digest:
+    """Publish a snapshot whose trees are durable already, and return its id."""
+    digest = repo.objects.put_record(snapshot)
+    stamp = f"{int(annotation.created_s * 1000):014d}-{secrets.token_hex(4)}"
+    # Published from here on.
+    repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
+    return digest
+
+
+def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
+    """Return a published snapshot. Raises NotFound, CorruptObject."""
+    if not repo.store.names(f"snapshots/{snapshot_id}/"):
+        raise NotFound(f"there is no snapshot {snapshot_id}")
+    return repo.objects.get_record(snapshot_id, Snapshot)
+
+
+def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
+    """Return what has been said about a snapshot, oldest first."""
+    found = repo.store.list(f"snapshots/{snapshot_id}/")
+    return [codec.decode(repo.store.get(stat.key), Annotation, stat.key) for stat in found]
+
+
+def ids(repo: Repository) -> list[Digest]:
+    """Return the ids of all published snapshots, in the order of their ids."""
+    return list(repo.store.names("snapshots/"))

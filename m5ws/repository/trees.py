@@ -1,0 +1,103 @@
+"""Files on disk to a tree, and a tree to files.
+
+A tree is a pure function of paths, modes and contents: files of at least `Format.small_bytes` are cut into
+chunks, smaller ones joined in path order into packs. A pack ends after a file whose digest starts with a
+zero byte (one in 256), or before it would pass `Format.pack_bytes`; so a changed file rewrites its own pack
+and, at most, those up to the next content-defined end (docs/format.md).
+"""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import CorruptObject
+from m5ws.ports import Progress, SourceFile
+from m5ws.records import Digest, Entry, Tree
+from m5ws.repository.capture import TreeWriter
+from m5ws.repository.index import Index, KnownTree, settled, stamp
+from m5ws.repository.objects import Objects
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree that is durable (or would be, on a dry run): its digest, its size, and the bytes that were new."""
+
+    digest: Digest
+    files: int
+    size_bytes: int
+    new_bytes: int
+    unchanged: bool = False
+
+
+def write_tree(
+    objects: Objects,
+    files: Sequence[SourceFile],
+    index: Index | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Written:
+    """Capture `files` and make their tree durable. Raises FileChanged if one is written to meanwhile.
+
+    A dry run reads and hashes, and writes nothing.
+    """
+    ordered = sorted(files, key=lambda file: file.path)
+    stats = [os.lstat(file.location) for file in ordered]
+    signature = _signature(objects, ordered, stats)
+    if index is not None and (known := _known(objects, index.tree(signature))):
+        return known
+    writer = TreeWriter(objects, index, dry_run)
+    tree = Tree(entries=writer.entries(ordered, stats, progress))
+    digest = writer.put(codec.encode(tree))
+    if index is not None and not dry_run and all(settled(stamp(found)) for found in stats):
+        known_tree = KnownTree(
+            digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, objects=tuple(writer.needed.items())
+        )
+        index.remember_tree(signature, known_tree)
+    return Written(digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, new_bytes=writer.new_bytes)
+
+
+def load(objects: Objects, digest: Digest) -> Tree:
+    """Return a tree, its paths checked. Raises NotFound, CorruptObject."""
+    tree = objects.get_record(digest, Tree)
+    check_paths(tree, digest)
+    return tree
+
+
+def read_file(objects: Objects, entry: Entry) -> bytes:
+    """Return a file's content, verified. A link's content is its target."""
+    if entry.link is not None:
+        return entry.link
+    return b"".join(objects.read(part) for part in entry.parts)
+
+
+def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> Digest:
+    """Return a digest of every path and stamp: equal signatures mean that nothing needs to be looked at."""
+    rows = (
+        b"%b\0%b\0%d %d %d %d %d" % (file.path, os.fsencode(file.location), found.st_mode, *stamp(found))
+        for file, found in zip(files, stats, strict=True)
+    )
+    return objects.digest(b"\0\0".join(rows))
+
+
+def _known(objects: Objects, known: KnownTree | None) -> Written | None:
+    """Return what was written before, if every object that it needs is still there."""
+    if known is None or not all(objects.has(digest, size) for digest, size in known.objects):
+        return None
+    return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)
+
+
+def check_paths(tree: Tree, what: str) -> None:
+    """Refuse a tree that could write outside its target, or twice to one place. Raises CorruptObject."""
+    seen: set[bytes] = set()
+    parents: set[bytes] = set()
+    for entry in tree.entries:
+        components = entry.path.split(b"/")
+        if any(part in (b"", b".", b"..") or b"\0" in part for part in components) or b".git" in components:
+            raise CorruptObject(f"tree {what} has a path that is not allowed: {entry.name!r}")
+        if entry.path in seen:
+            raise CorruptObject(f"tree {what} has the path {entry.name!r} twice")
+        seen.add(entry.path)
+        parents.update(b"/".join(components[:depth]) for depth in range(1, len(components)))
+    for clash in seen & parents:
+        raise CorruptObject(f"tree {what} has {clash!r} both as a file and as a folder")

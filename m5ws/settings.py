@@ -1,0 +1,95 @@
+"""What `m5ws.toml` can say, with every default. `workspace` parses it; everybody else gets this record."""
+
+from typing import Literal
+
+import msgspec
+
+from m5ws.records import Determinism
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StoreSettings(_Section, frozen=True, kw_only=True):
+    """`url`: a directory, relative to the workspace or absolute."""
+
+    url: str = ".m5ws/store"
+
+
+class CodeSettings(_Section, frozen=True, kw_only=True):
+    """`exclude`: gitignore-style patterns of files that are not captured, beyond what git ignores."""
+
+    exclude: tuple[str, ...] = ()
+
+
+class ConfigSettings(_Section, frozen=True, kw_only=True):
+    """`files`: YAML, JSON or TOML files (glob patterns) whose keys `diff` compares and `run --set` changes."""
+
+    files: tuple[str, ...] = ("config.yaml",)
+
+
+class TokenizerSettings(_Section, frozen=True, kw_only=True):
+    """`path`: a file or folder; `probe`: the text whose token ids are pinned."""
+
+    path: str | None = None
+    probe: str = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x ** 2  # naïve 世界"
+
+
+class DataSettings(_Section, frozen=True, kw_only=True):
+    """`paths`: folders or files pinned by content, ignored by git or not; `dvc`: pin what DVC tracks too."""
+
+    paths: tuple[str, ...] = ()
+    dvc: bool = True
+
+
+class EnvironmentSettings(_Section, frozen=True, kw_only=True):
+    """Declared environment. `variables`: names of environment variables that are recorded."""
+
+    locks: tuple[str, ...] = ("constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml")
+    image: str | None = None
+    wanted: dict[str, str] = {}
+    variables: tuple[str, ...] = ()
+
+
+class RunSettings(_Section, frozen=True, kw_only=True):
+    """Defaults of `m5ws run`. `outputs`: folders a script writes to, ingested when the attempt ends."""
+
+    command: tuple[str, ...] = ()
+    trainer: Literal["torchrun", "deepspeed"] = "torchrun"
+    nproc: int = 1
+    seed: int | None = None
+    checkpoint_every: int | None = None
+    fingerprint_every: int | None = None
+    outputs: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+
+
+class MlflowSettings(_Section, frozen=True, kw_only=True):
+    """`tracking_uri` None is the workspace's own SQLite file, .m5ws/mlflow.db."""
+
+    enabled: bool = True
+    tracking_uri: str | None = None
+    experiment: str | None = None
+
+
+class SecretsSettings(_Section, frozen=True, kw_only=True):
+    """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
+
+    allow: tuple[str, ...] = ()
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """The whole of `m5ws.toml`."""
+
+    name: str = ""
+    store: StoreSettings = StoreSettings()
+    code: CodeSettings = CodeSettings()
+    config: ConfigSettings = ConfigSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    data: DataSettings = DataSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
+    determinism: Determinism = Determinism()
+    run: RunSettings = RunSettings()
+    mlflow: MlflowSettings = MlflowSettings()
+    secrets: SecretsSettings = SecretsSettings()

@@ -1,0 +1,99 @@
+"""What the session asks of a training framework: its tensors, a save and an exact load.
+
+Invariant: names are the same on every layout. `tensors()` yields views of live state and copies nothing;
+together the ranks yield every element of every named tensor exactly once, not counting copies they mark.
+`session(engine=…)` makes a `training.deepspeed.DeepSpeedBackend(engine)`, otherwise a `training.fsdp.FsdpBackend`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from m5ws.records import Content, Slice
+from m5ws.records import Tensor as TensorRecord
+from m5ws.repository.objects import Objects
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+Plain = Any
+"""None, bool, int, float, str, bytes, list and dict with string keys: what `codec.encode_plain` takes."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Local elements, in row-major order, are the global tensor's flat indices from `start` on."""
+
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Box:
+    """Local elements, in row-major order, fill the box at `offsets` with `sizes` of a tensor of `shape`."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of one named tensor that this rank holds.
+
+    Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>".
+    `copy` says how it counts: "only" elements are held nowhere else, "spare" ones are held, and counted, on
+    another rank, "replica" is a whole tensor that every rank holds and that should be equal on all of them.
+    One name may have several pieces on a rank, but one kind of `copy`: either it is a replica or it is not.
+    """
+
+    name: str
+    tensor: "torch.Tensor"
+    place: Span | Box = field(default_factory=Span)
+    copy: Literal["only", "spare", "replica"] = "only"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a backend's save gives to a `Content`.
+
+    `tensors`, `blobs` and `common` count on rank 0 alone; `rank` is this rank's own. The last two are plain data
+    and hold no time, path, run or attempt: equal states give equal bytes.
+    """
+
+    tensors: tuple[TensorRecord, ...] = ()
+    blobs: dict[str, Slice] = field(default_factory=dict)
+    common: dict[str, Plain] = field(default_factory=dict)
+    rank: dict[str, Plain] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One framework's training state. `group` in all calls: a gloo group of all ranks, or None for one process."""
+
+    @property
+    def format(self) -> Literal["dcp/1", "deepspeed/1"]:
+        """The `Content.format` this backend writes and reads."""
+
+    def tensors(self) -> Iterator[Piece]:
+        """Yield this rank's pieces of all state, in the same order on each call. Not collective."""
+
+    def save(self, objects: Objects, group: "ProcessGroup | None") -> Saved:
+        """Write all state; collective. When it returns on a rank, that rank's bytes are durable.
+
+        Raises on the rank that failed; the caller tells the others. So it must not wait for a rank that failed
+        in any collective of its own other than on `group` (gloo times out, and its errors are not lost).
+        """
+
+    def load(
+        self,
+        objects: Objects,
+        content: Content,
+        common: Mapping[str, Plain],
+        rank: Mapping[str, Plain] | None,
+        group: "ProcessGroup | None",
+    ) -> None:
+        """Bring back exactly the state of `content`; collective.
+
+        `common` and `rank` are what `save` returned in these fields; `rank` is None when the number of ranks
+        changed. Raises M5Error if the content does not fit the model.
+        """

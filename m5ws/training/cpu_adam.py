@@ -1,0 +1,183 @@
+"""`python -m m5ws.training.cpu_adam`: build DeepSpeed's CPUAdam operator once, before ranks start that all want it.
+
+It prints one JSON line, {"path": …, "digest": …}: the operator is compiled for the CPU that it is built on, so its
+digest is part of the environment. What was built is remembered beside it; a second call imports neither torch nor
+DeepSpeed and takes a fraction of a second.
+"""
+
+import json
+import os
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import blake3
+
+from m5ws.errors import M5Error, MissingExtra
+
+# torch waits for ever on the lock of a build that was killed; no build takes as long as this.
+_STALE_LOCK_S = 900.0
+# Variables that choose the compiler, the instructions or the place; with DS_* and TORCH_*.
+_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HOME")
+_ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
+
+
+class BuildFailed(M5Error):
+    """The compiled operator could not be built."""
+
+    hint = "CPUAdam needs a C++ compiler and ninja; the messages above are the compiler's."
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A built operator: its shared object, and the digest (BLAKE3) of what of it is loaded."""
+
+    path: str
+    digest: str
+
+
+def ensure_cpu_adam(environment: Mapping[str, str] = os.environ) -> Operator:
+    """Build and load the operator, unless that is done already, and return it. Output is shown on failure only.
+
+    It lands in TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions); so does the one that `init_distributed` builds in
+    every rank where there is no accelerator. Raises MissingExtra, BuildFailed.
+    """
+    try:
+        note = _note(environment)
+    except metadata.PackageNotFoundError as error:
+        raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
+    known = _known(note)
+    if known is not None:
+        return known
+    with _shown_on_failure():
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+
+        module = _load(CPUAdamBuilder())
+        if get_accelerator().device_name() == "cpu":
+            _load(get_accelerator().create_op_builder("ShareMemCommBuilder"))
+    operator = describe(Path(module.__file__))
+    note.parent.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(operator)))
+    temporary.replace(note)
+    return operator
+
+
+def _note(environment: Mapping[str, str]) -> Path:
+    """Return the file that remembers the operator built from what its build depends on."""
+    relevant = {
+        name: value for name, value in environment.items() if name in _VARIABLES or name.startswith(("DS_", "TORCH_"))
+    }
+    versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
+    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu()]).encode()).hexdigest()
+    root = environment.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
+    return Path(root).expanduser() / f"m5ws-cpu_adam-{key[:16]}.json"
+
+
+def _cpu() -> list[str]:
+    """Return what says which instructions this CPU has: the operator is compiled with -march=native."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+
+
+def _known(note: Path) -> Operator | None:
+    """Return the operator that a note remembers, if its file is still the one that was built."""
+    try:
+        operator = Operator(**json.loads(note.read_text()))
+        return operator if describe(Path(operator.path)) == operator else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _load(builder: Any) -> Any:
+    _drop_stale_lock(builder.name)
+    try:
+        return builder.load(verbose=True)
+    except (RuntimeError, OSError, ImportError) as error:
+        raise BuildFailed(f"DeepSpeed's operator {builder.name} could not be built or loaded: {error}") from error
+
+
+def describe(path: Path) -> Operator:
+    """Return the path and digest of a built operator. Raises OSError."""
+    digest = blake3.blake3()
+    for part in _loaded(path.read_bytes()):
+        digest.update(part)
+    return Operator(str(path), digest.hexdigest())
+
+
+def _loaded(library: bytes) -> Iterator[bytes]:
+    """Yield the parts of a shared object that are loaded to be run.
+
+    Debug information and the build id hold the directory it was built in: with them, no two users' would be equal.
+    ELF-64: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.sheader.html
+    """
+    if library[:6] != b"\x7fELF\x02\x01":
+        yield library
+        return
+    table, size, count = (*struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58))
+    for start in range(table, table + size * count, size):
+        _, kind, flags, _, offset, length = struct.unpack_from("<IIQQQQ", library, start)
+        if flags & _ALLOCATED and kind not in (_NOTE, _NO_BITS):
+            yield library[offset : offset + length]
+
+
+def _drop_stale_lock(name: str) -> None:
+    """Remove the lock that a killed build has left: whoever meets it next would wait for ever."""
+    from torch.utils import cpp_extension
+
+    lock = Path(cpp_extension._get_build_directory(name, verbose=False)) / "lock"
+    try:
+        if time.time() - lock.stat().st_mtime > _STALE_LOCK_S:
+            lock.unlink()
+    except FileNotFoundError:
+        pass
+
+
+@contextmanager
+def _shown_on_failure() -> Iterator[None]:
+    """Keep what this process and its children print, and show it on stderr if an error ends the block."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {number: os.dup(number) for number in (1, 2)}
+    with tempfile.TemporaryFile() as kept:
+        for number in saved:
+            os.dup2(kept.fileno(), number)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, original in saved.items():
+                os.dup2(original, number)
+                os.close(original)
+            if failed:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode(errors="replace"))
+
+
+def main() -> int:
+    """Print the operator as one JSON line."""
+    try:
+        operator = ensure_cpu_adam()
+    except M5Error as error:
+        print(f"error: {error}\n{error.hint}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(asdict(operator)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""`torch.distributed.checkpoint` onto a repository: tensors as raw row-major bytes in content-addressed objects.
+
+DCP plans who writes what and reshards on load; the bytes, and the metadata that finds them again, are ours.
+Nothing is unpickled: DCP's metadata is rebuilt from the `Content`, and byte items that other users of this
+writer save are refused unless torch's weights-only unpickler takes them.
+https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+"""
+
+import io
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from m5ws.errors import CorruptObject
+from m5ws.records import Content, Shard, Slice
+from m5ws.records import Tensor as TensorRecord
+from m5ws.repository.objects import Objects
+from m5ws.repository.parts import read_parts, write_parts
+from m5ws.training.plain import RestoreError
+
+Tensors = tuple[TensorRecord, ...]
+
+
+def save(
+    state: dict[str, Any], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> tuple[Tensors, dict[str, Slice]]:
+    """Write a flat state of tensors and return, on rank 0, the tensors and byte items of a Content; collective.
+
+    When it returns on any rank, the bytes of all ranks are durable. Raises the first error of any rank, on all.
+    """
+    writer = RepositoryWriter(objects)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    with _QuietAlone():
+        try:
+            save_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            raise _first(error) from error
+    return writer.tensors, writer.blobs
+
+
+def load(
+    state: dict[str, Any], objects: Objects, content: Content, group: "torch.distributed.ProcessGroup | None"
+) -> None:
+    """Fill the tensors of a flat state, in place, on whatever layout they have; collective.
+
+    Raises the first error of any rank, on all: NotFound, CorruptObject, RestoreError.
+    """
+    reader = RepositoryReader(objects, content)
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    with _QuietAlone():
+        try:
+            load_state(state, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            raise _first(error) from error
+
+
+class _QuietAlone(warnings.catch_warnings):
+    """Silences DCP's remark that torch.distributed is not in use, which is so on purpose."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def _first(error: CheckpointException) -> BaseException:
+    """Return what went wrong on the lowest rank; DCP's own exception is no `Exception` and hides the type."""
+    return error.failures[min(error.failures)][0]
+
+
+class RepositoryWriter(StorageWriter):
+    """Writes the planned items; after `finish`, on the coordinator, `tensors` and `blobs` describe them."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.tensors: Tensors = ()
+        self.blobs: dict[str, Slice] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self.tensors, self.blobs = (), {}
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        parts = write_parts(self._objects, self._pieces(plan, planner))
+        by_item: dict[int, list[Slice]] = {position: [] for position in range(len(plan.items))}
+        for name, slices in parts.items():
+            by_item[int(name.partition(".")[0])].extend(slices)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                WriteResult(item.index, sum(part.size_bytes for part in by_item[position]), tuple(by_item[position]))
+                for position, item in enumerate(plan.items)
+            ]
+        )
+        return done
+
+    def _pieces(self, plan: SavePlan, planner: SavePlanner) -> Iterator[tuple[str, memoryview]]:
+        for position, item in enumerate(plan.items):
+            data = planner.resolve_data(item)
+            if isinstance(data, io.BytesIO):
+                yield f"{position}.0", data.getbuffer()
+            elif data.numel() and item.tensor_data is not None:
+                offset = _flat_offset(item.tensor_data.size, item.tensor_data.chunk) * data.element_size()
+                for cut, piece in enumerate(_on_grid(_raw(data), offset, self._objects.format.chunk_bytes)):
+                    yield f"{position}.{cut}", piece
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = {result.index: result.storage_data for rank in results for result in rank}
+        tensors = []
+        for name, item in sorted(metadata.state_dict_metadata.items()):
+            if isinstance(item, BytesStorageMetadata):
+                (self.blobs[name],) = written[MetadataIndex(name)]
+            else:
+                tensors.append(_tensor_record(name, item, written))
+        self.tensors = tuple(tensors)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+def _tensor_record(
+    name: str, item: TensorStorageMetadata, written: dict[MetadataIndex, tuple[Slice, ...]]
+) -> TensorRecord:
+    shards = {
+        tuple(chunk.offsets): Shard(
+            offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes), parts=written[MetadataIndex(name, chunk.offsets)]
+        )
+        for chunk in item.chunks
+        if math.prod(chunk.sizes)
+    }
+    return TensorRecord(
+        name=name,
+        dtype=str(item.properties.dtype).removeprefix("torch."),
+        shape=tuple(item.size),
+        shards=tuple(shards[offsets] for offsets in sorted(shards)),
+    )
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's bytes, row-major, on the host; a view of the tensor itself where it can be one."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _flat_offset(shape: Sequence[int], chunk: ChunkStorageMetadata) -> int:
+    """Return where a chunk begins in the whole tensor's row-major order."""
+    return sum(offset * math.prod(shape[d + 1 :]) for d, offset in enumerate(chunk.offsets))
+
+
+def _on_grid(data: memoryview, offset: int, grid: int) -> Iterator[memoryview]:
+    """Cut where a grid over the whole tensor says, so that another number of ranks gives mostly the same chunks."""
+    start = 0
+    while start < data.nbytes:
+        end = min(data.nbytes, start + grid - (offset + start) % grid)
+        yield data[start:end]
+        start = end
+
+
+class RepositoryReader(StorageReader):
+    """Reads a `Content`; every byte is verified before it reaches a tensor."""
+
+    def __init__(self, objects: Objects, content: Content) -> None:
+        self._objects = objects
+        self._content = content
+        self._dtypes = {tensor.name: tensor.dtype for tensor in content.tensors}
+        self._shards = {
+            MetadataIndex(tensor.name, shard.offsets): shard for tensor in content.tensors for shard in tensor.shards
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        tensors = {tensor.name: _tensor_metadata(tensor) for tensor in self._content.tensors}
+        blobs = {name: BytesStorageMetadata() for name in self._content.blobs}
+        return Metadata(state_dict_metadata={**tensors, **blobs})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, self._safe_bytes(item.storage_index.fqn))
+        tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        for index, items in groupby(tensors, key=lambda item: item.storage_index):
+            for item in items:
+                self._read_tensor(self._shards[index], item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_tensor(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> None:
+        target = planner.resolve_tensor(item).detach()
+        if not target.numel():
+            return
+        dtype = self._dtypes[item.storage_index.fqn]
+        if str(target.dtype) != f"torch.{dtype}":
+            raise RestoreError(f"{item.storage_index.fqn} is stored as {dtype} and is {target.dtype} now")
+        source = self._read_rows(shard, item, target.dtype)
+        offsets = list(item.storage_offsets)
+        if offsets:
+            offsets[0] = 0
+        for dimension, (offset, length) in enumerate(zip(offsets, item.lengths, strict=True)):
+            source = source.narrow(dimension, offset, length)
+        target.copy_(source)
+        planner.commit_tensor(item, target)
+
+    def _read_rows(self, shard: Shard, item: ReadItem, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rows of a shard that an item needs, having read no more parts than hold them."""
+        row_bytes = math.prod(shard.sizes[1:]) * dtype.itemsize
+        first, count = (item.storage_offsets[0], item.lengths[0]) if shard.sizes else (0, 1)
+        wanted, base = _covering(shard.parts, first * row_bytes, (first + count) * row_bytes)
+        data = read_parts(self._objects, wanted)
+        start = first * row_bytes - base
+        if data.nbytes < start + count * row_bytes:
+            raise CorruptObject(f"the parts of {item.storage_index.fqn} are shorter than its shape {shard.sizes}")
+        rows = torch.frombuffer(data, dtype=torch.uint8, offset=start, count=count * row_bytes)
+        # Not `.view(dtype)` at once: a part may begin at an address that the element type cannot.
+        if rows.data_ptr() % dtype.itemsize:
+            rows = rows.clone()
+        return rows.view(dtype).view((count, *shard.sizes[1:]) if shard.sizes else ())
+
+    def _safe_bytes(self, name: str) -> io.BytesIO:
+        """Return a byte item that the weights-only unpickler takes. Raises RestoreError."""
+        data = self._objects.read(self._content.blobs[name])
+        try:
+            torch.load(io.BytesIO(data), weights_only=True)
+        except Exception as error:
+            raise RestoreError(f"{name} is a pickle with more than plain data and tensors in it: {error}") from error
+        return io.BytesIO(data)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+def _tensor_metadata(tensor: TensorRecord) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=getattr(torch, tensor.dtype)),
+        size=torch.Size(tensor.shape),
+        chunks=[ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.sizes)) for shard in tensor.shards],
+    )
+
+
+def _covering(parts: Sequence[Slice], start: int, end: int) -> tuple[list[Slice], int]:
+    """Return the parts that hold bytes [start, end) of their join, and where in it the first of them begins."""
+    wanted: list[Slice] = []
+    position, base = 0, start
+    for part in parts:
+        if position < end and position + part.size_bytes > start:
+            base = position if not wanted else base
+            wanted.append(part)
+        position += part.size_bytes
+    return wanted, base

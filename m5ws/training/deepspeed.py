@@ -1,0 +1,213 @@
+"""A DeepSpeed engine: ZeRO stages 1 to 3, with or without optimizer offload, and plain data parallelism in fp32.
+
+State is saved by `engine.save_checkpoint` and loaded by `engine.load_checkpoint`, with the checkpoint engine lent
+(`deepspeed_engine`). What DeepSpeed leaves out is kept beside it: buffers of every rank, the count of micro steps
+and CPUAdam's products (`cpu_adam_state`). A checkpoint loads on as many ranks as made it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+from m5ws.errors import M5Error
+from m5ws.records import Content, Slice
+from m5ws.records import Tensor as TensorRecord
+from m5ws.repository.objects import Objects
+from m5ws.training import control, cpu_adam_state, deepspeed_engine, deepspeed_layout, deepspeed_state
+from m5ws.training.backend import Piece, Plain, Saved, Span
+from m5ws.training.plain import RestoreError, StateError
+
+_Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
+
+
+class DeepSpeedBackend:
+    """`backend.Backend` of what `deepspeed.initialize` returned first. Raises StateError for what it cannot restore."""
+
+    format: Literal["deepspeed/1"] = "deepspeed/1"
+
+    def __init__(self, engine: Any) -> None:
+        _refuse_unsupported(engine)
+        self._engine = engine
+        self._module: torch.nn.Module = engine.module
+        self._names = deepspeed_layout.names(self._module)
+        self._watched = _watched(engine)
+
+    # --- tensors
+
+    def tensors(self) -> Iterator[Piece]:
+        yield from deepspeed_layout.parameter_pieces(self._module)
+        for path, buffer in self._module.named_buffers():
+            yield Piece(f"buffer.{deepspeed_layout.unwrapped(path)}", buffer.detach(), copy="replica")
+        yield from self._zero_pieces() if self._engine.zero_optimization() else self._plain_pieces()
+        yield from self._counters()
+
+    def _zero_pieces(self) -> Iterator[Piece]:
+        """Yield the fp32 parameters, and the optimizer's state of each."""
+        optimizer = self._engine.optimizer
+        for fragment in deepspeed_layout.fragments(optimizer, self._names):
+            if not fragment.size:
+                continue
+            span = Span(fragment.start)
+            yield Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span)
+            for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
+                    yield Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span)
+
+    def _plain_pieces(self) -> Iterator[Piece]:
+        for parameter, state in self._engine.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield Piece(f"optimizer.{self._names[id(parameter)]}.{key}", value.detach(), copy="replica")
+
+    def _counters(self) -> Iterator[Piece]:
+        """Yield how many steps the optimizer has counted, and what CPUAdam's products are a function of."""
+        states = _base(self._engine).state.values()
+        steps = sorted({int(state["step"]) for state in states if "step" in state})
+        if steps:
+            yield Piece("optimizer.step", torch.tensor(steps), copy="replica")
+        if self._watched is not None:
+            held = self._watched.products
+            values = torch.tensor([held.beta1, held.beta2, held.anchor, held.step], dtype=torch.float64)
+            yield Piece("optimizer.cpu_adam", values, copy="replica")
+
+    # --- save
+
+    def save(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> Saved:
+        problem: Exception | None = None
+        written: _Written = ((), {})
+        files = self._files(control.rank(group))
+        try:
+            written = deepspeed_state.write(objects, files)
+        except (M5Error, OSError) as error:
+            problem = error
+        # Asked of all before it is raised here: the others are in this same exchange.
+        everything = control.gather(written, group)
+        if problem is not None:
+            raise problem
+        tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
+        blobs = {name: blob for _, found in everything for name, blob in found.items()}
+        return Saved(tensors=tensors, blobs=blobs, common={}, rank=self._hidden())
+
+    def _files(self, rank: int) -> dict[str, Mapping[str, Any]]:
+        """Return all this rank has to store, by file name; collective. Raises StateError."""
+        engine = self._engine
+        if engine.micro_steps % engine.gradient_accumulation_steps():
+            raise StateError(
+                "the checkpoint falls between two optimizer steps of the DeepSpeed engine",
+                hint="A session's step is as many forward and backward passes as gradient_accumulation_steps says.",
+            )
+        if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
+            deepspeed_layout.clear_padding(engine.optimizer, self._module, self._names)
+        return {**deepspeed_engine.take(engine), _buffers_of(rank): dict(self._module.named_buffers())}
+
+    def _hidden(self) -> dict[str, Plain]:
+        products = self._watched.products.plain() if self._watched is not None else None
+        return {"micro_steps": self._engine.micro_steps, "cpu_adam": products}
+
+    # --- load
+
+    def load(
+        self,
+        objects: Objects,
+        content: Content,
+        common: Mapping[str, Plain],
+        rank: Mapping[str, Plain] | None,
+        group: "torch.distributed.ProcessGroup | None",
+    ) -> None:
+        problem: Exception | None = None
+        files: dict[str, dict[str, Any]] = {}
+        try:
+            files = self._read(objects, content, control.rank(group), rank)
+        except (M5Error, OSError) as error:
+            problem = error
+        # No rank may enter DeepSpeed's collectives if another one will not.
+        failed = [number for number, fine in enumerate(control.gather(problem is None, group)) if not fine]
+        if problem is not None:
+            raise problem
+        if failed or rank is None:
+            raise RestoreError(f"rank {failed[0]} could not read its part of the checkpoint")
+        buffers = files.pop(_buffers_of(control.rank(group)))
+        deepspeed_engine.give(self._engine, files, content.blobs)
+        self._restore_hidden(buffers, rank)
+
+    def _read(
+        self, objects: Objects, content: Content, number: int, rank: Mapping[str, Plain] | None
+    ) -> dict[str, dict[str, Any]]:
+        if rank is None:
+            raise RestoreError(
+                f"a DeepSpeed checkpoint loads on as many ranks as made it, which is {content.world}",
+                hint="DeepSpeed cuts its buffers for one number of ranks; start as many as before.",
+            )
+        tensors = {tensor.name: tensor for tensor in content.tensors}
+        names = [*deepspeed_engine.wanted(self._engine), _buffers_of(number)]
+        if missing := [name for name in names if name not in content.blobs]:
+            raise RestoreError(
+                f"the checkpoint has no {', '.join(missing)}",
+                hint="The ZeRO stage or the data type differs from when the checkpoint was made.",
+            )
+        return {name: deepspeed_state.read(objects, content.blobs[name], tensors) for name in names}
+
+    @torch.no_grad()
+    def _restore_hidden(self, stored: Mapping[str, torch.Tensor], rank: Mapping[str, Plain]) -> None:
+        buffers = dict(self._module.named_buffers())
+        if other := buffers.keys() ^ stored.keys():
+            raise RestoreError(f"the model's buffers are not the checkpoint's: {', '.join(sorted(other))}")
+        for path, buffer in buffers.items():
+            buffer.copy_(stored[path])
+        self._engine.micro_steps = rank["micro_steps"]
+        if (self._watched is None) != (rank["cpu_adam"] is None):
+            raise RestoreError("the checkpoint was made with another optimizer: one of the two is DeepSpeed's CPUAdam")
+        if self._watched is not None:
+            cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
+
+
+def _buffers_of(rank: int) -> str:
+    return f"buffers-{rank}"
+
+
+def _base(engine: Any) -> Any:
+    """Return the optimizer that does the arithmetic, inside DeepSpeed's wrappers."""
+    optimizer = engine.optimizer
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _watched(engine: Any) -> cpu_adam_state.Watched | None:
+    base = _base(engine)
+    return cpu_adam_state.watch(base) if isinstance(base, DeepSpeedCPUAdam) else None
+
+
+def _refuse_unsupported(engine: Any) -> None:
+    """Raise StateError for what has state that neither DeepSpeed's checkpoints nor ours hold."""
+    optimizer, parameters = engine.optimizer, engine.module.parameters()
+    ranks = torch.distributed.get_world_size()
+    zero = engine.zero_optimization()
+    reasons = {
+        "no optimizer": optimizer is None,
+        "tensor, pipeline or expert parallel ranks": engine.dp_world_size != ranks,
+        "parameters cut over some of the ranks (MiCS)": any(
+            getattr(parameter, "ds_zero_partition_world_size", ranks) != ranks for parameter in parameters
+        ),
+        "mixture-of-experts layers": engine.has_moe_layers,
+        "offload to NVMe": engine.zero_nvme_offload_optimizer() or _parameters_on_nvme(engine),
+        "ZenFlow": bool(engine.zenflow),
+        "SuperOffload": engine.super_offload(),
+        "an offload ratio below 1": getattr(optimizer, "partial_offload", 1.0) != 1.0,
+        "bf16 or fp16 without ZeRO": not zero and _base(engine) is not optimizer,
+        "elastic_checkpoint": zero and engine.zero_elastic_checkpoint(),
+        "load_from_fp32_weights = false": zero and not engine.zero_load_from_fp32_weights(),
+        "universal checkpoints": engine.load_universal_checkpoint(),
+    }
+    if found := [name for name, present in reasons.items() if present]:
+        raise StateError(
+            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(found)}",
+            hint="ZeRO stages 1 to 3 are supported, with or without offload of optimizer and parameters to the CPU.",
+        )
+
+
+def _parameters_on_nvme(engine: Any) -> bool:
+    config = engine.zero_offload_param()
+    return config is not None and str(getattr(config.device, "value", config.device)) == "nvme"

@@ -1,0 +1,154 @@
+"""DeepSpeed's state dictionaries as plain data, with their tensors apart: an explicit codec, no pickle.
+
+Invariant: equal states give equal bytes. Each tensor is stored by its elements, never as a view with its storage;
+what DeepSpeed adds about the configuration (paths are in it) is left out, and no loader reads it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from m5ws import codec
+from m5ws.ports import Buffer
+from m5ws.records import Shard, Slice
+from m5ws.records import Tensor as TensorRecord
+from m5ws.repository.objects import Objects
+from m5ws.repository.parts import read_parts, write_parts
+from m5ws.training import plain
+from m5ws.training.backend import Plain
+from m5ws.training.plain import RestoreError, StateError
+
+_TAG = "m5ws.kind"
+_LEFT_OUT = ("ds_config",)
+_CLASSES: dict[str, type] = {
+    "LossScaler": LossScaler,
+    "DynamicLossScaler": DynamicLossScaler,
+    "fragment_address": fragment_address,
+}
+
+
+def write(
+    objects: Objects, files: Mapping[str, Mapping[str, Any]]
+) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
+    """Make state dictionaries durable by file name; return their tensors, and where each one's structure is.
+
+    Raises StateError naming the path of what cannot be stored.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    structures = {name: codec.encode_plain(_structure(name, state, tensors)) for name, state in files.items()}
+    # By name: a dictionary that was loaded may have another order than the one that was saved.
+    parts = write_parts(objects, ((name, _raw(tensors[name])) for name in sorted(tensors)))
+    blobs = {name: _put(objects, structure) for name, structure in structures.items()}
+    return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
+
+
+def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """Return a state dictionary that `write` stored; its tensors are new, on the CPU.
+
+    Raises NotFound, CorruptObject, RestoreError.
+    """
+    state = _restored(plain.decode(codec.decode_plain(objects.read(blob))), objects, tensors)
+    if not isinstance(state, dict):
+        raise RestoreError("a stored DeepSpeed state is not a dictionary")
+    return state
+
+
+# --- out
+
+
+def _structure(name: str, state: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Plain:
+    kept = {key: value for key, value in state.items() if key not in _LEFT_OUT}
+    return plain.encode(_lifted(kept, name, tensors), name)
+
+
+def _lifted(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return `value` with each tensor, entered into `tensors` by its path, and each object replaced by a marker."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise StateError(f"{path} is a tensor of layout {value.layout}, which m5ws cannot store")
+        if path in tensors:
+            raise StateError(f"two entries are called {path}, which m5ws cannot tell apart")
+        tensors[path] = value.detach()
+        return {_TAG: "tensor", "name": path}
+    if type(value) in (list, tuple):
+        return type(value)(_lifted(item, f"{path}/{i}", tensors) for i, item in enumerate(value))
+    if type(value) in (dict, OrderedDict):
+        items = ((key, _lifted(item, f"{path}/{_key(key, path)}", tensors)) for key, item in value.items())
+        return _with_metadata(value, type(value)(items))
+    if isinstance(value, torch.dtype):
+        return {_TAG: "dtype", "name": str(value).removeprefix("torch.")}
+    if isinstance(value, ZeroStageEnum):
+        return {_TAG: "stage", "value": int(value)}
+    if type(value).__name__ in _CLASSES and type(value) is _CLASSES[type(value).__name__]:
+        return {_TAG: type(value).__name__, "fields": _lifted(vars(value), path, tensors)}
+    return value
+
+
+def _key(key: object, path: str) -> str:
+    if key == _TAG:
+        raise StateError(f"{path} has a key {_TAG!r}, which is m5ws's own")
+    return str(key)
+
+
+def _with_metadata(value: Any, lifted: Any) -> Any:
+    """Keep the versions that `Module.state_dict` hangs on its result, which loaders of older layouts look at."""
+    metadata = getattr(value, "_metadata", None)
+    return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
+
+
+def _raw(tensor: torch.Tensor) -> Buffer:
+    """Return a tensor's elements, row-major, on the host; a view of the tensor itself where it can be one."""
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _record(name: str, tensor: torch.Tensor, parts: tuple[Slice, ...]) -> TensorRecord:
+    shape = tuple(tensor.shape)
+    whole = Shard(offsets=(0,) * len(shape), sizes=shape, parts=parts)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorRecord(name=name, dtype=dtype, shape=shape, shards=(whole,) if parts else ())
+
+
+def _put(objects: Objects, data: bytes) -> Slice:
+    digest = objects.put(data)
+    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+
+
+# --- back
+
+
+def _restored(value: Any, objects: Objects, tensors: Mapping[str, TensorRecord]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_restored(item, objects, tensors) for item in value)
+    if type(value) not in (dict, OrderedDict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return type(value)((key, _restored(item, objects, tensors)) for key, item in value.items())
+    if kind == "tensor":
+        return _tensor(objects, tensors[value["name"]])
+    if kind == "dtype":
+        return getattr(torch, value["name"])
+    if kind == "stage":
+        return ZeroStageEnum(value["value"])
+    if kind == "module":
+        module = _restored(value["items"], objects, tensors)
+        module._metadata = value["metadata"]
+        return module
+    if kind not in _CLASSES:
+        raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
+    found: Any = object.__new__(_CLASSES[kind])
+    vars(found).update(_restored(value["fields"], objects, tensors))
+    return found
+
+
+def _tensor(objects: Objects, record: TensorRecord) -> torch.Tensor:
+    tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+    if record.shards:
+        (shard,) = record.shards
+        read_parts(objects, shard.parts, tensor.view(-1).view(torch.uint8).numpy().data)
+    return tensor

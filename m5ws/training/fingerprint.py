@@ -1,0 +1,162 @@
+"""Fingerprints: a digest of a tensor's bits that does not depend on how the tensor is sharded.
+
+    sum over elements of mix(bits, global index), modulo 2^64
+
+so every rank sums over what it holds, and the sums add up. The index is in the mix, or two elements swapped
+would go unseen; bits are compared, never values, or -0.0 would equal +0.0 and NaN differ from itself.
+It finds accidents and drift; it is no defence against forgery (the digests of a checkpoint are).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from m5ws.training import control
+from m5ws.training.backend import Box, Piece, Span
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_MODULUS = 1 << 64
+_INDEX = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio: neighbouring indices land far apart
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9 and below 0x94D049BB133111EB: splitmix64's finalizer
+_SECOND = -7723592293110705685
+# On a CPU a chunk and its scratch space stay in the L2 cache; an accelerator needs enough work per kernel.
+_CHUNK = {"cpu": 1 << 15}
+_CHUNK_ACCELERATOR = 1 << 22
+
+
+def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
+    """Return every tensor's fingerprint by name, 16 hex digits each; collective, the same on all ranks.
+
+    A replica whose bits are not the same on all ranks gets one entry per rank, "NAME@RANK".
+    """
+    sums, replicas = local(pieces)
+    return merge(control.gather({"sums": sums, "replicas": replicas}, group))
+
+
+def local(pieces: Iterable[Piece]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return this rank's sums modulo 2^64 by name: of what it holds alone, and of replicas. One device sync."""
+    names: list[tuple[str, bool]] = []
+    found: list[torch.Tensor] = []
+    for piece in pieces:
+        if piece.copy == "spare":
+            continue
+        names.append((piece.name, piece.copy == "replica"))
+        found.append(element_sum(piece.tensor, piece.place))
+    sums: dict[str, int] = defaultdict(int)
+    replicas: dict[str, int] = defaultdict(int)
+    for (name, replica), value in zip(names, _values(found), strict=True):
+        into = replicas if replica else sums
+        into[name] = (into[name] + value) % _MODULUS
+    return dict(sums), dict(replicas)
+
+
+def _values(found: list[torch.Tensor]) -> list[int]:
+    """Return the integers in 0-dimensional tensors, with one transfer per device."""
+    values: list[int] = [0] * len(found)
+    by_device: dict[torch.device, list[int]] = defaultdict(list)
+    for position, value in enumerate(found):
+        by_device[value.device].append(position)
+    for positions in by_device.values():
+        for position, value in zip(positions, torch.stack([found[p] for p in positions]).tolist(), strict=True):
+            values[position] = value
+    return values
+
+
+def merge(ranks: list[dict[str, dict[str, int]]]) -> dict[str, str]:
+    """Return the fingerprints that all ranks' sums, in order of ranks, make together, in order of names."""
+    total: dict[str, int] = defaultdict(int)
+    for rank in ranks:
+        for name, value in rank["sums"].items():
+            total[name] = (total[name] + value) % _MODULUS
+    copies: dict[str, dict[int, int]] = defaultdict(dict)
+    for number, rank in enumerate(ranks):
+        for name, value in rank["replicas"].items():
+            copies[name][number] = value
+    for name, by_rank in copies.items():
+        if len(by_rank) == len(ranks) and len(set(by_rank.values())) == 1:
+            total[name] = next(iter(by_rank.values()))
+        else:
+            total |= {f"{name}@{number}": value for number, value in by_rank.items()}
+    return {name: f"{total[name]:016x}" for name in sorted(total)}
+
+
+@torch.no_grad()
+def element_sum(tensor: torch.Tensor, place: Span | Box | None = None) -> torch.Tensor:
+    """Return the sum over a local tensor's elements, a 0-dimensional int64 on its device; asynchronous there.
+
+    `place` says which global indices the elements have; None is a whole tensor.
+    """
+    words = _words(tensor)
+    per_element = words.numel() // max(tensor.numel(), 1) or 1
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    size = min(_CHUNK.get(words.device.type, _CHUNK_ACCELERATOR), words.numel())
+    if not size:
+        return total
+    mixed, scratch, ramp = (torch.empty(size, dtype=torch.int64, device=words.device) for _ in range(3))
+    span = _span(place or Span())
+    torch.arange(size, out=ramp)
+    if span is not None:
+        ramp.mul_(_INDEX)
+    for start in range(0, words.numel(), size):
+        count = min(size, words.numel() - start)
+        bits, low, steps = mixed[:count], scratch[:count], ramp[:count]
+        bits.copy_(words[start : start + count])
+        if span is not None:
+            bits.add_(steps).add_(_wrap((span * per_element + start) * _INDEX))
+        else:
+            bits.add_(_box_indices(place, steps + start, per_element).mul_(_INDEX))  # type: ignore[arg-type]
+        total.add_(_mix(bits, low).sum())
+    return total
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bits, flat, as unsigned integers of its element size; complex128 as two words each."""
+    flat = tensor.detach().contiguous().view(-1)
+    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}.get(flat.element_size(), torch.int64)
+    return flat.view(unsigned)
+
+
+def _mix(bits: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """Mix in place; int64 shifts are arithmetic, so the sign bits that they bring in are masked off."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        torch.bitwise_right_shift(bits, shift, out=scratch)
+        bits.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            bits.mul_(factor)
+    return bits
+
+
+def _span(place: Span | Box) -> int | None:
+    """Return the first global index if the local elements are consecutive ones, else None."""
+    if isinstance(place, Span):
+        return place.start
+    partial = [d for d in range(len(place.shape)) if place.sizes[d] != place.shape[d]]
+    if partial and any(size != 1 for size in place.sizes[: partial[-1]]):
+        return None
+    return sum(offset * stride for offset, stride in zip(place.offsets, _strides(place.shape), strict=True))
+
+
+def _box_indices(box: Box, position: torch.Tensor, per_element: int) -> torch.Tensor:
+    """Return the global word indices of a box's local words, given by their local positions."""
+    element = position.div(per_element, rounding_mode="floor")
+    index = torch.zeros_like(element)
+    local_strides = _strides(box.sizes)
+    for offset, local_stride, stride in zip(box.offsets, local_strides, _strides(box.shape), strict=True):
+        coordinate = element.div(max(local_stride, 1), rounding_mode="floor")
+        element = element - coordinate * local_stride
+        index += (coordinate + offset) * stride
+    return index * per_element + position % per_element
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+def _wrap(value: int) -> int:
+    """Return a Python integer as the int64 with the same low 64 bits."""
+    return (value + (1 << 63)) % _MODULUS - (1 << 63)

@@ -1,0 +1,53 @@
+"""The run sees its snapshot and nothing else: no loaded module may come from the author's checkout.
+
+A materialised tree does not help if an editable install, or PYTHONPATH, brings in the live one.
+"""
+
+import sys
+from pathlib import Path
+
+from m5ws.errors import M5Error
+from m5ws.records import Context
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+
+
+class NotIsolated(M5Error):
+    """Code that is not in the snapshot runs in the run."""
+
+    hint = (
+        "Remove the editable install or the PYTHONPATH entry that leads there, or put the package into the workspace."
+    )
+
+
+def check(context: Context) -> None:
+    """Raise NotIsolated if a loaded module lies in the author's checkout and is not the run's own copy.
+
+    A virtual environment may lie in the checkout: what is installed in it is the environment, not the code.
+    """
+    author, work = Path(context.author_dir).resolve(), Path(context.work_dir).resolve()
+    foreign = {name: path for name, path in _files() if _is_foreign(path, author, work)}
+    if foreign:
+        listed = ", ".join(f"{name} ({path})" for name, path in sorted(foreign.items())[:5])
+        raise NotIsolated(f"{len(foreign)} module(s) were loaded from the author's checkout: {listed}")
+
+
+def _files() -> list[tuple[str, Path]]:
+    """Return the name and file of every loaded module that has one, but m5ws's own, which is no code of the run's."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<"):
+            found.append((name, Path(file)))
+    return found
+
+
+def _is_foreign(path: Path, author: Path, work: Path) -> bool:
+    # As it was found and as it is: a link in site-packages that leads into the checkout is an editable install.
+    real = path.resolve()
+    if not real.is_relative_to(author) or real.is_relative_to(work):
+        return False
+    prefixes = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
+    if any(prefix.is_relative_to(author) and real.is_relative_to(prefix) for prefix in prefixes):
+        return False
+    return _PACKAGES.isdisjoint(real.relative_to(author).parts)

@@ -1,0 +1,136 @@
+"""State of schedulers, loaders and generators as plain data, and back: an explicit codec, no pickle.
+
+Only what is listed here can be stored; anything else is an error that names its path, at the start of the
+training and not at the first restore. What comes back has the same types and bits; only a plain dictionary
+with string keys comes back in the order of its keys (an OrderedDict keeps its own order).
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from m5ws.errors import M5Error
+from m5ws.training.backend import Plain
+
+_TAG = "!"
+_INT64 = range(-(2**63), 2**64)
+
+
+class StateError(M5Error):
+    """Something in the training state cannot be stored exactly."""
+
+    hint = "Give m5ws an object whose state_dict() holds numbers, text, bytes, lists, dictionaries, tensors and arrays."
+
+
+class RestoreError(M5Error):
+    """State read back from a checkpoint is not the state that was saved, or does not fit the model."""
+
+    exit_code = 3
+
+
+def encode(value: object, path: str) -> Plain:
+    """Return `value` as plain data. Raises StateError naming the path of what cannot be stored."""
+    if value is None or type(value) in (bool, float, str, bytes):
+        return value
+    if type(value) is int:
+        return value if value in _INT64 else {_TAG: "int", "hex": hex(value)}
+    if type(value) is list:
+        return [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
+    tagged = _ENCODERS.get(type(value))
+    if tagged is None and isinstance(value, torch.Tensor):
+        tagged = _tensor
+    if tagged is None and isinstance(value, np.generic) and not value.dtype.hasobject:
+        tagged = _scalar
+    if tagged is None:
+        raise StateError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which m5ws cannot store")
+    return tagged(value, path)
+
+
+def decode(value: Plain) -> Any:
+    """Return the value that `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: decode(item) for key, item in value.items()}
+    decoder = _DECODERS.get(value[_TAG])
+    if decoder is None:
+        raise RestoreError(
+            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote it: upgrade m5ws."
+        )
+    return decoder(value)
+
+
+def _tuple(value: Any, path: str) -> Plain:
+    return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]}
+
+
+def _mapping(tag: str) -> Callable[[Any, str], Plain]:
+    def encode_mapping(value: Mapping[Any, Any], path: str) -> Plain:
+        items = [[encode(key, f"{path} key"), encode(item, f"{path}[{key!r}]")] for key, item in value.items()]
+        return {_TAG: tag, "items": items}
+
+    return encode_mapping
+
+
+def _tensor(value: torch.Tensor, path: str) -> Plain:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        raise StateError(f"{path} is a {type(value).__qualname__}, which m5ws cannot store outside model and optimizer")
+    shape = list(value.shape)
+    return {
+        _TAG: "tensor",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": shape,
+        "data": tensor_bytes(value),
+    }
+
+
+def _array(value: np.ndarray, path: str) -> Plain:
+    if value.dtype.hasobject or value.dtype.fields is not None:
+        raise StateError(f"{path} is an array of {value.dtype}, which m5ws cannot store")
+    return {_TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
+
+
+def _scalar(value: Any, _path: str) -> Plain:
+    return {_TAG: "scalar", "dtype": value.dtype.str, "data": value.tobytes()}
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Return a local tensor's elements, row-major, as bytes."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    """Return the tensor with these row-major bytes, on the CPU and writable."""
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(kind).view(shape)
+
+
+_ENCODERS: dict[type, Callable[[Any, str], Plain]] = {
+    tuple: _tuple,
+    dict: _mapping("dict"),
+    Counter: _mapping("counter"),
+    OrderedDict: _mapping("ordered"),
+    bytearray: lambda value, _: {_TAG: "bytearray", "data": bytes(value)},
+    np.ndarray: _array,
+    torch.Size: lambda value, _: {_TAG: "tuple", "items": list(value)},
+}
+
+_DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "int": lambda value: int(value["hex"], 16),
+    "tuple": lambda value: tuple(decode(item) for item in value["items"]),
+    "dict": lambda value: {decode(key): decode(item) for key, item in value["items"]},
+    "counter": lambda value: Counter({decode(key): decode(item) for key, item in value["items"]}),
+    "ordered": lambda value: OrderedDict((decode(key), decode(item)) for key, item in value["items"]),
+    "bytearray": lambda value: bytearray(value["data"]),
+    "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
+    "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
+    "scalar": lambda value: np.frombuffer(value["data"], np.dtype(value["dtype"]))[0],
+}

@@ -1,0 +1,138 @@
+"""`python -m m5ws.training.rank -- script.py arguments…`: one rank of an attempt.
+
+It sets up what must be before the script starts (log, ledger, determinism), runs the script as Python
+would run it, and says how it ended. It dies with its launcher, so that no attempt outlives its supervisor.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from m5ws import codec
+from m5ws.errors import M5Error, UsageError
+from m5ws.records import Context, RankEnded, RankStarted
+from m5ws.repository import Repository
+from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.store import open_store
+from m5ws.training import context, determinism, facts, isolation
+from m5ws.training.stop import Stop
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command of this rank and return its exit status."""
+    parent = os.getppid()
+    orders = read_context()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    _die_with_parent(parent)
+    _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
+    spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
+    stop = Stop(Path(orders.spool_dir) / "stop", world)
+    repo = Repository.open(open_store(orders.store))
+    determinism.apply(orders.determinism)
+    active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders))
+    context.activate(active)
+    active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
+    stop.install()
+    status, error = _run(arguments, active)
+    active.emit(RankEnded, rank=rank, error=error)
+    return status
+
+
+def _facts(orders: Context) -> dict[str, str | None]:
+    """Return the effective values in this rank, and the digest of the operator that was built for the launch."""
+    found = dict(facts.effective())
+    if orders.spec.trainer == "deepspeed":
+        from m5ws.training.cpu_adam import ensure_cpu_adam
+
+        found["deepspeed.cpu_adam"] = ensure_cpu_adam().digest
+    return found
+
+
+def read_context() -> Context:
+    """Return the orders in the file that M5WS_CONTEXT names. Raises UsageError."""
+    path = os.environ.get("M5WS_CONTEXT")
+    if not path:
+        raise UsageError("M5WS_CONTEXT is not set", hint="`m5ws run` starts ranks; this module is not called by hand.")
+    return codec.decode(Path(path).read_bytes(), Context, path)
+
+
+def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | None]:
+    """Run the script; return the exit status and what went wrong, which is in the log in full."""
+    try:
+        _run_script(arguments)
+        isolation.check(active.context)
+    except SystemExit as leaving:
+        if leaving.code is None or leaving.code == 0:
+            return 0, None
+        if isinstance(leaving.code, int):
+            return leaving.code, _exit_text(leaving.code)
+        print(leaving.code, file=sys.stderr)
+        return 1, str(leaving.code)
+    except BaseException as error:
+        # The one broad handler of a rank: whatever a script does wrong belongs in its log and its ledger.
+        traceback.print_exc()
+        if isinstance(error, M5Error) and error.hint:
+            print(error.hint, file=sys.stderr)
+        return getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}{_place(error)}"
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0, None
+
+
+def _run_script(arguments: Sequence[str]) -> None:
+    """Run `script.py arguments…` or `-m module arguments…` as `python` would, in this process."""
+    if not arguments:
+        raise UsageError("no command was given", hint="[run] command in m5ws.toml, or `m5ws run -- script.py`.")
+    if arguments[0] == "-m" and len(arguments) > 1:
+        sys.argv = list(arguments[1:])
+        sys.path[0] = os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(arguments)
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _exit_text(code: int) -> str:
+    if code > 128 and code - 128 in (signal.SIGTERM, signal.SIGINT):
+        return f"stopped by {signal.Signals(code - 128).name}"
+    return f"exit status {code}"
+
+
+def _place(error: BaseException) -> str:
+    """Return where an error was raised: its innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its launcher dies; a killed launcher cannot do it itself."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)  # It died in between.
+
+
+def _redirect(log: Path) -> None:
+    """Send this process's output, and that of C libraries and children, to its log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:] if sys.argv[1:2] == ["--"] else sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""The session: a training loop whose every step is recorded, and that goes on exactly where it stopped.
+
+    session = m5ws.session(model, optimizer, scheduler=scheduler, loader=loader, total_steps=1000)
+    for step in session.steps():
+        batch = step.next_batch()
+        ...
+        step.record(loss=loss, grad_norm=norm, lr=lr)
+
+Outside `m5ws run` the same loop runs, and records nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from m5ws.errors import UsageError
+from m5ws.training import context, isolation, rng
+from m5ws.training.backend import Backend
+from m5ws.training.feed import Feed
+from m5ws.training.recorder import Recorder
+from m5ws.training.step import Step
+
+
+def seed(default: int = 0) -> int:
+    """Seed Python, NumPy and torch with the run's seed, or `default` if it has none, and return it."""
+    active = context.active()
+    given = active.context.spec.seed if active is not None else None
+    chosen = default if given is None else given
+    rng.seed_all(chosen)
+    return chosen
+
+
+def session(
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    engine: Any = None,
+    scheduler: Any = None,
+    loader: Any = None,
+    total_steps: int,
+    state: Mapping[str, Any] | None = None,
+    checkpoint_every: int | None = None,
+    fingerprint_every: int | None = None,
+) -> "Session":
+    """Register what the training is made of: a model and an optimizer, or a DeepSpeed engine; collective.
+
+    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
+    steps between checkpoints and fingerprints are defaults, which the run's own settings replace. Raises
+    UsageError, StateError (something's state cannot be stored), NotIsolated.
+    """
+    if (model is None) == (engine is None):
+        raise UsageError("m5ws.session() takes a model (and its optimizer), or engine=, and not both")
+    feed = Feed(loader, digesting=context.active() is not None) if loader is not None else None
+    active = context.active()
+    recorder = None
+    if active is not None:
+        isolation.check(active.context)
+        spec = active.context.spec
+        recorder = Recorder(
+            active,
+            _backend(model, optimizer, engine),
+            feed=feed,
+            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **_named(state)},
+            generators={name: item for name, item in (state or {}).items() if isinstance(item, torch.Generator)},
+            total_steps=total_steps,
+            checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
+            fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
+        )
+    return Session(recorder, feed, total_steps)
+
+
+def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
+    if engine is not None:
+        from m5ws.training.deepspeed import DeepSpeedBackend
+
+        backend: Backend = DeepSpeedBackend(engine)
+        return backend
+    from m5ws.training.fsdp import FsdpBackend
+
+    return FsdpBackend(model, optimizer)
+
+
+def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the script's own objects, by the names they are stored under. Raises UsageError."""
+    found = {name: item for name, item in (state or {}).items() if not isinstance(item, torch.Generator)}
+    for name, item in found.items():
+        if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+            raise UsageError(f"state[{name!r}] is a {type(item).__qualname__} without state_dict and load_state_dict")
+    return {f"state.{name}": item for name, item in found.items()}
+
+
+class Session:
+    """A registered training. `first_step` is the step that `steps()` begins with."""
+
+    def __init__(self, recorder: Recorder | None, feed: Feed | None, total_steps: int) -> None:
+        self._recorder = recorder
+        self._feed = feed
+        self._total = total_steps
+        self._stopping = False
+        self.first_step = 1
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step still to be done, once; what the loop's body did is recorded when it is over.
+
+        Before the first, the run's newest checkpoint is restored, if this attempt resumes, and proven.
+        """
+        if self._recorder is not None:
+            self.first_step = self._recorder.begin() + 1
+        for number in range(self.first_step, self._total + 1):
+            step = Step(number, self._feed, recording=self._recorder is not None)
+            try:
+                yield step
+            except GeneratorExit:
+                if self._recorder is not None:
+                    self._recorder.left(step)
+                raise
+            last = self._stopping or number == self._total
+            if self._recorder is not None:
+                self._recorder.end_of_step(step, last)
+            if last:
+                return
+
+    def stop(self) -> None:
+        """Make the current step the last, with its checkpoint; call it on all ranks in the same step."""
+        self._stopping = True

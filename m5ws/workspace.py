@@ -1,0 +1,159 @@
+"""The workspace: the directory with `m5ws.toml`, what that file says, and the adapters it stands for.
+
+This is the only module that reads environment variables (`VARIABLES` lists them) and the only one that
+chooses adapters, by name from a table: an adapter is imported when it is first asked for, so that a
+verb pays for what it uses. Every directory under `.m5ws` is made when it is first written to.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from m5ws import configuration
+from m5ws.errors import NotFound
+from m5ws.ports import DatasetSource, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
+from m5ws.settings import Settings
+
+if TYPE_CHECKING:
+    from m5ws.operations.supervise import Ports
+    from m5ws.repository import Repository
+
+FILE = "m5ws.toml"
+STATE = ".m5ws"
+VARIABLES = {"MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none."}
+_ADAPTERS = {
+    "store": "m5ws.store:open_store",
+    "source": "m5ws.adapters.git:Git",
+    "datasets": "m5ws.adapters.dvc:Dvc",
+    "observer": "m5ws.adapters.machine:Machine",
+    "tokenizers": "m5ws.adapters.tokenizer:Tokenizers",
+    "launcher": "m5ws.launch.local:LocalLauncher",
+    "tracker": "m5ws.adapters.mlflow:Mlflow",
+}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A workspace that was found and read, and the environment that launched processes inherit."""
+
+    root: Path
+    settings: Settings
+    environment: Mapping[str, str] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """What people call it: `name` in `m5ws.toml`, or the directory's name."""
+        return self.settings.name or self.root.name
+
+    @property
+    def home(self) -> Path:
+        """`.m5ws`, where everything of m5ws's own is kept; `prepare` makes it."""
+        return self.root / STATE
+
+    @property
+    def index_path(self) -> Path:
+        """The file that remembers the digests of unchanged files."""
+        return self.home / "index"
+
+    def attempt_dir(self, run_id: str, attempt: int) -> Path:
+        """Return where an attempt is materialised and keeps its logs."""
+        return self.home / "runs" / run_id / f"{attempt:04d}"
+
+    @property
+    def store_url(self) -> str:
+        """The store, with a relative path taken from the workspace."""
+        url = self.settings.store.url
+        return url if "://" in url else str(self.root / url)
+
+    @property
+    def tracking_uri(self) -> str:
+        """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else this workspace's own file."""
+        own = f"sqlite:///{self.home / 'mlflow.db'}"
+        return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
+
+    def prepare(self) -> Path:
+        """Make `.m5ws` with its own ignore rule, if it is not there, and return it."""
+        self.home.mkdir(exist_ok=True)
+        ignore = self.home / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+        return self.home
+
+    def repository(self, *, create: bool = False) -> "Repository":
+        """Open the store, or make it with `create`. Raises NotFound if there is none."""
+        from m5ws.repository import Repository
+
+        store = cast(Callable[[str], ObjectStore], _load("store"))(self.store_url)
+        if create:
+            self.prepare()
+            return Repository.create(store)
+        try:
+            return Repository.open(store)
+        except NotFound as error:
+            raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
+
+    def source(self) -> SourceControl:
+        return cast(SourceControl, _load("source")(self.environment))
+
+    def datasets(self) -> DatasetSource | None:
+        """What finds datasets of another tool; None where `m5ws.toml` turns it off."""
+        return cast(DatasetSource, _load("datasets")()) if self.settings.data.dvc else None
+
+    def tokenizers(self) -> TokenizerProbe:
+        """What gives the token ids of the probe text."""
+        return cast(TokenizerProbe, _load("tokenizers")())
+
+    def observer(self) -> Observer:
+        """What looks at this machine as this workspace's training processes will see it."""
+        observer = _load("observer")(
+            root=self.root,
+            variable_names=self.settings.environment.variables,
+            wanted=self.settings.environment.wanted,
+            cache=self.home / "cache",
+            base=self.environment,
+        )
+        return cast(Observer, observer)
+
+    def launcher(self) -> Launcher:
+        return cast(Launcher, _load("launcher")(self.environment))
+
+    def tracker(self) -> Tracker | None:
+        """What follows runs in MLflow; None where `m5ws.toml` switches it off."""
+        if not self.settings.mlflow.enabled:
+            return None
+        experiment = self.settings.mlflow.experiment or self.name
+        return cast(Tracker, _load("tracker")(self.tracking_uri, experiment, self.store_url))
+
+    def ports(self, repo: "Repository") -> "Ports":
+        """Return the outside, as the operations on runs take it."""
+        from m5ws.operations.supervise import Ports
+
+        return Ports(
+            repo=repo,
+            launcher=self.launcher(),
+            observer=self.observer(),
+            tracker=self.tracker(),
+            environment=self.environment,
+        )
+
+
+def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
+    """Return the workspace that `start` lies in: the nearest directory upwards with an `m5ws.toml`.
+
+    Raises NotFound if there is none, ConfigError (with file and line) for what the file says wrongly.
+    """
+    here = start.absolute()
+    if not here.is_dir():
+        raise NotFound(f"there is no directory {start}", hint="`-C DIR` names a directory in a workspace.")
+    for root in (here, *here.parents):
+        if (root / FILE).is_file():
+            return Workspace(root, configuration.read(root / FILE), dict(environment))
+    raise NotFound(f"no {FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
+
+
+def _load(name: str) -> Callable[..., object]:
+    module, _, attribute = _ADAPTERS[name].partition(":")
+    return cast(Callable[..., object], getattr(importlib.import_module(module), attribute))

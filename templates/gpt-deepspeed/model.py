@@ -1,0 +1,1 @@
+../gpt/model.py

@@ -1,0 +1,143 @@
+"""What m5ws asks of MLflow, and verdicts on both pages."""
+
+import math
+import socket
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+import mlflow_runs as written
+from m5ws.adapters.mlflow import Mlflow
+from m5ws.adapters.mlflow_delivery import find
+from m5ws.adapters.mlflow_follower import Follower
+from m5ws.adapters.mlflow_query import TrackerError
+from m5ws.records import Change, Divergence, Run, Verdict
+from m5ws.repository import Repository, runs
+
+
+def _finished(repo: Repository, run: Run) -> Run:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    return run
+
+
+def _deliver(tracker: Mlflow, run: Run) -> None:
+    Follower(tracker.options(run.id, once=True)).advance(last=True)
+
+
+def _tags(client: MlflowClient, run: Run) -> dict[str, str]:
+    (only,) = find(client, run.id)
+    return dict(client.get_run(only).data.tags)
+
+
+def test_an_mlflow_id_or_url_stands_for_its_run(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _deliver(tracker, _finished(repo, run))
+    (known,) = find(client, run.id)
+    assert tracker.resolve(known) == run.id
+    assert tracker.resolve(f" http://127.0.0.1:5000/#/experiments/1/runs/{known} ") == run.id
+    assert tracker.resolve(f"https://mlflow.example/x/#/experiments/1/runs/{known}/model-metrics?a=b") == run.id
+    assert tracker.resolve("0" * 32) is None
+    assert tracker.resolve(run.id) is None
+    foreign = client.create_run("0").info.run_id
+    assert tracker.resolve(foreign) is None
+
+
+def test_what_is_no_mlflow_id_asks_nobody() -> None:
+    nobody = Mlflow("http://127.0.0.1:1", "tests", "")
+    for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
+        assert nobody.resolve(text) is None
+
+
+def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(TrackerError, match=uri):
+            Mlflow(uri, "tests", "").resolve("0" * 32)
+
+
+def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
+    nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
+    assert nowhere.resolve("0" * 32) is None
+    assert nowhere.script_metrics("0" * 12) == {}
+
+
+def test_script_metrics_are_exact_and_only_the_script_s(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    values = [0.1 + 0.2, 5e-324, -1.5, math.nan, 2.0**1000]
+    experiment = client.create_experiment("its own")
+    tags = {"m5ws.run_id": run.id, "m5ws.attempt": "1"}
+    page = client.create_run(experiment, tags=tags | {"m5ws.rank": "0"}).info.run_id
+    other = client.create_run(experiment, tags=tags | {"m5ws.rank": "1"}).info.run_id
+    for step, value in enumerate(values):
+        client.log_metric(page, "val/loss", value, step=step, timestamp=1000 - step)
+    client.log_batch(page, metrics=[Metric(f"m{i}", float(i), 1, 0) for i in range(30)])
+    client.log_metric(page, "unstepped", 2.0)
+    client.log_metric(page, "unstepped", 1.0)
+    client.log_metric(page, "system/cpu", 12.0)
+    client.log_metric(other, "val/loss", 7.0, step=9)
+    _deliver(tracker, _finished(repo, run))
+    found = tracker.script_metrics(run.id)
+    assert found["val/loss"] == [*((step, value.hex()) for step, value in enumerate(values)), (9, (7.0).hex())]
+    assert found["unstepped"] == [(0, (1.0).hex()), (0, (2.0).hex())]
+    assert set(found) == {"val/loss", "unstepped", *(f"m{i}" for i in range(30))}
+
+
+def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+    _finished(repo, run)
+    replay = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    _deliver(tracker, replay)
+    (page,) = find(client, replay.id)
+    client.set_tag(page, "mlflow.note.content", client.get_run(page).data.tags["mlflow.note.content"] + "\n\nmy words")
+    verdict = Verdict(
+        run=run.id,
+        replay=replay.id,
+        outcome="diverged",
+        compared={"steps": 30, "states": 1},
+        not_compared=("batches: not recorded by the original",),
+        first=Divergence(
+            step=31, rank=1, quantity="loss", original="0x1.8p+0", replayed="0x1.9p+0", tensor="model.head.weight"
+        ),
+        changes=(Change(part="config", name="train.lr", old="3.0e-4", new="3.1e-4"),),
+        created_s=2.0,
+    )
+    runs.publish_verdict(repo, verdict)
+    # The original was never delivered: its page is made now.
+    tracker.write_verdict(verdict)
+    original, replayed = _tags(client, run), _tags(client, replay)
+    first = "step 31, rank 1, loss, tensor model.head.weight: 0x1.8p+0 → 0x1.9p+0"
+    for tags in (original, replayed):
+        assert (tags["m5ws.verdict"], tags["m5ws.verdict.first"]) == ("diverged", first)
+        assert "**diverged**" in tags["mlflow.note.content"]
+        assert "config train.lr: 3.0e-4 → 3.1e-4" in tags["mlflow.note.content"]
+        assert "batches: not recorded" in tags["mlflow.note.content"]
+    assert replayed["mlflow.note.content"].endswith("my words")
+    assert replayed["m5ws.reproduces"] == run.id
+    assert original["m5ws.replayed_by"] == replay.id
+    assert "m5ws.reproduced_by" not in original
+
+    second = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    proof = msgspec.structs.replace(verdict, replay=second.id, outcome="reproduced", first=None, created_s=3.0)
+    runs.publish_verdict(repo, proof)
+    tracker.write_verdict(proof)
+    original = _tags(client, run)
+    assert (original["m5ws.verdict"], original["m5ws.verdict.first"]) == ("reproduced", "none")
+    assert original["m5ws.reproduced_by"] == second.id
+    assert original["m5ws.replayed_by"] == f"{replay.id}, {second.id}"
+
+    before = original, _tags(client, replay)
+    for one in (run, replay):
+        _deliver(tracker, one)
+    assert (_tags(client, run), _tags(client, replay)) == before
+
+
+def test_the_ui_of_a_server_is_that_server() -> None:
+    server = Mlflow("https://mlflow.example", "tests", "")
+    assert (server.ui_argv(5000), server.ui_url(5000)) == ((), "https://mlflow.example")

@@ -1,0 +1,168 @@
+"""A command line in this process, and a store with a snapshot and a run in it, made through the repository."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from m5ws import codec, workspace
+from m5ws.cli import main
+from m5ws.ports import SourceFile
+from m5ws.records import (
+    Annotation,
+    AttemptEnded,
+    AttemptStarted,
+    Checkpoint,
+    CheckpointPublished,
+    Code,
+    Content,
+    Declared,
+    Determinism,
+    Event,
+    LaunchSpec,
+    Notice,
+    Observed,
+    RankStarted,
+    Run,
+    Snapshot,
+    Step,
+    Verdict,
+)
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one call of the command line did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Stdout as one JSON document; fails if there is anything else on it."""
+        return json.loads(self.out)
+
+
+M5 = Callable[..., Outcome]
+
+
+@pytest.fixture
+def m5(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> M5:
+    """Call the command line in this process, in the workspace that the test has, if it has one."""
+
+    def call(*arguments: str | Path) -> Outcome:
+        words = [str(word) for word in arguments]
+        if "place" in request.fixturenames and "-C" not in words:
+            words = ["-C", str(request.getfixturevalue("place")), *words]
+        capsys.readouterr()
+        status = main(words)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A workspace in a git repository of its own, with a script, a config file and one commit."""
+    root = tmp_path / "place"
+    root.mkdir()
+    (root / "m5ws.toml").write_text("name = 'small'\n[mlflow]\nenabled = false\n")
+    (root / "config.yaml").write_text("lr: 0.1\nsteps: 3\n")
+    (root / "train.py").write_text("print('trained')\n")
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(root)]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    return root
+
+
+@pytest.fixture
+def home(place: Path) -> Repository:
+    """The store of the workspace, empty."""
+    return workspace.find(place, {}).repository(create=True)
+
+
+class Made(msgspec.Struct, frozen=True):
+    """The ids of what `made` put into the store."""
+
+    snapshot: str
+    changed: str
+    run: str
+    replay: str
+
+
+@pytest.fixture
+def made(home: Repository, place: Path, tmp_path: Path) -> Made:
+    """Two snapshots that differ in a learning rate, a run of the first, and its replay with a verdict."""
+    snapshot = _snapshot(home, tmp_path / "one", "lr: 0.1\n", "the first")
+    changed = _snapshot(home, tmp_path / "two", "lr: 0.2\n", "another rate")
+    run = Run(id="7c1d00000001", snapshot=snapshot, spec=_SPEC, name="trial", created_s=1000.0)
+    replay = Run(
+        id="7c1d00000002", snapshot=snapshot, spec=_SPEC, purpose="reproduce", reproduces=run.id, created_s=2000.0
+    )
+    _run(home, run)
+    _run(home, replay)
+    verdict = Verdict(run=run.id, replay=replay.id, outcome="reproduced", compared={"steps": 3}, created_s=2100.0)
+    runs.publish_verdict(home, verdict)
+    logs = place / ".m5ws" / "runs" / run.id / "0001" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("zero\nend of zero")
+    (logs / "rank-1.log").write_text("one\n")
+    (logs / "launcher.log").write_text("launched\n")
+    return Made(snapshot, changed, run.id, replay.id)
+
+
+_SPEC = LaunchSpec(command=("train.py",), nproc=2, seed=7)
+
+
+def _snapshot(repo: Repository, folder: Path, config: str, message: str) -> str:
+    folder.mkdir()
+    (folder / "train.py").write_text("print('trained')\n")
+    (folder / "config.yaml").write_text(config)
+    code, settings = (
+        trees.write_tree(repo.objects, [SourceFile(path=name.encode(), location=folder / name)]).digest
+        for name in ("train.py", "config.yaml")
+    )
+    record = Snapshot(
+        code=Code(commit="a" * 40, dirty=True, tree=code),
+        config=settings,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(wanted={"nccl": "2.27"}),
+        determinism=Determinism(),
+    )
+    observed = repo.objects.put_record(Observed(facts={"python": "3.11.2", "nccl": None}, distributions={"click": "8"}))
+    said = Annotation(created_s=900.0, author="Ada", message=message, branch="main", observed=observed)
+    return snapshots.publish(repo, record, said)
+
+
+def _run(repo: Repository, run: Run) -> None:
+    runs.publish(repo, run)
+    observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
+    content = repo.objects.put_record(Content(format="dcp/1", world=2))
+    checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content)
+    began = run.created_s
+    launcher: list[Event] = [AttemptStarted(time_s=began, attempt=1, host="node", observed=observed)]
+    _append(repo, run, ledger.LAUNCHER, launcher)
+    digest = checkpoints.publish(repo, checkpoint)
+    name = checkpoints.name(3, 1)
+    ranks: list[Event] = [RankStarted(time_s=began, rank=0, world=2, pid=1)]
+    for step in (1, 2, 3):
+        quantities = {"loss": (2.0 / step).hex()}
+        ranks.append(Step(time_s=began + step, step=step, quantities=quantities, tokens=64, seconds=1.0, total=3))
+    ranks.append(CheckpointPublished(time_s=began + 4, step=3, name=name, checkpoint=digest, content=content))
+    _append(repo, run, "0", ranks)
+    ended: list[Event] = [
+        Notice(time_s=began + 4, kind="input-modified", message="data was changed", step=3),
+        AttemptEnded(time_s=began + 65, outcome="finished", exit_code=0),
+    ]
+    _append(repo, run, ledger.LAUNCHER, ended)
+
+
+def _append(repo: Repository, run: Run, rank: str, events: list[Event]) -> None:
+    ledger.Writer(repo, run.id, 1, rank).append([codec.encode(event) for event in events])

@@ -1,0 +1,231 @@
+"""The command line itself: what it loads, how it fails, how it completes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from m5ws import codec
+from m5ws.cli import COMMANDS, cli
+from m5ws.records import Annotation
+from m5ws.repository import Repository
+
+HEAVY = ("torch", "mlflow", "dvc", "deepspeed", "git", "numpy", "rich", "tokenizers", "transformers")
+
+
+def _run(*words: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "m5ws", *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+
+
+def _loaded(*words: str) -> set[str]:
+    """The modules that one call of the command line has loaded when it ends."""
+    code = "import sys, json; from m5ws.cli import main; main(sys.argv[1:]); print(); print(json.dumps([*sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_help_loads_click_and_the_command_line_and_nothing_else_of_ours() -> None:
+    loaded = _loaded("--help")
+    assert {name for name in loaded if name.split(".")[0] == "m5ws"} == {
+        "m5ws", "m5ws.cli", "m5ws.cli.group", "m5ws.errors"
+    }  # fmt: skip
+    assert not loaded & {*HEAVY, "msgspec", "blake3", "logging", "subprocess"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_verb_loads_nothing_heavy(name: str) -> None:
+    assert not _loaded(name, "--help") & set(HEAVY)
+
+
+def test_reading_verbs_load_nothing_heavy(place: Path, made: Any) -> None:
+    for words in (["ls"], ["show", made.run], ["diff", made.snapshot, made.changed], ["fsck"], ["ls", "--json"]):
+        assert not _loaded("-C", str(place), *words) & set(HEAVY), words
+
+
+def test_every_verb_has_the_short_help_that_the_list_shows() -> None:
+    context = click.Context(cli)
+    for name, short in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(200) == short, name
+
+
+def test_the_version_is_printed(m5: Any) -> None:
+    import m5ws
+
+    assert m5("--version").out == f"m5ws {m5ws.__version__}\n"
+
+
+def test_an_unknown_verb_is_named_with_what_is_near(m5: Any) -> None:
+    done = m5("snapshto")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.splitlines() == [
+        "error: there is no command 'snapshto'; did you mean 'snapshot'?", "hint: `m5ws --help` shows how."
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("ls", "--nonsense"), ("show",), ("run", "--nproc", "0"), ("run", "--trainer", "x")])
+def test_wrong_usage_is_status_2_with_a_way_to_help(m5: Any, place: Path, words: tuple[str, ...]) -> None:
+    done = m5(*words)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert f"hint: `m5ws {words[0]} --help` shows how." in done.err
+
+
+def test_outside_a_workspace_the_way_to_make_one_is_named(m5: Any, tmp_path: Path) -> None:
+    done = m5("-C", tmp_path, "ls")
+    assert done.status == 3
+    assert "no m5ws.toml" in done.err and "hint: `m5ws init`" in done.err
+
+
+def test_an_unknown_key_stops_every_verb_with_its_line(m5: Any, place: Path) -> None:
+    (place / "m5ws.toml").write_text("[run]\nnprocs = 2\n")
+    done = m5("ls")
+    assert done.status == 2
+    assert done.err == f"error: {place}/m5ws.toml:2: unknown key 'run.nprocs'; did you mean 'nproc'?\n"
+
+
+def test_a_workspace_is_found_from_below(m5: Any, made: Any, place: Path) -> None:
+    (place / "deep").mkdir()
+    assert made.run in m5("-C", place / "deep", "ls").out
+
+
+def test_a_store_of_a_newer_m5ws_is_named(m5: Any, place: Path) -> None:
+    store = place / ".m5ws" / "store"
+    store.mkdir(parents=True)
+    (store / "format").write_bytes(b"\x81\xa4type\xa8format/9")
+    done = m5("ls")
+    assert done.status == 3
+    assert "upgrade m5ws" in done.err
+
+
+def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, made: Any, home: Repository) -> None:
+    said = codec.encode(Annotation(created_s=1e300))
+    home.store.create(f"snapshots/{made.changed}/99999999999999-00000000", said)
+    done = m5("show", made.changed)
+    assert done.status == 70
+    assert "Traceback" in done.err and "error: m5ws has a bug" in done.err
+
+
+def test_what_the_system_refuses_is_said_without_a_traceback(m5: Any, made: Any, place: Path) -> None:
+    (place / "taken").write_text("")
+    done = m5("checkout", made.snapshot, place / "taken" / "below")
+    assert done.status == 2
+    assert "Traceback" not in done.err and "taken" in done.err.splitlines()[0]
+    assert "Traceback" in m5("-v", "checkout", made.snapshot, place / "taken" / "below").err
+
+
+def test_a_reader_that_leaves_is_no_error(place: Path, made: Any) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "m5ws", "-C", str(place), "ls"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_entry_point_passes_the_status_on(tmp_path: Path) -> None:
+    assert _run("-C", tmp_path, "ls").returncode == 3
+    assert _run("--help").returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(m5: Any, shell: str) -> None:
+    done = m5("completion", shell)
+    assert done.status == 0
+    assert "_M5WS_COMPLETE" in done.out
+
+
+def _completed(words: str, place: Path) -> list[str]:
+    line = f"m5ws -C {place} {words}"
+    variables = {"_M5WS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = _run(env=os.environ | variables)
+    return [row.split(",")[1] for row in done.stdout.splitlines() if row]
+
+
+def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None:
+    assert _completed("sn", place) == ["snapshot"]
+    assert _completed("reproduce 7c", place) == [made.replay, made.run]
+    assert made.snapshot[:12] in _completed("show ", place)
+    assert _completed("show --pac", place) == ["--packages"]
+    assert _completed("checkout 7c1d000000 ", place) != [made.run]
+
+
+def test_completion_without_a_workspace_offers_nothing(tmp_path: Path) -> None:
+    assert _completed("show ", tmp_path) == []
+
+
+# --- init ------------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_workspace_that_other_verbs_accept(m5: Any, tmp_path: Path) -> None:
+    root = tmp_path / "w"
+    done = m5("init", root)
+    assert done.status == 0
+    assert "m5ws.toml" in done.out
+    assert "hint: `git init`" in done.err
+    assert (root / ".m5ws" / ".gitignore").read_text() == "*\n"
+    assert m5("-C", root, "fsck").status == 0
+
+
+def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any, tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    (tmp_path / ".gitignore").write_text("mine\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    done = m5("-C", tmp_path, "init")
+    assert done.status == 0 and "git init" not in done.err
+    status = subprocess.run([*git, "status", "--porcelain", "-uall"], capture_output=True, text=True, check=True)
+    assert status.stdout == "?? m5ws.toml\n"
+
+
+def test_init_twice_is_refused_and_lists_what_is_there(m5: Any, tmp_path: Path) -> None:
+    m5("init", tmp_path / "w")
+    before = (tmp_path / "w" / "m5ws.toml").stat().st_mtime_ns
+    done = m5("init", tmp_path / "w")
+    assert (done.status, done.out) == (2, "")
+    assert "  m5ws.toml" in done.err
+    assert (tmp_path / "w" / "m5ws.toml").stat().st_mtime_ns == before
+
+
+def test_init_with_an_unknown_template_makes_nothing(m5: Any, tmp_path: Path) -> None:
+    done = m5("init", "--template", "no-such", tmp_path / "w")
+    assert done.status == 3
+    assert not (tmp_path / "w").exists()
+
+
+def test_init_as_json(m5: Any, tmp_path: Path) -> None:
+    document = m5("init", tmp_path / "w", "--json").document
+    assert document == {"workspace": str(tmp_path / "w"), "files": ["m5ws.toml"], "kept": []}
+
+
+# --- ui --------------------------------------------------------------------------------------------
+
+
+def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
+    (place / "m5ws.toml").write_text("")
+    document = m5("ui", "--port", "5123", "--json").document
+    assert document["url"] == "http://127.0.0.1:5123"
+    assert f"sqlite:///{place}/.m5ws/mlflow.db" in document["command"]
+    assert "5123" in document["command"]
+
+
+def test_ui_of_a_server_is_its_address(m5: Any, place: Path) -> None:
+    (place / "m5ws.toml").write_text("[mlflow]\ntracking_uri = 'http://mlflow.example.org:5000'\n")
+    assert m5("ui").out == "http://mlflow.example.org:5000\n"
+
+
+def test_ui_where_tracking_is_off(m5: Any, place: Path) -> None:
+    done = m5("ui")
+    assert done.status == 2 and "switched off" in done.err

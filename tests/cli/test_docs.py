@@ -1,0 +1,95 @@
+"""The reference pages say what the code does: every command, option, setting, variable and exit code."""
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+import m5ws
+from m5ws import workspace
+from m5ws.cli import BUG, COMMANDS, INTERRUPTED, NO_READER, cli, reference
+from m5ws.errors import M5Error
+from m5ws.settings import Settings
+
+_PAGES = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def _page(name: str) -> str:
+    return (_PAGES / name).read_text(encoding="utf-8")
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    assert _page("commands.md") == reference.page(), "run: python -m m5ws.cli.reference > docs/reference/commands.md"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_and_each_of_its_options_are_documented(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.help and "Example" in command.help, f"m5ws {name} has no example"
+    section = _page("commands.md").split(f"## m5ws {name}\n")[1].split("\n## ")[0]
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            assert option.help, f"{option.opts[0]} of m5ws {name} has no help"
+            assert all(f"{flag}" in section for flag in option.opts)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("completion", "demo")])
+def test_each_verb_that_prints_a_result_has_json(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert any("--json" in option.opts for option in command.params)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    page = _page("configuration.md")
+    for section in msgspec.structs.fields(Settings):
+        if section.name == "name":
+            continue
+        body = page.split(f"## [{section.name}]\n")[1].split("\n## ")[0]
+        documented = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
+        fields = {field.name: field.default for field in msgspec.structs.fields(section.type)}
+        fields |= {name: {} for name, default in fields.items() if default is msgspec.NODEFAULT}
+        assert documented.keys() == fields.keys()
+        for name, default in fields.items():
+            if (section.name, name) != ("tokenizer", "probe"):
+                expected = "none" if default is None else f"`{json.dumps(default)}`"
+                assert documented[name] == expected, f"{section.name}.{name}"
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    for name in workspace.VARIABLES:
+        assert f"| `{name}` |" in _page("configuration.md")
+
+
+def _errors() -> dict[str, type[M5Error]]:
+    """Every error of the package, by name, but for those of modules that need a heavy library to be imported."""
+    light = ("m5ws.cli", "m5ws.operations", "m5ws.repository", "m5ws.store", "m5ws.launch", "m5ws.adapters")
+    for module in pkgutil.walk_packages(m5ws.__path__, "m5ws."):
+        if module.name.startswith(light):
+            importlib.import_module(module.name)
+    found: dict[str, type[M5Error]] = {}
+    waiting = M5Error.__subclasses__()
+    while waiting:
+        error = waiting.pop()
+        waiting += error.__subclasses__()
+        found[error.__name__] = error
+    return found
+
+
+def test_every_exit_code_is_documented() -> None:
+    page = _page("exit-codes.md")
+    general = {int(row.split("|")[1]) for row in page.splitlines() if row[:3].strip("| ").isdigit()}
+    assert {BUG, INTERRUPTED, NO_READER} <= general
+    listed = {row.split("`")[1]: int(row.split("|")[2]) for row in page.splitlines() if row[:3] == "| `"}
+    known = _errors()
+    for name, status in listed.items():
+        assert known[name].exit_code == status, name
+    for name, error in known.items():
+        assert error.exit_code in general, name
+        if error.__module__ in ("m5ws.errors", "m5ws.cli.run", "m5ws.cli.detached"):
+            assert name in listed, f"{name} is not in docs/reference/exit-codes.md"

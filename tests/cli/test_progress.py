@@ -1,0 +1,144 @@
+"""Progress is on stderr alone: a live line on a terminal, now and then a line elsewhere."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from m5ws.cli import output
+from m5ws.cli.progress import Bar
+from m5ws.cli.steps import RunProgress
+from m5ws.records import AttemptEnded, CheckpointPublished, Notice, Step
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _step(number: int, *, time_s: float = 0.0, tokens: int = 100, total: int | None = 10) -> Step:
+    quantities = {"loss": (1.0 / number).hex()}
+    return Step(time_s=time_s, step=number, quantities=quantities, tokens=tokens, seconds=0.5, total=total)
+
+
+def test_short_work_says_nothing_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar(terminal=False, clock=Clock()) as bar:
+        bar("hashing", 1, 2)
+        bar("hashing", 2, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Bar(terminal=False, clock=clock) as bar:
+        for done in range(1, 40):
+            clock.now += 1.0
+            bar("hashing", done, 1000)
+        clock.now += 10.0
+        bar("listing", 7, 0)
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == (
+        "", ["hashing: 10 of 1,000", "hashing: 20 of 1,000", "hashing: 30 of 1,000", "listing: 7"]
+    )  # fmt: skip
+
+
+def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with RunProgress(terminal=False, clock=clock) as progress:
+        for number in range(1, 11):
+            clock.now += 3.0
+            progress.watch("1", _step(number))
+            progress.watch("0", _step(number, time_s=3.0 * number))
+        progress.watch("launcher", AttemptEnded(outcome="finished", exit_code=0))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "step 1/10  loss 1  400 tokens/s",
+        "step 5/10  loss 0.2  400 tokens/s  15s left",
+        "step 9/10  loss 0.111111  400 tokens/s  3s left",
+        "step 10/10  loss 0.1  400 tokens/s",
+    ]
+
+
+def test_what_a_person_must_see_is_said_even_without_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(enabled=False, terminal=False) as progress:
+        progress.watch("0", _step(1))
+        progress.watch("launcher", Notice(kind="inexact-resume", message="loss differs", step=5))
+    assert capsys.readouterr().err == "inexact-resume (step 5): loss differs\n"
+
+
+def test_checkpoints_are_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    event = CheckpointPublished(step=5, name="0000000005-0001", checkpoint="a", content="b")
+    with RunProgress(terminal=False) as progress:
+        progress.watch("0", event)
+    assert capsys.readouterr().err == "checkpoint 0000000005-0001\n"
+
+
+@pytest.mark.parametrize(
+    ("exact", "shown"),
+    [("0x1.8000000000000p+1", "3"), ("-0x1.0p-2", "-0.25"), ("deadbeef", "deadbeef"), ("nan", "nan")],
+)
+def test_numbers_are_short_and_digests_stay(exact: str, shown: str) -> None:
+    assert output.number(exact) == shown
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (3 * 2**50, "3072 TiB")],
+)
+def test_sizes(size_bytes: int, expected: str) -> None:
+    assert output.size(size_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "0s"), (59.6, "1m 00s"), (3599.0, "59m 59s"), (7260.0, "2h 01m"), (90000.0, "1d 01h")],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    assert output.duration(seconds) == expected
+
+
+def test_paths_that_are_not_text_are_printed_as_json_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"path": b"a\xff/\xc3\xa9", "at": Path("/x")})
+    assert capsys.readouterr().out == '{\n  "path": "a\\\\xff/é",\n  "at": "/x"\n}\n'
+
+
+_LIVE = """
+from m5ws.cli.steps import RunProgress
+from m5ws.records import Notice, Step
+with RunProgress() as progress:
+    progress.prepare("materialising", 1, 2)
+    progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))
+    progress.watch("launcher", Notice(kind="limit", message="[not markup]"))
+    progress.watch("0", Step(step=2, quantities={"loss": (0.5).hex()}))
+"""
+
+
+def test_a_terminal_gets_a_live_line_and_a_notice_one_of_its_own() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", _LIVE], stdout=subprocess.PIPE, stderr=theirs) as child:
+        os.close(theirs)
+        said = b""
+        while part := _read(ours):
+            said += part
+        os.close(ours)
+        assert child.stdout is not None and child.stdout.read() == b""
+    assert child.returncode == 0
+    assert b"limit: [not markup]" in said
+    assert b"step 2  loss 0.5" in said
+
+
+def _read(descriptor: int) -> bytes:
+    """What a terminal's other side said; nothing once it is closed."""
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""

@@ -1,0 +1,170 @@
+"""The verbs that read: ls, show, diff, logs, checkout, fsck."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.repository import Repository
+
+
+def test_ls_shows_snapshots_and_runs_the_newest_first(m5: Any, made: Any) -> None:
+    done = m5("ls")
+    assert done.status == 0
+    rows = done.out.splitlines()
+    assert [row.split()[0] for row in rows if row] == [
+        "SNAPSHOT", *sorted((made.snapshot[:12], made.changed[:12])), "RUN", made.replay, made.run
+    ]  # fmt: skip
+    assert "finished" in done.out and "3/3" in done.out and "trial" in done.out
+    assert f"reproduces {made.run}: reproduced" in done.out
+    assert "aaaaaaaaaa+" in done.out
+
+
+def test_ls_can_be_asked_for_one_kind(m5: Any, made: Any) -> None:
+    assert "SNAPSHOT  " in m5("ls", "--snapshots").out and "RUN" not in m5("ls", "--snapshots").out
+    assert m5("ls", "--runs", "--json").document["snapshots"] == []
+
+
+def test_ls_of_an_empty_store_says_how_to_begin(m5: Any, home: Repository) -> None:
+    done = m5("ls")
+    assert (done.status, done.out) == (0, "")
+    assert "m5ws snapshot" in done.err
+
+
+def test_a_damaged_snapshot_does_not_hide_the_others(m5: Any, made: Any, place: Path) -> None:
+    _object(place, made.changed).unlink()
+    done = m5("ls", "--json")
+    problems = {row["id"]: row["problem"] for row in done.document["snapshots"]}
+    assert problems[made.snapshot] is None
+    assert "not in the store" in problems[made.changed]
+
+
+def test_show_a_snapshot(m5: Any, made: Any) -> None:
+    done = m5("show", made.snapshot[:9])
+    assert done.status == 0
+    for expected in (f"snapshot {made.snapshot}", "a" * 40, "the first", "Ada", "code", "config", "wanted nccl  2.27",
+                     "absent: nccl", "python  3.11.2", made.run):  # fmt: skip
+        assert expected in done.out
+    assert "click" not in done.out
+    assert "click" in m5("show", made.snapshot, "--packages").out
+
+
+def test_show_a_run(m5: Any, made: Any) -> None:
+    done = m5("show", made.run)
+    assert done.status == 0
+    for expected in ("finished, step 3 of 3", "attempt 1: finished after 1m 05s", "loss 0.666667", "node",
+                     "0000000003-0001", "input-modified at step 3: data was changed", made.replay, "seed"):  # fmt: skip
+        assert expected in done.out
+
+
+def test_show_a_replay_with_its_verdict(m5: Any, made: Any) -> None:
+    done = m5("show", made.replay)
+    assert f"REPRODUCED: run {made.run}, replayed as {made.replay}" in done.out
+    assert "everything that was compared is equal, bit for bit" in done.out
+
+
+def test_show_as_json_has_the_records(m5: Any, made: Any) -> None:
+    shown = m5("show", made.run, "--json").document
+    assert shown["run"]["spec"]["nproc"] == 2
+    assert shown["state"]["attempts"][0]["quantities"] == {"loss": (2.0 / 3).hex()}
+    assert shown["checkpoints"][0]["checkpoint"]["step"] == 3
+    assert m5("show", made.snapshot, "--json").document["snapshot"]["code"]["dirty"] is True
+
+
+def test_diff_names_the_config_key(m5: Any, made: Any) -> None:
+    done = m5("diff", made.snapshot, made.changed)
+    assert done.status == 0
+    assert "config\n  lr: 0.1 → 0.2" in done.out
+    assert "code" not in done.out
+    (change,) = m5("diff", made.snapshot, made.changed, "--json").document["changes"]
+    assert (change["part"], change["name"], change["old"], change["new"]) == ("config", "lr", "0.1", "0.2")
+
+
+def test_diff_of_the_same_says_so(m5: Any, made: Any) -> None:
+    assert m5("diff", made.run, made.replay).out == "no difference\n"
+    assert m5("diff", made.run, made.snapshot).out == "no difference\n"
+
+
+@pytest.mark.parametrize("verb", [("show",), ("checkout",), ("diff",), ("logs",)])
+def test_an_unknown_id_is_status_3(m5: Any, made: Any, verb: tuple[str, ...], tmp_path: Path) -> None:
+    more = {"checkout": (tmp_path / "x",), "diff": (made.run,)}.get(verb[0], ())
+    done = m5(*verb, "ffffffffffffffff", *more)
+    assert done.status == 3
+    assert done.err.startswith("error: there is no ")
+    assert "hint: `m5ws ls`" in done.err
+
+
+def test_an_ambiguous_prefix_names_what_it_could_be(m5: Any, made: Any) -> None:
+    done = m5("show", "7c1d")
+    assert done.status == 2
+    assert made.run in done.err and made.replay in done.err
+    assert "hint: Give more of its characters." in done.err
+
+
+def test_an_id_of_the_wrong_kind_is_not_found(m5: Any, made: Any) -> None:
+    assert m5("logs", made.snapshot).status == 3
+
+
+def test_logs_of_all_ranks_name_the_rank(m5: Any, made: Any) -> None:
+    assert m5("logs", made.run).out == "[0] zero\n[0] end of zero\n[1] one\n"
+
+
+def test_logs_of_one_rank(m5: Any, made: Any) -> None:
+    assert m5("logs", made.run, "--rank", "1").out == "one\n"
+    assert m5("logs", made.run, "--rank", "launcher").out == "launched\n"
+    assert m5("logs", made.run, "--json").document["logs"]["0"] == "zero\nend of zero"
+
+
+def test_following_logs_of_a_run_that_has_ended_ends(m5: Any, made: Any) -> None:
+    assert m5("logs", made.run, "-f", "--rank", "0").out == "zero\nend of zero\n"
+
+
+def test_what_logs_are_not_there_is_named(m5: Any, made: Any) -> None:
+    assert "has no log of rank 5" in m5("logs", made.run, "--rank", "5").err
+    assert "has no attempt 4" in m5("logs", made.run, "--attempt", "4").err
+    done = m5("logs", made.replay)
+    assert done.status == 3 and "Look on the machine that ran it" in done.err
+    assert m5("logs", made.run, "-f", "--json").status == 2
+
+
+def test_checkout_writes_the_files_and_they_can_be_changed(m5: Any, made: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    done = m5("checkout", made.run, target)
+    assert done.status == 0 and "2 files" in done.out
+    assert (target / "config.yaml").read_text() == "lr: 0.1\n"
+    assert stat.S_IMODE((target / "train.py").stat().st_mode) & 0o200
+    document = m5("checkout", made.snapshot, tmp_path / "again", "--json").document
+    assert document["files"] == 2 and document["snapshot"] == made.snapshot
+
+
+def test_checkout_refuses_a_directory_with_something_in_it(m5: Any, made: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("mine")
+    done = m5("checkout", made.snapshot, tmp_path / "out")
+    assert done.status == 2 and "not empty" in done.err
+    assert os.listdir(tmp_path / "out") == ["mine"]
+
+
+def test_fsck_of_a_whole_store(m5: Any, made: Any) -> None:
+    done = m5("fsck")
+    assert done.status == 0
+    assert "all are as they were written" in done.out
+    assert m5("fsck", "--json").document["damage"] == []
+
+
+def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path) -> None:
+    target = _object(place, made.changed)
+    target.chmod(0o644)
+    data = target.read_bytes()
+    target.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    done = m5("fsck")
+    assert done.status == 1
+    assert f"corrupt: objects/{made.changed[:2]}/{made.changed}" in done.out
+    assert f"harms snapshot {made.changed}" in done.out
+    assert m5("fsck", "--json").document["damage"][0]["kind"] == "corrupt"
+
+
+def _object(place: Path, digest: str) -> Path:
+    return place / ".m5ws" / "store" / "objects" / digest[:2] / digest

@@ -1,0 +1,190 @@
+"""run and reproduce with real processes, as somebody types them: what is printed where, and the exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.ports import SourceFile
+from m5ws.records import Annotation, Code, Declared, Determinism, Snapshot
+from m5ws.repository import Repository, snapshots, trees
+
+_LIMIT_S = 120.0
+
+
+def _pin(repo: Repository, place: Path, script: str) -> str:
+    """Publish a snapshot of the workspace with `script` as its train.py."""
+    (place / "train.py").write_text(script)
+    code, config = (
+        trees.write_tree(repo.objects, [SourceFile(path=name.encode(), location=place / name)]).digest
+        for name in ("train.py", "config.yaml")
+    )
+    record = Snapshot(
+        code=Code(commit=None, dirty=True, tree=code),
+        config=config,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(),
+        determinism=Determinism(),
+    )
+    return snapshots.publish(repo, record, Annotation(created_s=1.0))
+
+
+def _m5(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "m5ws", "-C", str(place), *words]
+    environment = os.environ | variables
+    return subprocess.run(argv, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment)
+
+
+_WRITES = """
+import pathlib, sys
+pathlib.Path("out").mkdir()
+pathlib.Path("out", "config").write_text(open("config.yaml").read())
+print("trained with", *sys.argv[1:])
+"""
+_OUTPUTS = "[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n"
+
+
+def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, place: Path) -> None:
+    (place / "m5ws.toml").write_text(_OUTPUTS)
+    snapshot = _pin(home, place, _WRITES)
+    done = _m5(place, "run", snapshot[:10], "--name", "trial", "--", "train.py", "--lr", "1")
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.strip()
+    assert f"run {run} finished; `m5ws reproduce {run}` proves it" in done.stderr
+    assert _m5(place, "logs", run).stdout == "trained with --lr 1\n"
+
+    again = _m5(place, "reproduce", run[:6])
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith(f"REPRODUCED: run {run}, replayed as ")
+    assert "environment: the same as when the original began" in again.stderr
+
+    (place / "m5ws.toml").write_text(_OUTPUTS + "[environment]\nvariables = ['NEW_HERE']\n")
+    drifted = _m5(place, "reproduce", run, NEW_HERE="1")
+    assert drifted.returncode == 2, drifted.stderr
+    assert drifted.stdout.startswith(f"NOT COMPARABLE: run {run}")
+    assert "variable.NEW_HERE" in drifted.stderr and "hint: `--env warn`" in drifted.stderr
+
+    changed = _m5(place, "reproduce", run, "--set", "lr=0.5", "--json")
+    assert changed.returncode == 1, changed.stderr
+    verdict = json.loads(changed.stdout)
+    assert verdict["outcome"] == "diverged"
+    assert [(one["part"], one["name"]) for one in verdict["changes"]] == [("config", "lr")]
+
+
+def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(place: Path) -> None:
+    (place / "m5ws.toml").write_text("[run]\ncommand = ['train.py']\n[mlflow]\nenabled = false\n")
+    (place / "train.py").write_text("print(open('config.yaml').read())\n")
+    done = _m5(place, "run", "--set", "lr=0.25", "-m", "on the spot")
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.strip()
+    assert "lr: 0.25" in _m5(place, "logs", run).stdout
+    rows = json.loads(_m5(place, "ls", "--json").stdout)
+    taken = next(row for row in rows["snapshots"] if row["message"] == "on the spot")
+    derived = next(row for row in rows["snapshots"] if row["id"] == rows["runs"][0]["snapshot"])
+    assert derived["derived_from"] == taken["id"]
+    assert _m5(place, "run", "-m", "x", "--resume", run).returncode == 2
+
+
+def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Repository, place: Path) -> None:
+    snapshot = _pin(home, place, "raise SystemExit('no data')\n")
+    done = _m5(place, "run", snapshot, "--json", "--", "train.py")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    run = document["run"]["id"]
+    assert document["result"]["outcome"] == "failed"
+    assert f"error: run {run} failed" in done.stderr
+    assert f"hint: `m5ws logs {run}`" in done.stderr
+    assert "no data" in _m5(place, "logs", run).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
+    snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
+    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, "--", "train.py"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        run = process.stdout.readline().strip()
+        _until(lambda: "ready" in _log(place, run) or process.poll() is not None)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 130, said
+    assert f"`m5ws run --resume {run}` goes on with it" in said
+    (row,) = json.loads(_m5(place, "ls", "--runs", "--json").stdout)["runs"]
+    assert row["standing"] == "interrupted"
+    assert _m5(place, "fsck").returncode == 0
+
+
+def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Repository, place: Path) -> None:
+    snapshot = _pin(home, place, "print('far away')\n")
+    done = _m5(place, "run", snapshot, "--detach", "--", "train.py")
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.strip()
+    assert _m5(place, "logs", run, "-f").stdout == "far away\n"
+    _until(lambda: json.loads(_m5(place, "show", run, "--json").stdout)["standing"] == "finished")
+
+
+def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path) -> None:
+    snapshot = _pin(home, place, "print('x')\n")
+    tree = snapshots.load(home, snapshot).code.tree
+    (place / ".m5ws" / "store" / "objects" / tree[:2] / tree).unlink()
+    done = _m5(place, "run", snapshot, "--detach", "--", "train.py")
+    assert done.returncode == 1
+    assert "did not start" in done.stderr and tree in done.stderr
+
+
+def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: Path) -> None:
+    snapshot = _pin(home, place, "print('x')\n")
+    before = sorted((place / ".m5ws").rglob("*"))
+    done = _m5(place, "run", snapshot, "--dry-run", "--nproc", "3", "--", "train.py", "--set", "x")
+    assert done.returncode == 0, done.stderr
+    assert "--nproc-per-node 3 -m m5ws.training.rank -- train.py --set x" in done.stdout
+    assert "OMP_NUM_THREADS=1" in done.stdout
+    plan = json.loads(_m5(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
+    assert plan["run"]["snapshot"] == snapshot and plan["attempt"] == 1
+    assert sorted((place / ".m5ws").rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("run", "{snapshot}"), "there is nothing to run"),
+        (("run", "--resume", "{run}", "--nproc", "2"), "nproc cannot be given"),
+        (("run", "--resume", "{run}", "--", "train.py"), "command cannot be given"),
+        (("run", "--resume", "{run}"), "has finished"),
+        (("run", "{snapshot}", "-m", "hello", "--", "train.py"), "SNAPSHOT names one that is there"),
+        (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "is not of the form key=value"),
+        (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), "did you mean lr?"),
+        (("reproduce", "{run}", "--env", "maybe"), "--env"),
+    ],
+)
+def test_what_cannot_be_done_as_asked_is_status_2(m5: Any, made: Any, words: tuple[str, ...], expected: str) -> None:
+    done = m5(*(word.format(snapshot=made.snapshot, run=made.run) for word in words))
+    assert (done.status, done.out) == (2, "")
+    assert expected in done.err
+
+
+def test_an_mlflow_url_of_a_store_without_runs_is_not_found(m5: Any, made: Any, place: Path) -> None:
+    (place / "m5ws.toml").write_text("")
+    done = m5("reproduce", f"http://127.0.0.1:5000/#/experiments/1/runs/{'a' * 32}")
+    assert done.status == 3
+    assert not (place / ".m5ws" / "mlflow.db").exists()
+
+
+def _log(place: Path, run: str) -> str:
+    path = place / ".m5ws" / "runs" / run / "0001" / "logs" / "rank-0.log"
+    return path.read_text() if path.exists() else ""
+
+
+def _until(holds: Any) -> None:
+    """Wait for a condition that other processes bring about."""
+    deadline = time.monotonic() + _LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.1)

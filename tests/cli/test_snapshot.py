@@ -1,0 +1,84 @@
+"""`m5ws snapshot` as it is typed: one digest, the same for the same state, and nothing heavy loaded."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers"}
+
+
+def _store(place: Path) -> list[Path]:
+    return sorted(path for path in (place / ".m5ws" / "store").rglob("*") if path.is_file())
+
+
+def test_it_prints_one_digest_and_says_the_rest_on_stderr(m5: Any, place: Path) -> None:
+    done = m5("snapshot", "-m", "first")
+    assert done.status == 0
+    assert len(done.out) == 65 and int(done.out, 16)
+    assert "3 files" in done.err
+    assert (place / ".m5ws" / ".gitignore").read_text() == "*\n"
+    assert "first" in m5("ls").out
+
+
+def test_quietly_it_prints_the_digest_alone(m5: Any, place: Path) -> None:
+    assert m5("-q", "snapshot").err == ""
+
+
+def test_the_same_state_is_the_same_id_here_and_elsewhere(m5: Any, place: Path, tmp_path: Path) -> None:
+    first = m5("snapshot").out
+    assert m5("snapshot", "-m", "another message").out == first
+    shutil.copytree(place, tmp_path / "elsewhere", ignore=shutil.ignore_patterns(".m5ws"))
+    assert m5("-C", tmp_path / "elsewhere", "snapshot").out == first
+
+
+def test_a_changed_file_is_another_id(m5: Any, place: Path) -> None:
+    first = m5("snapshot").out
+    (place / "untracked.py").write_text("new\n")
+    assert m5("snapshot").out != first
+
+
+def test_a_dry_run_prints_the_id_and_publishes_nothing(m5: Any, place: Path) -> None:
+    planned = m5("snapshot", "--dry-run")
+    assert planned.status == 0
+    assert [path.name for path in _store(place)] == ["format"]
+    assert m5("ls").out == ""
+    assert m5("snapshot").out == planned.out
+
+
+def test_as_json_it_is_the_record(m5: Any, place: Path) -> None:
+    document = m5("snapshot", "--json", "-m", "hi").document
+    assert document["snapshot"]["code"]["commit"] is not None
+    assert document["annotation"]["message"] == "hi"
+    assert m5("show", document["id"], "--json").document["snapshot"] == document["snapshot"]
+
+
+def test_a_secret_is_refused_by_name_with_the_way_out(m5: Any, place: Path) -> None:
+    (place / ".env").write_text("API_TOKEN=abcdef0123456789abcdef0123456789\n")
+    done = m5("snapshot")
+    assert (done.status, done.out) == (2, "")
+    assert ".env" in done.err and "hint:" in done.err and "exclude" in done.err
+    assert "abcdef0123456789" not in done.err
+
+
+def test_it_loads_nothing_heavy(place: Path) -> None:
+    code = "import sys, json; from m5ws.cli import main; main(sys.argv[1:]); print(json.dumps([*sys.modules]))"
+    for words in (["snapshot"], ["snapshot"], ["snapshot", "-m", "again"]):
+        argv = [sys.executable, "-c", code, "-C", str(place), *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        digest, modules = done.stdout.splitlines()
+        assert len(digest) == 64
+        assert not HEAVY & set(json.loads(modules))
+
+
+@pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])
+def test_a_template_is_a_workspace_that_other_verbs_take(m5: Any, tmp_path: Path, template: str) -> None:
+    made = m5("init", "--template", template, tmp_path / "w", "--json")
+    assert made.status == 0
+    assert {"m5ws.toml", "train.py", "config.yaml"} <= set(made.document["files"])
+    assert not any(path.is_symlink() for path in (tmp_path / "w").rglob("*"))
+    assert m5("-C", tmp_path / "w", "ls").status == 0

@@ -1,0 +1,59 @@
+"""The run sees the snapshot and nothing else (promise 3), whatever becomes of the author's checkout."""
+
+import shutil
+from pathlib import Path
+
+from workspaces import Workspace, git, make_workspace
+
+
+def test_the_checkout_is_changed_and_the_remote_removed_while_the_run_goes_on(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py")
+    remote = tmp_path / "remote.git"
+    git(tmp_path, "init", "--bare", str(remote))
+    git(workspace.root, "remote", "add", "origin", str(remote))
+    git(workspace.root, "push", "origin", "main")
+    snapshot = str(workspace.json("snapshot")["id"])
+    undisturbed = workspace.train(snapshot)
+
+    process = workspace.start("run", snapshot, "--no-progress", "--json")
+    _ruin(workspace)
+    shutil.rmtree(remote)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    verdict = workspace.json("reproduce", undisturbed)
+    assert verdict["outcome"] == "reproduced"
+    runs = [run["id"] for run in workspace.json("ls", "--runs")["runs"]]
+    histories = [workspace.history(run) for run in runs]
+    assert len(runs) == 3 and all(history.contents == histories[0].contents for history in histories)
+
+
+def _ruin(workspace: Workspace) -> None:
+    for name in ("train.py", "small.py"):
+        (workspace.root / name).write_text("raise SystemExit('this is not the code of the snapshot')\n")
+    (workspace.root / "config.yaml").unlink()
+    shutil.rmtree(workspace.root / "data")
+    shutil.rmtree(workspace.root / "tokenizer")
+    git(workspace.root, "remote", "remove", "origin")
+
+
+def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
+    """As an editable install of the workspace would do it."""
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    (workspace.root / "live").mkdir()
+    (workspace.root / "live" / "helper_from_checkout.py").write_text("VALUE = 1\n")
+    workspace.edit("train.py", "import time\n", "import time\nimport helper_from_checkout  # noqa\n")
+    editable = f"import sys; sys.path.insert(0, {str(workspace.root / 'live')!r})"
+    workspace.edit("train.py", "import time\nimport helper", f"import time\n{editable}\nimport helper")
+    done = workspace.m5ws("run", expect=1)
+    assert "helper_from_checkout" in done.stderr
+
+
+def test_a_run_that_changes_its_inputs_is_noticed(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    workspace.edit(
+        "train.py",
+        "dist.destroy_process_group()",
+        "import os\nos.chmod('config.yaml', 0o644)\nopen('config.yaml', 'a').write('#')\ndist.destroy_process_group()",
+    )
+    run = workspace.train()
+    assert any(notice.kind == "input-modified" for notice in workspace.history(run).notices)

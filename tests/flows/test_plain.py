@@ -1,0 +1,30 @@
+"""A script that knows nothing of m5ws: compared by its files and by the metrics that it logged itself."""
+
+from pathlib import Path
+
+from workspaces import make_workspace
+
+_RUN = 'outputs = ["out"]'
+
+
+def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
+    run = workspace.train()
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced"
+    assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 5
+    assert any("m5ws.session" in line for line in verdict["not_compared"])
+
+    other = workspace.train("--", "train.py", "1")
+    assert workspace.history(other).contents != workspace.history(run).contents
+
+
+def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=False, run=_RUN)
+    workspace.edit("train.py", "import mlflow", "from types import SimpleNamespace")
+    workspace.edit("train.py", "with mlflow.start_run():", "if True:")
+    workspace.edit("train.py", "mlflow.log_metric(", "print(")
+    workspace.edit("train.py", ", step=step)", ")")
+    run = workspace.train("--", "train.py", "0", "noise")
+    verdict = workspace.json("reproduce", run, expect=1)
+    assert verdict["outcome"] == "diverged" and verdict["first"]["quantity"] == "file out/noise.txt"

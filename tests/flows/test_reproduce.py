@@ -1,0 +1,117 @@
+"""Run and reproduce, for real: the same bits when nothing changed, and what changed when something did."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workspaces import Workspace, make_workspace, train_tokenizer
+
+
+@pytest.fixture(scope="module", params=["fsdp", "zero"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A workspace with one finished run on 2 processes; returns it and the run's id."""
+    trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
+    workspace = make_workspace(tmp_path_factory.mktemp(request.param) / "w", f"{request.param}.py", trainer=trainer)
+    return workspace, workspace.train()
+
+
+def _replay(trained: tuple[Workspace, str], *options: str, expect: int | None) -> Any:
+    workspace, run = trained
+    return workspace.json("reproduce", run, *options, expect=expect)
+
+
+def test_the_same_again_is_reproduced_in_every_step_state_and_checkpoint(trained: tuple[Workspace, str]) -> None:
+    workspace, run = trained
+    verdict = _replay(trained, expect=0)
+    assert verdict["outcome"] == "reproduced" and verdict["first"] is None and verdict["changes"] == []
+    assert verdict["compared"]["steps"] == 2 * 10
+    assert verdict["compared"]["checkpoints"] == 3
+    assert verdict["not_compared"] == []
+    original, replay = workspace.history(run), workspace.history(verdict["replay"])
+    assert original.contents == replay.contents and sorted(original.contents) == [4, 8, 10]
+
+
+def test_a_changed_learning_rate_is_named(trained: tuple[Workspace, str]) -> None:
+    verdict = _replay(trained, "--set", "learning_rate=0.02", expect=1)
+    assert verdict["outcome"] == "diverged"
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "lr")
+    assert verdict["first"]["tensor"].startswith("m") and verdict["first"]["tensor_step"] == 1
+    assert [(change["part"], change["name"]) for change in verdict["changes"] if change["part"] == "config"] == [
+        ("config", "learning_rate")
+    ]
+    assert "learning_rate" in verdict["reason"]
+
+
+def test_a_changed_seed_is_named(trained: tuple[Workspace, str]) -> None:
+    verdict = _replay(trained, "--seed", "8", expect=1)
+    assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 0
+    assert verdict["first"]["tensor"] is not None and "seed" in verdict["reason"]
+
+
+def _changed(workspace: Workspace, path: str, change: Callable[[Path], object]) -> str:
+    """Snapshot the workspace with one file changed, put the file back, and return the snapshot's id."""
+    file = workspace.root / path
+    before = file.read_bytes()
+    change(file)
+    try:
+        return str(workspace.json("snapshot")["id"])
+    finally:
+        file.write_bytes(before)
+
+
+def _replace(old: str, new: str) -> Callable[[Path], object]:
+    return lambda file: file.write_text(file.read_text().replace(old, new))
+
+
+def test_a_changed_data_file_is_named(trained: tuple[Workspace, str]) -> None:
+    workspace, _ = trained
+    other = _changed(workspace, "data/corpus.txt", _replace("lazy", "idle"))
+    verdict = _replay(trained, "--snapshot", other, expect=1)
+    assert verdict["outcome"] == "diverged"
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "batch")
+    assert any(change["part"] == "data" and "corpus.txt" in change["detail"] for change in verdict["changes"])
+    assert "corpus.txt" in verdict["reason"]
+
+
+def test_a_changed_tokenizer_file_is_named(trained: tuple[Workspace, str]) -> None:
+    workspace, _ = trained
+    other = _changed(workspace, "tokenizer/tokenizer.json", lambda file: train_tokenizer(workspace.root, 100))
+    verdict = _replay(trained, "--snapshot", other, expect=1)
+    assert verdict["outcome"] == "diverged" and verdict["first"]["step"] <= 1
+    assert any(change["part"] == "tokenizer" for change in verdict["changes"])
+    assert "tokenizer" in verdict["reason"]
+
+
+def test_a_changed_code_line_is_named(trained: tuple[Workspace, str]) -> None:
+    workspace, _ = trained
+    other = _changed(workspace, "small.py", _replace("torch.relu", "nn.functional.silu"))
+    verdict = _replay(trained, "--snapshot", other, expect=1)
+    assert verdict["outcome"] == "diverged"
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "loss")
+    (change,) = [change for change in verdict["changes"] if change["part"] == "code" and change["name"] == "small.py"]
+    assert "silu" in change["detail"] and "small.py" in verdict["reason"]
+
+
+def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None:
+    workspace, _ = trained
+
+    def more_threads(file: Path) -> None:
+        file.write_text(file.read_text() + "\n[determinism]\nthreads = 2\n")
+
+    other = _changed(workspace, "m5ws.toml", more_threads)
+    verdict = _replay(trained, "--snapshot", other, expect=None)
+    assert verdict["outcome"] in ("diverged", "not comparable")
+    assert any(change["part"] == "determinism" and change["name"] == "threads" for change in verdict["changes"])
+    assert "threads" in verdict["reason"]
+
+
+def test_a_changed_torch_setting_is_not_comparable_until_it_is_allowed(trained: tuple[Workspace, str]) -> None:
+    """The vector capability that torch uses, as another machine or a variable would change it."""
+    workspace, run = trained
+    other = {"ATEN_CPU_CAPABILITY": "default"}
+    refused = workspace.m5ws("reproduce", run, "--json", expect=2, environment=other)
+    assert '"not comparable"' in refused.stdout and "ATEN_CPU_CAPABILITY" in refused.stdout
+    allowed = workspace.m5ws("reproduce", run, "--env", "warn", "--json", expect=1, environment=other)
+    assert '"diverged"' in allowed.stdout and "ATEN_CPU_CAPABILITY" in allowed.stdout

@@ -1,0 +1,145 @@
+"""Killed, resumed, and equal in bits to a run that never was; and a resume that is not exact is caught."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from m5ws.operations.history import History
+from m5ws.records import RankStarted, Step
+from m5ws.repository.ledger import decode_event
+from m5ws.repository.spool import SpoolReader
+from workspaces import Workspace, make_workspace
+
+_TIMEOUT_S = 120
+
+
+def _equal(one: History, two: History) -> None:
+    assert {rank: sorted(steps) for rank, steps in one.steps.items()} == {
+        rank: sorted(steps) for rank, steps in two.steps.items()
+    }
+    for rank, steps in one.steps.items():
+        for number, step in steps.items():
+            other = two.steps[rank][number]
+            assert (step.quantities, step.batch) == (other.quantities, other.batch), (rank, number)
+    for rank, states in one.states.items():
+        for number, state in states.items():
+            other_state = two.states[rank][number]
+            assert (state.tensors, state.generators) == (other_state.tensors, other_state.generators), (rank, number)
+    assert one.contents == two.contents
+
+
+def _wait_for_step(workspace: Workspace, run: str, wanted: int) -> dict[str, int]:
+    """Wait until rank 0 has recorded a step, and return the ranks' process ids."""
+    attempt = max((workspace.root / ".m5ws" / "runs" / run).glob("[0-9]*"))
+    pids: dict[str, int] = {}
+    readers: dict[str, SpoolReader] = {}
+    end = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < end:
+        for path in (attempt / "spool").glob("[0-9]*.spool"):
+            for data in readers.setdefault(path.stem, SpoolReader(path)).read():
+                event = decode_event(data)
+                if isinstance(event, RankStarted):
+                    pids[path.stem] = event.pid
+                if isinstance(event, Step) and path.stem == "0" and event.step >= wanted:
+                    return pids
+        time.sleep(0.01)
+    pytest.fail(f"run {run} did not reach step {wanted}")
+
+
+def _started(workspace: Workspace, known: set[str]) -> str:
+    """Wait until there is a run that is not in `known`, and return its id."""
+    folder = workspace.root / ".m5ws" / "runs"
+    end = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < end:
+        if folder.is_dir():
+            for run in {path.name for path in folder.iterdir()} - known:
+                if list((folder / run).glob("[0-9]*/spool")):
+                    return run
+        time.sleep(0.02)
+    pytest.fail("no run was started")
+
+
+def _known(workspace: Workspace) -> set[str]:
+    folder = workspace.root / ".m5ws" / "runs"
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _run_and_kill(workspace: Workspace, step: int, whom: str) -> str:
+    """Start a run, kill -9 a rank or m5ws itself once rank 0 has done `step`, and return the run's id."""
+    known = _known(workspace)
+    process = workspace.start("run", "--no-progress")
+    run = _started(workspace, known)
+    pids = _wait_for_step(workspace, run, step)
+    os.kill(process.pid if whom == "m5ws" else pids[whom], signal.SIGKILL)
+    process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode != 0
+    for pid in pids.values():
+        _wait_until_gone(pid)
+    return run
+
+
+def _wait_until_gone(pid: int) -> None:
+    end = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} outlived its supervisor")
+
+
+@pytest.fixture(scope="module", params=["fsdp", "zero"])
+def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A workspace with one run on 3 processes that nobody disturbed."""
+    trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
+    workspace = make_workspace(
+        tmp_path_factory.mktemp(request.param) / "w", f"{request.param}.py", trainer=trainer, nproc=3
+    )
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.15")
+    return workspace, workspace.train()
+
+
+@pytest.mark.parametrize(("step", "whom"), [(5, "1"), (7, "m5ws"), (9, "0")])
+def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], step: int, whom: str) -> None:
+    workspace, reference = unbroken
+    run = _run_and_kill(workspace, step, whom)
+    workspace.m5ws("run", "--resume", run)
+    history = workspace.history(run)
+    _equal(workspace.history(reference), history)
+    assert history.attempts == 2
+    assert [notice for notice in history.notices if notice.kind == "inexact-resume"] == []
+    assert workspace.m5ws("fsck").returncode == 0
+
+
+def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.15")
+    run = _run_and_kill(workspace, 7, "0")
+    done = workspace.m5ws("run", "--resume", run)
+    assert "not exact" in done.stderr
+    notices = [notice for notice in workspace.history(run).notices if notice.kind == "inexact-resume"]
+    assert notices and "step 5" in notices[0].message
+    assert "not exact" in workspace.m5ws("show", run).stdout
+
+
+def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.2")
+    process = workspace.start("run", "--no-progress")
+    run = _started(workspace, set())
+    _wait_for_step(workspace, run, 5)
+    busy = workspace.m5ws("run", "--resume", run, expect=2)
+    assert "is running" in busy.stderr
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 130, output
+    assert workspace.m5ws("fsck").returncode == 0
+    assert 4 in workspace.history(run).contents and workspace.history(run).outcome == "interrupted"
+    workspace.m5ws("run", "--resume", run)
+    assert workspace.history(run).last_step == 10

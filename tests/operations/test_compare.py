@@ -1,0 +1,139 @@
+"""Comparison of a replay with its original: the first difference by step and cause, and honest gaps."""
+
+from m5ws.operations.compare import Comparison
+from m5ws.operations.history import History
+from m5ws.records import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+
+_LAST = 6
+
+
+def _events(
+    rank: int,
+    *,
+    loss: dict[int, str] | None = None,
+    batch: dict[int, str] | None = None,
+    tensors: dict[int, dict[str, str]] | None = None,
+    last: int = _LAST,
+    every: int = 2,
+) -> list[AnyEvent]:
+    """Return the events of one rank: equal for equal arguments."""
+    found: list[AnyEvent] = [RankStarted(rank=rank, world=2, pid=1)]
+    for step in range(last + 1):
+        if step:
+            quantities = {"loss": (loss or {}).get(step, f"l{step}"), "lr": "0x1p-10"}
+            found.append(Step(step=step, quantities=quantities, batch=(batch or {}).get(step, f"b{step}")))
+        if step % every == 0:
+            named = {"model.a": f"a{step}", "model.b": f"b{step}"} | (tensors or {}).get(step, {})
+            found.append(State(step=step, tensors=named if rank == 0 else {}, generators={"torch": f"g{step}"}))
+    return [*found, RankEnded(rank=rank)]
+
+
+def _history(*ranks: list[AnyEvent], outcome: str = "finished") -> History:
+    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for rank, events in enumerate(ranks):
+        for event in events:
+            history.add(str(rank), event)
+    history.add("launcher", AttemptEnded(outcome=outcome, exit_code=0))  # type: ignore[arg-type]
+    return history
+
+
+def _compared(original: History, *ranks: list[AnyEvent]) -> Comparison:
+    comparison = Comparison(original)
+    for events in zip(*ranks, strict=False):
+        for rank, event in enumerate(events):
+            comparison.feed(str(rank), event)
+    return comparison
+
+
+def test_equal_runs_have_no_divergence_and_nothing_missing() -> None:
+    comparison = _compared(_history(_events(0), _events(1)), _events(0), _events(1))
+    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    assert comparison.equal["steps"] == 2 * _LAST
+    assert comparison.equal["tensors"] == 2 * 4
+
+
+def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:
+    original = _history(_events(0), _events(1))
+    comparison = Comparison(original)
+    for event in _events(0, loss={5: "x"}):
+        comparison.feed("0", event)
+    assert comparison.first() is not None and not comparison.settled()
+    for event in _events(1, loss={3: "y"}):
+        comparison.feed("1", event)
+    first = comparison.first()
+    assert first is not None and (first.step, first.rank, first.quantity) == (3, 1, "loss")
+    assert comparison.settled()
+
+
+def test_within_a_step_the_cause_comes_before_the_effect() -> None:
+    original = _history(_events(0))
+    first = _compared(original, _events(0, loss={3: "x"}, batch={3: "y"})).first()
+    assert first is not None and (first.quantity, first.original, first.replayed) == ("batch", "b3", "y")
+
+
+def test_the_tensor_is_named_by_the_next_fingerprint_and_waited_for() -> None:
+    original = _history(_events(0))
+    replay = _events(0, loss={3: "x"}, tensors={4: {"model.b": "other"}})
+    comparison = Comparison(original)
+    for event in replay:
+        comparison.feed("0", event)
+        named = comparison.first() is not None and comparison.first().tensor is not None  # type: ignore[union-attr]
+        if comparison.settled():
+            break
+        assert not named or isinstance(event, State)
+    first = comparison.first()
+    assert first is not None and (first.tensor, first.tensor_step, first.tensors_differ) == ("model.b", 4, 1)
+
+
+def test_state_before_the_first_step_is_the_first_of_all() -> None:
+    first = _compared(_history(_events(0)), _events(0, tensors={0: {"model.a": "other"}}, loss={1: "x"})).first()
+    assert first is not None and (first.step, first.quantity, first.tensor) == (0, "tensor model.a", "model.a")
+
+
+def test_a_replay_that_stops_early_is_missing_something() -> None:
+    comparison = _compared(_history(_events(0)), _events(0, last=3))
+    assert comparison.first() is None
+    assert comparison.missing() == (
+        "rank 0: steps 4-6 of the original were not replayed",
+        "state after steps 4, 6 was not recorded by the replay",
+    )
+
+
+def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> None:
+    original = _history(_events(0, last=4), outcome="interrupted")
+    comparison = Comparison(original)
+    for event in _events(0):
+        comparison.feed("0", event)
+        if comparison.exhausted():
+            break
+    assert comparison.first() is None and comparison.missing() == ()
+    assert comparison.equal["steps"] == 4
+
+
+def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint() -> None:
+    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for event in _events(0, last=5):
+        history.add("0", event)
+    history.add("launcher", CheckpointPublished(step=4, name="4-1", checkpoint="c", content="first"))
+    history.add("launcher", AttemptStarted(attempt=2, host="h", observed="o", resume="0000000002-0001"))
+    assert sorted(history.steps[0]) == [1, 2] and sorted(history.states[0]) == [0, 2] and not history.contents
+
+
+def test_checkpoints_are_compared_by_content() -> None:
+    original = _history(_events(0))
+    original.contents[6] = "content"
+    comparison = _compared(original, _events(0))
+    comparison.feed("0", CheckpointPublished(step=6, name="6-1", checkpoint="x", content="content"))
+    assert comparison.equal["checkpoints"] == 1
+    comparison.feed("0", CheckpointPublished(step=6, name="6-1", checkpoint="x", content="other"))
+    first = comparison.first()
+    assert first is not None and (first.step, first.quantity) == (6, "checkpoint")

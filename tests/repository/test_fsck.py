@@ -1,0 +1,115 @@
+"""`fsck` names every kind of damage and whom it harms, and calls nothing damaged that is not."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws import codec
+from m5ws.ports import SourceFile
+from m5ws.records import (
+    Annotation,
+    AttemptStarted,
+    Checkpoint,
+    Code,
+    Content,
+    Declared,
+    Determinism,
+    LaunchSpec,
+    Observed,
+    Run,
+    Snapshot,
+)
+from m5ws.repository import Repository, checkpoints, fsck, ledger, parts, runs, snapshots, trees
+from m5ws.repository.objects import key
+
+
+@pytest.fixture
+def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
+    """A store with one snapshot and one run with one checkpoint; returns it and the snapshot's id."""
+    (tmp_path / "a.py").write_text("print(1)\n" * 50)
+    tree = trees.write_tree(repo.objects, [SourceFile(path=b"a.py", location=tmp_path / "a.py")]).digest
+    config = trees.write_tree(repo.objects, []).digest
+    snapshot = Snapshot(
+        code=Code(commit=None, dirty=False, tree=tree),
+        config=config,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(),
+        determinism=Determinism(),
+    )
+    snapshot_id = snapshots.publish(repo, snapshot, Annotation(created_s=1.0))
+    runs.publish(repo, Run(id="a" * 12, snapshot=snapshot_id, spec=LaunchSpec(command=("a.py",))))
+    observed = repo.objects.put_record(Observed())
+    started = AttemptStarted(attempt=1, host="h", observed=observed)
+    ledger.Writer(repo, "a" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    blob = parts.write_parts(repo.objects, [("w", bytes(5000))])["w"][0]
+    content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={"w": blob}))
+    checkpoints.publish(repo, Checkpoint(run="a" * 12, snapshot=snapshot_id, attempt=1, step=3, content=content))
+    return repo, snapshot_id
+
+
+def _path(repo: Repository, where: str) -> Path:
+    path = Path(repo.store.url) / where
+    path.chmod(0o644)
+    return path
+
+
+def test_an_undamaged_store_is_clean_and_unnamed_objects_are_not_damage(filled: tuple[Repository, str]) -> None:
+    repo, _ = filled
+    repo.objects.put(b"left by a killed writer")
+    report = fsck.check(repo)
+    assert report.clean and report.unreachable == 1 and report.snapshots == 1 and report.runs == 1
+
+
+def test_every_single_flipped_bit_is_named(filled: tuple[Repository, str]) -> None:
+    repo, _ = filled
+    for found in list(repo.store.list("objects/")):
+        path = _path(repo, found.key)
+        data = path.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // 5)):
+            path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+            damage = fsck.check(repo).damage
+            assert [(one.kind, one.key) for one in damage] == [("corrupt", found.key)]
+            assert damage[0].harms
+        path.write_bytes(data)
+    assert fsck.check(repo).clean
+
+
+def test_a_truncated_and_a_missing_object_are_told_apart_and_say_whom_they_harm(filled: tuple[Repository, str]) -> None:
+    repo, snapshot_id = filled
+    tree = trees.load(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
+    where = key(tree.entries[0].parts[0].object)
+    path = _path(repo, where)
+    data = path.read_bytes()
+    path.write_bytes(data[:-10])
+    (damage,) = fsck.check(repo).damage
+    assert (damage.kind, damage.key) == ("truncated", where)
+    assert damage.harms == (f"run {'a' * 12}", f"snapshot {snapshot_id}")
+    path.unlink()
+    (damage,) = fsck.check(repo).damage
+    assert (damage.kind, damage.key) == ("missing", where)
+    assert damage.harms == (f"run {'a' * 12}", f"snapshot {snapshot_id}")
+
+
+def test_a_ref_to_nothing_is_named(filled: tuple[Repository, str]) -> None:
+    repo, _ = filled
+    where = f"runs/{'a' * 12}/checkpoints/{checkpoints.name(9, 1)}"
+    repo.store.create(where, b"0" * 64 + b"\n")
+    runs.publish(repo, Run(id="b" * 12, snapshot="1" * 64, spec=LaunchSpec(command=("a.py",))))
+    repo.store.create(f"snapshots/{'2' * 64}/x", codec.encode(Annotation(created_s=1.0)))
+    found = {(one.kind, one.key) for one in fsck.check(repo).damage}
+    assert found == {
+        ("dangling", where),
+        ("dangling", f"runs/{'b' * 12}/run"),
+        ("missing", key("1" * 64)),
+        ("missing", key("2" * 64)),
+    }
+
+
+def test_a_broken_ledger_and_an_unreadable_record_are_named(filled: tuple[Repository, str]) -> None:
+    repo, _ = filled
+    batch = f"runs/{'a' * 12}/ledger/0001/launcher/00000000"
+    _path(repo, batch).write_bytes(b"not a batch")
+    _path(repo, f"runs/{'a' * 12}/run").write_bytes(b"\x80")
+    kinds = {one.kind for one in fsck.check(repo).damage}
+    assert kinds == {"broken-chain", "unreadable"}

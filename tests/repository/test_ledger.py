@@ -1,0 +1,138 @@
+"""Spools and ledgers: nothing is lost by a kill, nothing is delivered twice, and no tampering goes unseen."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws import codec
+from m5ws.errors import CorruptObject, Fenced
+from m5ws.operations.delivery import DELIVERED, Delivery
+from m5ws.records import AttemptStarted, Checkpoint, Content, LaunchSpec, Run, Step
+from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
+
+
+def _steps(first: int, last: int) -> list[bytes]:
+    return [codec.encode(Step(step=number, quantities={"loss": "0x1p+0"})) for number in range(first, last + 1)]
+
+
+def _numbers(repo: Repository) -> list[int]:
+    return [event.step for event in ledger.events(repo, "r", 1, "0") if isinstance(event, Step)]
+
+
+def _spool(path: Path, first: int, last: int) -> SpoolWriter:
+    writer = SpoolWriter(path, genesis("r", 1, "0"))
+    for number in range(first, last + 1):
+        writer.append(Step(step=number, quantities={"loss": "0x1p+0"}))
+    return writer
+
+
+def test_batches_form_a_chain_that_goes_on(repo: Repository) -> None:
+    ledger.Writer(repo, "r", 1, "0").append(_steps(1, 3))
+    ledger.Writer(repo, "r", 1, "0").append(_steps(4, 5))
+    assert _numbers(repo) == [1, 2, 3, 4, 5]
+
+
+def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
+    first, second = ledger.Writer(repo, "r", 1, "0"), ledger.Writer(repo, "r", 1, "0")
+    first.append(_steps(1, 1))
+    with pytest.raises(Fenced):
+        second.append(_steps(1, 1))
+
+
+@pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign"])
+def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
+    for first in (1, 3, 5):
+        ledger.Writer(repo, "r", 1, "0").append(_steps(first, first + 1))
+    prefix = Path(repo.store.url) / "runs/r/ledger/0001/0"
+    one, two = prefix / "00000001", prefix / "00000002"
+    if harm == "drop":
+        one.unlink()
+    elif harm == "edit":
+        data = one.read_bytes()
+        one.unlink()
+        one.write_bytes(data.replace(b"0x1p+0", b"0x1p+1"))
+    elif harm == "swap":
+        one.rename(prefix / "x")
+        two.rename(one)
+        (prefix / "x").rename(two)
+    else:
+        ledger.Writer(repo, "other", 1, "0").append(_steps(1, 2))
+        one.unlink()
+        one.write_bytes((Path(repo.store.url) / "runs/other/ledger/0001/0/00000000").read_bytes())
+    with pytest.raises(CorruptObject):
+        ledger.events(repo, "r", 1, "0")
+
+
+def test_a_frame_cut_short_by_a_kill_is_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "0.spool"
+    _spool(path, 1, 4).close()
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        found = SpoolReader(path).read()
+        assert found == _steps(1, 4)[: len(found)]
+        assert len(found) == cut // (len(whole) // 4)
+
+
+def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path) -> None:
+    spools = tmp_path / "a" / "spool"
+    writer = _spool(spools / "0.spool", 1, 3)
+    delivery = Delivery(repo, "r", 1, spools)
+    assert len(delivery.deliver(final=True)) == 3
+    writer.append(Step(step=4, quantities={"loss": "0x1p+0"}))
+    # The supervisor is killed here; another one begins from the spool's first byte.
+    again = Delivery(repo, "r", 1, spools)
+    assert [event.step for _, event in again.finish() if isinstance(event, Step)] == [4]
+    assert _numbers(repo) == [1, 2, 3, 4]
+    assert (tmp_path / "a" / DELIVERED).exists()
+
+
+def test_a_store_that_does_not_answer_loses_nothing(repo: Repository, tmp_path: Path) -> None:
+    spools = tmp_path / "spool"
+    _spool(spools / "0.spool", 1, 3)
+    delivery = Delivery(repo, "r", 1, spools)
+    runs_dir = Path(repo.store.url) / "runs"
+    runs_dir.write_text("a file where the folder belongs: every create fails")
+    assert delivery.finish() == []
+    assert not (tmp_path / DELIVERED).exists()
+    runs_dir.unlink()
+    assert len(delivery.finish()) == 3
+    assert _numbers(repo) == [1, 2, 3]
+
+
+def _attempt(repo: Repository, attempt: int, inherits: tuple[str, ...]) -> None:
+    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, inherits=inherits)
+    ledger.Writer(repo, "r", attempt, ledger.LAUNCHER).append([codec.encode(started)])
+
+
+def _checkpoint(repo: Repository, attempt: int, step: int) -> Checkpoint:
+    content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={}))
+    return Checkpoint(run="r", snapshot="0" * 64, attempt=attempt, step=step, content=content)
+
+
+def test_a_rank_of_an_old_attempt_cannot_publish(repo: Repository) -> None:
+    runs.publish(repo, Run(id="r", snapshot="0" * 64, spec=LaunchSpec(command=("x",))))
+    _attempt(repo, 1, ())
+    checkpoints.publish(repo, _checkpoint(repo, 1, 10))
+    _attempt(repo, 2, tuple(checkpoints.valid(repo, "r")))
+    with pytest.raises(Fenced):
+        checkpoints.publish(repo, _checkpoint(repo, 1, 20))
+    assert checkpoints.valid(repo, "r") == [checkpoints.name(10, 1)]
+
+
+def test_a_zombie_that_slips_past_the_check_is_not_accepted(repo: Repository) -> None:
+    """It looked before attempt 2 began and created its key after."""
+    _attempt(repo, 1, ())
+    late = repo.objects.put_record(_checkpoint(repo, 1, 20))
+    _attempt(repo, 2, ())
+    repo.store.create(f"runs/r/checkpoints/{checkpoints.name(20, 1)}", f"{late}\n".encode())
+    checkpoints.publish(repo, _checkpoint(repo, 2, 5))
+    assert checkpoints.valid(repo, "r") == [checkpoints.name(5, 2)]
+    _attempt(repo, 3, tuple(checkpoints.valid(repo, "r")))
+    assert checkpoints.valid(repo, "r") == [checkpoints.name(5, 2)]
+
+
+def test_publishing_the_same_checkpoint_again_is_success(repo: Repository) -> None:
+    _attempt(repo, 1, ())
+    assert checkpoints.publish(repo, _checkpoint(repo, 1, 5)) == checkpoints.publish(repo, _checkpoint(repo, 1, 5))

@@ -1,0 +1,149 @@
+"""Trees: a pure function of content, exact in both directions, and refused when they could write elsewhere."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from m5ws.errors import CorruptObject, UsageError
+from m5ws.ports import SourceFile
+from m5ws.records import Entry, Format, Tree
+from m5ws.repository import Repository, trees
+from m5ws.repository.capture import FileChanged
+from m5ws.repository.index import Index
+from m5ws.repository.materialise import materialise
+from m5ws.store.local import LocalStore
+
+_SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
+
+_names = st.binary(min_size=1, max_size=12).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..", b".git")
+)
+_files = st.dictionaries(_names, st.tuples(st.binary(max_size=300), st.booleans()), max_size=12)
+
+
+def _sources(folder: Path) -> list[SourceFile]:
+    found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return [SourceFile(path=os.fsencode(path.relative_to(folder)), location=path) for path in found]
+
+
+def _read_back(folder: Path) -> dict[bytes, tuple[bytes, bool]]:
+    return {
+        os.fsencode(path.name): (path.read_bytes(), os.access(path, os.X_OK) and bool(path.stat().st_mode & 0o100))
+        for path in folder.iterdir()
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=_files)
+def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, files: dict) -> None:  # type: ignore[type-arg]
+    base = tmp_path_factory.mktemp("trees")
+    repo = Repository.create(LocalStore(base / "store"), _SMALL)
+    source = base / "source"
+    source.mkdir()
+    for name, (data, executable) in files.items():
+        path = source / os.fsdecode(name)
+        path.write_bytes(data)
+        path.chmod(0o755 if executable else 0o644)
+    written = trees.write_tree(repo.objects, _sources(source))
+    materialise(repo.objects, [trees.load(repo.objects, written.digest)], base / "target")
+    assert _read_back(base / "target") == files
+    again = trees.write_tree(repo.objects, _sources(base / "target"))
+    assert again.digest == written.digest and again.new_bytes == 0
+
+
+def test_a_dry_run_finds_the_same_digest_and_writes_nothing(repo: Repository, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"a" * 100)
+    dry = trees.write_tree(repo.objects, _sources(source), dry_run=True)
+    assert list(repo.store.list("objects/")) == []
+    assert trees.write_tree(repo.objects, _sources(source)).digest == dry.digest
+
+
+def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(3000):
+        (source / f"{number:05d}").write_bytes(b"%d" % number * 400)
+    first = trees.write_tree(repo.objects, _sources(source))
+    (source / "01500").write_bytes(b"changed")
+    second = trees.write_tree(repo.objects, _sources(source))
+    old = {part.object for entry in trees.load(repo.objects, first.digest).entries for part in entry.parts}
+    new = {part.object for entry in trees.load(repo.objects, second.digest).entries for part in entry.parts}
+    assert len(old) >= 8
+    assert 1 <= len(new - old) <= 2
+
+
+def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_path: Path) -> None:
+    source, index = tmp_path / "source", tmp_path / "index"
+    source.mkdir()
+    for number in range(20):
+        path = source / f"{number}"
+        path.write_bytes(b"%d" % number)
+        os.utime(path, (1_000_000, 1_000_000))
+    with Index(index) as opened:
+        first = trees.write_tree(repo.objects, _sources(source), opened)
+    with Index(index) as opened:
+        again = trees.write_tree(repo.objects, _sources(source), opened)
+    assert again.digest == first.digest and again.unchanged
+    (source / "7").write_bytes(b"x")
+    os.utime(source / "7", (1_000_000, 1_000_000))
+    with Index(index) as opened:
+        changed = trees.write_tree(repo.objects, _sources(source), opened)
+    assert changed.digest != first.digest
+    assert trees.write_tree(repo.objects, _sources(source)).digest == changed.digest
+
+
+def test_a_lost_object_is_written_again(repo: Repository, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"content")
+    os.utime(source / "a", (1, 1))
+    with Index(tmp_path / "index") as index:
+        trees.write_tree(repo.objects, _sources(source), index)
+    for found in list(repo.store.list("objects/")):
+        repo.store.delete(found.key)
+    with Index(tmp_path / "index") as index:
+        again = trees.write_tree(repo.objects, _sources(source), index)
+    tree = trees.load(repo.objects, again.digest)
+    assert trees.read_file(repo.objects, tree.entries[0]) == b"content"
+
+
+def test_a_file_that_never_holds_still_is_an_error(repo: Repository, tmp_path: Path) -> None:
+    with pytest.raises(FileChanged):
+        trees.write_tree(repo.objects, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
+
+
+@pytest.mark.parametrize(
+    "path", [b"../x", b"/etc/x", b"a/../../x", b"a//x", b".", b"", b".git/config", b"a/.git/hooks/x", b"a\0b"]
+)
+def test_a_tree_that_could_write_elsewhere_is_refused(repo: Repository, tmp_path: Path, path: bytes) -> None:
+    entry = Entry(path=path, mode="file", size_bytes=0, digest=repo.objects.digest(b""))
+    digest = repo.objects.put_record(Tree(entries=(entry,)))
+    with pytest.raises(CorruptObject):
+        trees.load(repo.objects, digest)
+    with pytest.raises(CorruptObject):
+        materialise(repo.objects, [Tree(entries=(entry,))], tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_nothing_is_written_through_a_link(repo: Repository, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = Entry(path=b"d", mode="link", size_bytes=1, digest="", link=os.fsencode(outside))
+    below = Entry(path=b"d/x", mode="file", size_bytes=0, digest="")
+    with pytest.raises(CorruptObject):
+        materialise(repo.objects, [Tree(entries=(link, below))], tmp_path / "target")
+    assert list(outside.iterdir()) == []
+
+
+def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "mine").write_text("mine")
+    with pytest.raises(UsageError):
+        materialise(repo.objects, [Tree(entries=())], tmp_path / "target")
+    assert (tmp_path / "target" / "mine").read_text() == "mine"

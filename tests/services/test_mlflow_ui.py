@@ -1,0 +1,225 @@
+"""MLflow's own pages in a real browser: two runs side by side are told apart by their pins, and by nothing else.
+
+M5WS_SCREENSHOTS=docs/images makes the test write the pictures of docs/how-to/compare-runs-in-mlflow.md.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+
+import mlflow_runs as written
+from chromium import Browser, executable
+from m5ws.adapters.mlflow import Mlflow
+from m5ws.adapters.mlflow_delivery import find
+from m5ws.adapters.mlflow_follower import Follower
+from m5ws.records import Change, Divergence, Run, Verdict
+from m5ws.repository import Repository, runs
+from m5ws.store.local import LocalStore
+from tests.conftest import loud_skip
+
+PINS = {
+    "m5ws.snapshot_id",
+    "m5ws.code_tree",
+    "m5ws.config",
+    "m5ws.tokenizer",
+    "m5ws.data",
+    "m5ws.image_digest",
+    "m5ws.nccl",
+    "m5ws.efa",
+    "m5ws.cuda",
+    "m5ws.driver",
+    "m5ws.torch",
+    "m5ws.gpu",
+}
+_ROWS = """
+(label => [...(document.querySelector(`[aria-label="${label} - Show diff only"]`)?.parentElement.parentElement
+    .querySelectorAll("tr") ?? [])].map(row => [...row.children].map(cell => cell.innerText.trim())))
+"""
+_HEIGHTS = """
+[...document.querySelectorAll("tr")].filter(row => row.children[0].innerText.startsWith("m5ws."))
+    .map(row => Math.round(row.getBoundingClientRect().height))
+"""
+
+
+class Site(msgspec.Struct):
+    """A running UI, and the MLflow ids of an original, of its equal replay and of one that diverged."""
+
+    url: str
+    experiment: str
+    original: str
+    equal: str
+    diverged: str
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if executable() is None:
+        loud_skip("the MLflow UI: no chromium is installed (Debian: apt-get install chromium)")
+    directory = tmp_path_factory.mktemp("ui")
+    repo = Repository.create(LocalStore(directory / "store"))
+    tracker = Mlflow(f"sqlite:///{directory}/mlflow.db", "gpt", repo.store.url)
+    tracker.migrate()
+    pages = [_deliver(repo, tracker, run) for run in _runs(repo, directory)]
+    client = MlflowClient(tracker.tracking_uri)
+    ids = [find(client, run.id)[0] for run in pages]
+    _judge(repo, tracker, *pages)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with open(directory / "log", "wb") as log:
+        server = subprocess.Popen(tracker.ui_argv(port), cwd=directory, stdout=log, stderr=log)
+    try:
+        _until_up(server, tracker.ui_url(port))
+        yield Site(tracker.ui_url(port), client.get_run(ids[0]).info.experiment_id, *ids)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture
+def browser(site: Site, tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+def _runs(repo: Repository, directory: Path) -> tuple[Run, Run, Run]:
+    first = written.publish_snapshot(repo, directory / "first")
+    other = written.publish_snapshot(repo, directory / "other", config=written.CONFIG.replace("3.0e-4", "3.1e-4"))
+    original = written.publish_run(repo, first, name="gpt-fsdp")
+    equal = written.publish_run(repo, first, name="gpt-fsdp, replayed", reproduces=original.id, purpose="reproduce")
+    changed = written.publish_run(repo, other, name="gpt-fsdp, another lr", reproduces=original.id, purpose="reproduce")
+    return original, equal, changed
+
+
+def _deliver(repo: Repository, tracker: Mlflow, run: Run) -> Run:
+    changed = run.name is not None and "another" in run.name
+    written.begin(repo, run, facts=written.FACTS | ({"nccl": "2.30.0"} if changed else {}))
+    written.train(repo, run, range(1, 61), lr=3.1e-4 if changed else 3.0e-4)
+    written.checkpoint(repo, run, 60)
+    written.end(repo, run)
+    Follower(tracker.options(run.id, once=True)).advance(last=True)
+    return run
+
+
+def _judge(repo: Repository, tracker: Mlflow, original: Run, equal: Run, changed: Run) -> None:
+    first = Divergence(step=1, rank=0, quantity="lr", original=(3.0e-4).hex(), replayed=(3.1e-4).hex())
+    changes = (
+        Change(part="config", name="train.lr", old="3.0e-4", new="3.1e-4"),
+        Change(part="environment", name="nccl", old="2.29.3", new="2.30.0"),
+    )
+    for verdict in (
+        Verdict(run=original.id, replay=changed.id, outcome="diverged", first=first, changes=changes, created_s=1.0),
+        Verdict(run=original.id, replay=equal.id, outcome="reproduced", compared={"steps": 60}, created_s=2.0),
+    ):
+        runs.publish_verdict(repo, verdict)
+        tracker.write_verdict(verdict)
+
+
+def _until_up(server: subprocess.Popen[bytes], url: str) -> None:
+    while server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=60):  # noqa: S310 — our own loopback
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail("the MLflow server ended")
+
+
+def _compare(browser: Browser, site: Site, *ids: str) -> None:
+    query = urllib.parse.urlencode({"runs": json.dumps(ids), "experiments": json.dumps([site.experiment])})
+    browser.open(f"{site.url}/#/compare-runs?{query}")
+    browser.until(f"{_ROWS}('Tags').some(row => row[0] === 'm5ws.torch')")
+    _close_assistant(browser)
+
+
+def _rows(browser: Browser, section: str) -> dict[str, list[str]]:
+    rows: list[list[str]] = browser.evaluate(f"{_ROWS}('{section}')")
+    return {row[0]: row[1:] for row in rows if row[0]}
+
+
+def _show_diff_only(browser: Browser, section: str) -> None:
+    switch = f"""document.querySelector('[aria-label="{section} - Show diff only"]')"""
+    browser.evaluate(f"{switch}.click()")
+    browser.until(f"{switch}.ariaChecked === 'true'")
+
+
+def _close_assistant(browser: Browser) -> None:
+    browser.evaluate("document.querySelector('button[aria-label=Close]')?.click()")
+    browser.until("!document.body.innerText.includes('Ask questions about')")
+
+
+def _picture(browser: Browser, name: str, top: str | None = None) -> None:
+    """Save a screenshot for the docs, scrolled to the element that `top` selects, if somebody asked for it."""
+    directory = os.environ.get("M5WS_SCREENSHOTS")
+    if directory is None:
+        return
+    if top is not None:
+        browser.evaluate(f"{top}.scrollIntoView()")
+    browser.until("document.getAnimations().every(one => one.playState !== 'running')")
+    path = Path(directory) / f"{name}.png"
+    browser.screenshot(path)
+    assert path.stat().st_size < 300_000
+
+
+def test_every_pin_is_one_line_on_the_comparison_page(site: Site, browser: Browser) -> None:
+    _compare(browser, site, site.original, site.diverged)
+    tags = _rows(browser, "Tags")
+    assert set(tags) >= PINS
+    assert all(value and "\n" not in value for name in PINS for value in tags[name])
+    heights = browser.evaluate(_HEIGHTS)
+    assert len(heights) == len(tags)
+    # As high as the row of the attempt's number, whatever the length of the others' values.
+    assert len(set(heights)) == 1
+
+
+def test_show_diff_only_leaves_what_differs(site: Site, browser: Browser) -> None:
+    _compare(browser, site, site.original, site.diverged)
+    _show_diff_only(browser, "Tags")
+    _show_diff_only(browser, "Parameters")
+    browser.until(f"!{_ROWS}('Tags').some(row => row[0] === 'm5ws.torch')")
+    tags = _rows(browser, "Tags")
+    assert set(tags) & PINS == {"m5ws.snapshot_id", "m5ws.config", "m5ws.nccl"}
+    assert tags["m5ws.nccl"] == ["2.29.3", "2.30.0"]
+    assert _rows(browser, "Parameters") == {"train.lr": ["0.0003", "0.00031"]}
+    browser.resize(1400, 1250)
+    _picture(browser, "mlflow-compare", """document.querySelector('[aria-label="Parameters - Show diff only"]')""")
+
+
+def test_an_equal_replay_differs_in_nothing_that_was_pinned(site: Site, browser: Browser) -> None:
+    _compare(browser, site, site.original, site.equal)
+    _show_diff_only(browser, "Tags")
+    browser.until(f"!{_ROWS}('Tags').some(row => row[0] === 'm5ws.torch')")
+    tags = _rows(browser, "Tags")
+    assert set(tags) & PINS == set()
+    assert "m5ws.run_id" in tags
+    _show_diff_only(browser, "Parameters")
+    assert _rows(browser, "Parameters") == {}
+
+
+def test_a_run_s_page_says_the_verdict(site: Site, browser: Browser) -> None:
+    browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.diverged}")
+    browser.until("document.body?.innerText.includes('first difference: step 1, rank 0, lr')")
+    text = browser.evaluate("document.body.innerText")
+    assert "[//]" not in text
+    assert "m5ws.verdict" in text
+    _close_assistant(browser)
+    _picture(browser, "mlflow-run")
+
+
+def test_the_loss_is_drawn_over_its_steps(site: Site, browser: Browser) -> None:
+    browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.original}/model-metrics")
+    browser.until(
+        "document.body?.innerText.includes('m5ws/loss') && document.querySelector('.main-svg .scatterlayer path')"
+    )
+    _close_assistant(browser)
+    _picture(browser, "mlflow-metrics")

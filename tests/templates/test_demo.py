@@ -1,0 +1,72 @@
+"""The demo: commands that can be typed, planned before any is run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import UsageError
+from m5ws.operations import demo
+
+
+def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:
+    planned = demo.plan(demo.Options(directory=tmp_path / "d"))
+    assert {command.argv[0] for command in planned.commands} == {"m5ws", "git", "python"}
+    verbs = [command.argv[1] for command in planned.commands if command.argv[0] == "m5ws"]
+    assert verbs == [
+        *("init", "snapshot", "run", "reproduce", "reproduce", "diff"),
+        *("init", "snapshot", "run", "reproduce"),
+    ]
+    assert not (tmp_path / "d").exists()
+
+
+def test_ids_are_known_before_they_are_used(tmp_path: Path) -> None:
+    planned = demo.plan(demo.Options(directory=tmp_path / "d"))
+    known: set[str] = set()
+    for command in planned.commands:
+        used = {word[1:-1] for word in command.argv if word.startswith("{")}
+        assert used <= known
+        known |= {command.keeps} if command.keeps else set()
+
+
+def test_a_command_shows_where_it_is_run_and_the_ids_it_takes(tmp_path: Path) -> None:
+    here = tmp_path / "with space"
+    command = demo.Command(argv=("m5ws", "diff", "{run}", "{changed}"), directory=here)
+    assert command.typed(None, {"run": "abc"}) == (f"cd '{here}'", "m5ws diff abc CHANGED")
+    assert command.typed(here, {}) == ("m5ws diff RUN CHANGED",)
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(UsageError, match="there already"):
+        demo.plan(demo.Options(directory=tmp_path))
+    with pytest.raises(UsageError, match="there is no"):
+        demo.plan(demo.Options(directory=tmp_path / "d", text=tmp_path / "none"))
+
+
+def test_each_demo_has_a_new_directory(tmp_path: Path) -> None:
+    for name in ("m5ws-demo", "m5ws-demo-2", "m5ws-demo-3"):
+        assert demo.free_directory(tmp_path) == tmp_path / name
+        (tmp_path / name).mkdir()
+
+
+def test_a_command_that_ends_otherwise_ends_the_demo(tmp_path: Path) -> None:
+    good = demo.Command(argv=("python", "-c", "print('made id-7'); print('more')"), directory=tmp_path, keeps="run")
+    check = "import sys; sys.exit(sys.argv[1] != 'id-7')"
+    uses = demo.Command(argv=("python", "-c", check, "{run}"), directory=tmp_path)
+    bad = demo.Command(argv=("python", "-c", "import sys; sys.exit(3)"), directory=tmp_path, expect=1)
+    options = demo.Options(directory=tmp_path, templates=())
+    shown: list[str] = []
+    with pytest.raises(demo.DemoFailed, match="status 3, not 1"):
+        demo.execute(demo.Plan(options=options, commands=(good, uses, bad), path=None), shown.append)
+    assert shown[:4] == [f"$ cd {tmp_path}", f"$ {good.typed(tmp_path, {})[0]}", "made id-7", "more"]
+
+
+@pytest.mark.soak
+def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "m5ws", "demo", str(tmp_path / "d"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("REPRODUCED") == 2
+    assert done.stdout.count("DIVERGED") == 1

@@ -1,0 +1,55 @@
+"""Templates train: under torchrun alone, and under m5ws, where their runs are reproduced."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Make = Callable[[str], Path]
+
+
+def call(root: Path, *argv: str, expect: int = 0) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    if done.returncode != expect:
+        logs = "".join(f"\n--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in root.rglob("logs/*.log"))
+        pytest.fail(f"{argv} → {done.returncode}\n{done.stdout}\n{done.stderr}{logs}")
+    return done.stdout
+
+
+def m5ws(root: Path, *arguments: str, expect: int = 0) -> str:
+    return call(root, sys.executable, "-m", "m5ws", *arguments, expect=expect)
+
+
+def torchrun(root: Path) -> str:
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    return call(root, sys.executable, *command)
+
+
+@pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])
+def test_a_template_runs_without_m5ws_around_it(workspace: Make, text: Path, template: str) -> None:
+    root = workspace(template)
+    call(root, sys.executable, "prepare.py", str(text))
+    before = {path.name for path in root.iterdir()}
+    assert "step 5/6  loss" in torchrun(root)
+    assert {path.name for path in root.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("template", "change"),
+    [("gpt-fsdp", "dtype=bfloat16"), ("gpt-deepspeed", "zero_stage=2"), ("gpt-deepspeed", "zero_stage=3")],
+)
+def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, change: str) -> None:
+    root = workspace(template)
+    call(root, sys.executable, "prepare.py", str(text))
+    with (root / "m5ws.toml").open("a") as settings:
+        settings.write("enabled = false\n")  # [mlflow] is the last section.
+    snapshot = m5ws(root, "snapshot").strip()
+    run = json.loads(m5ws(root, "run", snapshot, "--set", change, "--json"))["run"]["id"]
+    verdict = json.loads(m5ws(root, "reproduce", run, "--json"))
+    assert verdict["outcome"] == "reproduced"
+    assert verdict["not_compared"] == []

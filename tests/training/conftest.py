@@ -1,0 +1,189 @@
+"""Runs of real scripts in real ranks, without a supervisor: what `m5ws run` does around them, in small."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from m5ws import codec
+from m5ws.determinism import environment
+from m5ws.records import (
+    AnyEvent,
+    AttemptStarted,
+    CheckpointPublished,
+    Context,
+    Determinism,
+    Digest,
+    LaunchSpec,
+    Notice,
+    State,
+    Step,
+)
+from m5ws.repository import Repository, ledger
+from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.training import context
+from m5ws.training.stop import Stop
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PACKAGE = Path(__file__).parents[2]
+
+
+@dataclass
+class Attempt:
+    """What one attempt left: its exit status, and each rank's events."""
+
+    status: int
+    events: dict[int, list[AnyEvent]]
+    directory: Path
+
+    def of(self, kind: type, rank: int = 0) -> list[AnyEvent]:
+        return [event for event in self.events.get(rank, []) if isinstance(event, kind)]
+
+    def steps(self, rank: int) -> dict[int, tuple[dict[str, str], str | None]]:
+        """Step number to everything of it that is compared."""
+        return {e.step: (e.quantities, e.batch) for e in self.of(Step, rank) if isinstance(e, Step)}
+
+    def states(self, rank: int) -> dict[int, tuple[dict[str, str], dict[str, str]]]:
+        return {e.step: (e.tensors, e.generators) for e in self.of(State, rank) if isinstance(e, State)}
+
+    @property
+    def contents(self) -> dict[int, Digest]:
+        return {e.step: e.content for e in self.of(CheckpointPublished) if isinstance(e, CheckpointPublished)}
+
+    @property
+    def newest(self) -> Digest | None:
+        found = [e.checkpoint for e in self.of(CheckpointPublished) if isinstance(e, CheckpointPublished)]
+        return found[-1] if found else None
+
+    def notices(self, kind: str, rank: int = 0) -> list[str]:
+        return [e.message for e in self.of(Notice, rank) if isinstance(e, Notice) and e.kind == kind]
+
+    def log(self, rank: int = 0) -> str:
+        return (self.directory / "log" / f"rank-{rank}.log").read_text()
+
+
+@dataclass
+class Runner:
+    """Starts attempts of one run, each resuming where told."""
+
+    repo: Repository
+    tmp: Path
+    run: str = "000000000001"
+    attempts: int = field(default=0)
+
+    def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
+        """Begin an attempt as the supervisor does, and return its orders."""
+        self.attempts += 1
+        directory = self.tmp / f"{self.run}-{self.attempts}"
+        (directory / "work").mkdir(parents=True)
+        orders = Context(
+            store=self.repo.store.url,
+            run=self.run,
+            snapshot="0" * 64,
+            attempt=self.attempts,
+            spec=spec,
+            determinism=Determinism(),
+            work_dir=str(directory / "work"),
+            spool_dir=str(directory / "spool"),
+            log_dir=str(directory / "log"),
+            output_dir=str(directory / "out"),
+            author_dir=str(self.tmp / "author"),
+            resume=resume,
+        )
+        started = AttemptStarted(attempt=self.attempts, host="here", observed="0" * 64)
+        ledger.Writer(self.repo, self.run, self.attempts, ledger.LAUNCHER).append([codec.encode(started)])
+        return orders, directory
+
+    def __call__(
+        self,
+        *command: str,
+        ranks: int = 1,
+        resume: Digest | None = None,
+        kill: str = "",
+        environ: dict[str, str] | None = None,
+    ) -> Attempt:
+        """Run a command on `ranks` ranks to its end; `kill` is "RANK:STEP:SIGNAL" for tiny.py."""
+        orders, directory = self.context(LaunchSpec(command=command, nproc=ranks, seed=11), resume)
+        path = directory / "context"
+        path.write_bytes(codec.encode(orders))
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        process = subprocess.run(
+            [sys.executable, *launcher, "-m", "m5ws.training.rank", "--", *command],
+            check=False,
+            cwd=directory / "work",
+            env=os.environ
+            | environment(orders.determinism)
+            | {
+                "PYTHONPATH": str(PACKAGE),
+                "M5WS_CONTEXT": str(path),
+                "TINY_KILL": kill,
+                **(environ or {}),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        (directory / "launcher.log").write_text(process.stdout + process.stderr)
+        return Attempt(process.returncode, read_spools(directory), directory)
+
+
+def read_spools(directory: Path) -> dict[int, list[AnyEvent]]:
+    return {
+        int(path.stem): [ledger.decode_event(event) for event in SpoolReader(path).read()]
+        for path in sorted((directory / "spool").glob("*.spool"))
+    }
+
+
+@dataclass
+class InProcess:
+    """Attempts of a single-process run inside the test's own process: the same code, without the start-up."""
+
+    runner: Runner
+
+    def __call__(
+        self, script: Callable[[], None], *, resume: Digest | None = None, repo: Repository | None = None
+    ) -> tuple[Attempt, BaseException | None]:
+        """Run `script` as rank 0 of a new attempt, and return what it left and the error that ended it."""
+        orders, directory = self.runner.context(LaunchSpec(command=("script",), seed=11), resume)
+        spool = SpoolWriter(directory / "spool" / "0.spool", genesis(orders.run, orders.attempt, "0"))
+        stop = Stop(directory / "spool" / "stop", 1)
+        error: BaseException | None = None
+        context.activate(context.Active(orders, repo or self.runner.repo, spool, stop, 0, 1))
+        try:
+            script()
+        except (Exception, SystemExit) as raised:  # noqa: BLE001  the test looks at whatever it is
+            error = raised
+        finally:
+            context.activate(None)
+        return Attempt(0 if error is None else 1, read_spools(directory), directory), error
+
+
+@pytest.fixture
+def in_process(runner: Runner) -> InProcess:
+    return InProcess(runner)
+
+
+@pytest.fixture
+def runner(repo: Repository, tmp_path: Path) -> Runner:
+    return Runner(repo, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_module() -> ModuleType:
+    """tiny.py, to be run inside the test's own process."""
+    spec = importlib.util.spec_from_file_location("tiny", SCRIPTS / "tiny.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tiny() -> str:
+    return str(SCRIPTS / "tiny.py")

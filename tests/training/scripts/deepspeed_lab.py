@@ -1,0 +1,235 @@
+"""Scenarios on a DeepSpeed backend in one set of ranks, without a session: deepspeed_lab.py STORE OUT SCENARIO…
+
+Each scenario returns plain data; this rank's goes to OUT/<scenario>-<rank>.json.
+"""
+
+import gc
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed_tiny import Model, batch, config, engine_of, train_step
+
+from m5ws import codec
+from m5ws.errors import M5Error
+from m5ws.records import Content
+from m5ws.repository import Repository
+from m5ws.store import open_store
+from m5ws.training import control, fingerprint
+from m5ws.training.deepspeed import DeepSpeedBackend
+
+STEPS = 8
+CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "zero1-bf16": (1, "bf16", {}),
+    "zero2-bf16": (2, "bf16", {}),
+    "zero2-round-robin": (2, "bf16", {"round_robin_gradients": True}),
+    "zero2-fp32": (2, "fp32", {}),
+    "zero3-bf16": (3, "bf16", {}),
+    "zero3-fp32": (3, "fp32", {}),
+    "zero3-parameters": (3, "bf16", {"offload_param": {"device": "cpu", "pin_memory": False}, "sub_group_size": 50}),
+    "zero1-no-offload": (1, "bf16", {"offload": False}),
+    "zero3-no-offload": (3, "bf16", {"offload": False}),
+    "zero0-bf16": (0, "bf16", {"offload": False}),
+    "zero2-elastic": (2, "bf16", {"elastic_checkpoint": True}),
+    "zero0-fp32": (0, "fp32", {"offload": False}),
+}
+
+
+class Training:
+    """An engine and its backend, made anew from the same seed."""
+
+    def __init__(self, case: str, group: Any, one_group: bool = False) -> None:
+        stage, dtype, extra = CASES[case]
+        torch.manual_seed(3)
+        settings = config(stage, dtype, **extra)
+        # CPUAdam works on the CPU, where everything is in this test: it is not meant to be used without offload.
+        self.engine = engine_of(settings, Model(), not extra.get("offload", True), one_group)
+        self.backend = DeepSpeedBackend(self.engine)
+        self.group = group
+
+    def step(self, number: int) -> dict[str, str]:
+        torch.manual_seed(100 * number + dist.get_rank())
+        values = train_step(self.engine, batch(dist.get_rank(), number))
+        return {name: float(value).hex() for name, value in values.items()}
+
+    def state(self) -> dict[str, str]:
+        return fingerprint.fingerprints(self.backend.tensors(), self.group)
+
+    def save(self, repo: Repository) -> tuple[str, Any]:
+        saved = self.backend.save(repo.objects, self.group)
+        content = None
+        if dist.get_rank() == 0:
+            content = repo.objects.put_record(
+                Content(format="deepspeed/1", world=dist.get_world_size(), tensors=saved.tensors, blobs=saved.blobs)
+            )
+        digest: str = control.broadcast(content, self.group)
+        return digest, codec.decode_plain(codec.encode_plain(saved.rank))
+
+    def load(self, repo: Repository, content: str, rank: Any) -> None:
+        self.backend.load(repo.objects, repo.objects.get_record(content, Content), {}, rank, self.group)
+
+    def destroy(self) -> None:
+        self.engine.destroy()
+        del self.engine, self.backend
+        gc.collect()
+
+
+def exact(repo: Repository, group: Any, case: str) -> dict[str, Any]:
+    """Train; save after steps 2 and 5; load each into a new engine and go on."""
+    first = Training(case, group)
+    whole, saved = {0: [None, first.state()]}, {}
+    for number in range(1, STEPS + 1):
+        whole[number] = [first.step(number), first.state()]
+        if number in (2, 5):
+            saved[number] = first.save(repo)
+    again = first.save(repo)[0], first.save(repo)[0]
+    first.destroy()
+    resumed = {}
+    for start, (content, rank) in saved.items():
+        other = Training(case, group)
+        other.load(repo, content, rank)
+        found = {start: [whole[start][0], other.state()]}
+        resaved = other.save(repo)[0]
+        for number in range(start + 1, STEPS + 1):
+            found[number] = [other.step(number), other.state()]
+        resumed[start] = {"states": found, "resaved": resaved, "end": other.save(repo)[0]}
+        other.destroy()
+    return {
+        "whole": whole,
+        "resumed": resumed,
+        "again": again,
+        "saved": {start: content for start, (content, _) in saved.items()},
+    }
+
+
+def products(repo: Repository, group: Any) -> dict[str, Any]:
+    """The fingerprints after step k+1 resumed at k, by DeepSpeed alone and by m5ws, and of one that never stopped."""
+    found: dict[str, Any] = {}
+    whole = Training("zero2-bf16", group)
+    kept: dict[int, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        shared = control.broadcast(directory, group)
+        for number in range(1, 20):
+            whole.step(number)
+            if number - 1 in kept:
+                found[str(number - 1)] = {"whole": whole.state()}
+            if number in (2, 4, 5, 18):
+                whole.engine.save_checkpoint(shared, tag=str(number), save_latest=False)
+                kept[number] = whole.save(repo)
+        for start, (content, rank) in kept.items():
+            for how in ("deepspeed", "m5ws"):
+                other = Training("zero2-bf16", group)
+                if how == "m5ws":
+                    other.load(repo, content, rank)
+                else:
+                    del other.backend._watched  # What DeepSpeed's own checkpoint leaves of the products: nothing.
+                    other.engine.load_checkpoint(shared, tag=str(start))
+                other.step(start + 1)
+                if how == "deepspeed":
+                    other.backend = DeepSpeedBackend(other.engine)
+                found[str(start)][how] = other.state()
+                other.destroy()
+        dist.barrier()
+    whole.destroy()
+    return found
+
+
+def weights(repo: Repository, group: Any) -> dict[str, Any]:
+    """Fingerprints of what layouts hold, and of the same tensors whole: first the model's, then as gathered."""
+    found = {}
+    torch.manual_seed(3)
+    first = dict(Model().named_parameters())
+    for case in ("zero2-bf16", "zero2-round-robin", "zero3-parameters"):
+        training = Training(case, group, one_group=True)
+        state = training.state()
+        expected = {}
+        for name, parameter in first.items():
+            expected[f"model.{name}"] = whole_fingerprint(parameter.bfloat16())
+            if parameter.requires_grad:
+                expected[f"master.{name}"] = whole_fingerprint(parameter.bfloat16().float())
+        found[f"{case} first"] = {"expected": expected, "state": {name: state.get(name) for name in expected}}
+        if case != "zero2-round-robin":  # DeepSpeed's own access by name takes another order than it lays out.
+            training.step(1)
+            expected = gathered(training.engine.module)
+            state = training.state()
+            found[f"{case} trained"] = {"expected": expected, "state": {name: state.get(name) for name in expected}}
+        training.destroy()
+    return found
+
+
+def gathered(module: torch.nn.Module) -> dict[str, str]:
+    """Return the fingerprints of masters and moments that DeepSpeed itself gathers whole."""
+    expected = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            whole = deepspeed.utils.safe_get_full_fp32_param(parameter)
+            expected[f"master.{name}"] = whole_fingerprint(whole)
+            for key in ("exp_avg", "exp_avg_sq"):
+                whole = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
+                expected[f"optimizer.{name}.{key}"] = whole_fingerprint(whole)
+    return expected
+
+
+def refusals(repo: Repository, group: Any) -> dict[str, str]:
+    """How what cannot be restored exactly is refused, by what it is."""
+    found = {}
+    # A store of its own: an object that is damaged may be in other scenarios' contents too.
+    repo = Repository.create(open_store(repo.store.url.removeprefix("file://") + "-damaged"))
+    for what, case in (("bf16 without ZeRO", "zero0-bf16"), ("elastic", "zero2-elastic")):
+        found[what] = refusal(lambda case=case: Training(case, group))
+    training = Training("zero2-bf16", group)
+    content, rank = training.save(repo)
+    record = repo.objects.get_record(content, Content)
+    other = Training("zero3-bf16", group)
+    found["other number of ranks"] = refusal(lambda: training.load(repo, content, None))
+    found["other stage"] = refusal(lambda: other.load(repo, content, rank))
+    training.engine._config.gradient_accumulation_steps = 2
+    training.engine.micro_steps = 1
+    found["between steps"] = refusal(lambda: training.save(repo))
+    training.engine.micro_steps = 0
+    dist.barrier()
+    if dist.get_rank() == 0:
+        part = record.blobs["buffers-1"]
+        damaged = Path(repo.store.url.removeprefix("file://"), "objects", part.object[:2], part.object)
+        damaged.chmod(0o644)
+        damaged.write_bytes(bytes(part.size_bytes))
+    dist.barrier()
+    found["damaged on one rank"] = refusal(lambda: training.load(repo, content, rank))
+    return found
+
+
+def refusal(action: Any) -> str:
+    """Return the error that an action raises, by its type and the part of its message that says why."""
+    try:
+        action()
+    except M5Error as error:
+        parts = (
+            "bf16 or fp16 without ZeRO", "elastic_checkpoint", "between two optimizer steps", "the checkpoint has no",
+            "as many ranks as made it, which is 3", "rank 1 could not read",
+        )  # fmt: skip
+        return ": ".join([type(error).__name__, *(part for part in parts if part in str(error))])
+    return "nothing is raised"
+
+
+def whole_fingerprint(tensor: torch.Tensor) -> str:
+    return f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}"
+
+
+def main(store: str, out: str, *scenarios: str) -> None:
+    deepspeed.init_distributed("gloo", verbose=False)
+    repo = Repository.open(open_store(store))
+    group = control.new_group()
+    for scenario in scenarios:
+        name, _, case = scenario.partition(":")
+        found = exact(repo, group, case) if name == "exact" else globals()[name](repo, group)
+        Path(out, f"{scenario}-{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

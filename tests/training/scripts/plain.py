@@ -1,0 +1,13 @@
+"""A script that knows nothing of m5ws: says how it was called, then ends as its first argument says."""
+
+import os
+import sys
+
+print("called as", __name__, sys.argv, os.path.basename(sys.path[0]))
+if sys.argv[1] == "raise":
+    raise ValueError("something in the script")
+if sys.argv[1] == "import":
+    sys.path.insert(0, sys.argv[2])
+    __import__("from_the_checkout")
+if sys.argv[1].isdigit():
+    sys.exit(int(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""Promise 4: a checkpoint is there whole or not at all, after whichever write its process died."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dying_store import Died, DyingStore
+from m5ws import codec
+from m5ws.records import AttemptStarted, Context, Determinism, Format, LaunchSpec, Observed, Run
+from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
+from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.store.local import LocalStore
+from m5ws.training import checkpointing
+from m5ws.training.context import Active
+from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.stop import Stop
+
+_RUN = "a" * 12
+
+
+def _started(folder: Path) -> Repository:
+    """Return a store in which a run's first attempt has begun."""
+    repo = Repository.create(LocalStore(folder / "store"), Format(chunk_bytes=256, pack_bytes=512, small_bytes=128))
+    snapshot = repo.objects.digest(b"none")
+    runs.publish(repo, Run(id=_RUN, snapshot=snapshot, spec=LaunchSpec(command=("x.py",))))
+    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    return repo
+
+
+def _save(repo: Repository, folder: Path) -> bool:
+    """Save a small model in this process, as a rank does."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    context = Context(
+        store=repo.store.url,
+        run=_RUN,
+        snapshot=repo.objects.digest(b"none"),
+        attempt=1,
+        spec=LaunchSpec(command=("x.py",)),
+        determinism=Determinism(),
+        work_dir=str(folder),
+        spool_dir=str(folder),
+        log_dir=str(folder),
+        output_dir=str(folder),
+        author_dir=str(folder),
+    )
+    spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
+    active = Active(context=context, repo=repo, spool=spool, stop=Stop(folder / "stop", 1), rank=0, world=1)
+    state = checkpointing.State(step=1, fingerprints={}, common={}, rank={"generators": {}})
+    return checkpointing.save(active, FsdpBackend(model, optimizer), None, state)
+
+
+def _damage(repo: Repository) -> list[fsck.Damage]:
+    """Return what is wrong beyond the run's snapshot, which these stores do not have."""
+    snapshot = repo.objects.digest(b"none")
+    return [one for one in fsck.check(repo).damage if snapshot not in one.key and snapshot not in one.detail]
+
+
+def test_a_checkpoint_survives_a_crash_after_every_single_write(tmp_path: Path) -> None:
+    for lives in range(1000):
+        folder = tmp_path / str(lives)
+        (folder / "again").mkdir(parents=True)
+        repo = _started(folder)
+        dying = Repository(DyingStore(repo.store, lives), repo.format)
+        try:
+            assert _save(dying, folder)
+        except Died:
+            assert checkpoints.valid(repo, _RUN) == []
+            assert _damage(repo) == []
+            assert _save(repo, folder / "again")
+        assert checkpoints.valid(repo, _RUN) == [checkpoints.name(1, 1)]
+        assert _damage(repo) == []
+        if dying.store.lives > 0:  # type: ignore[attr-defined]
+            assert lives >= 10
+            return
+    pytest.fail("the save never ended")

@@ -1,0 +1,133 @@
+"""torch.distributed.checkpoint on a repository: exact on any number of ranks, and never a pickle."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from m5ws.errors import CorruptObject
+from m5ws.records import Content, Format, Slice
+from m5ws.repository import Repository
+from m5ws.repository.objects import key
+from m5ws.store.local import LocalStore
+from m5ws.training import dcp, fingerprint
+from m5ws.training.backend import Piece
+from m5ws.training.plain import RestoreError
+
+HERE = Path(__file__).parent
+
+
+def test_a_save_on_1_2_and_3_ranks_loads_exactly_on_1_2_and_3(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    Repository.create(store, Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "3",
+            str(HERE / "scripts" / "reshard.py"),
+            str(store.root),
+        ],
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == [f"{a} to {b} is exact" for a in (1, 2, 3) for b in (1, 2, 3)]
+
+
+TENSORS = {
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty(3, 0),
+    "bfloat16": torch.randn(7, 5).to(torch.bfloat16),
+    "float8": torch.randn(9).to(torch.float8_e4m3fn),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.randn(2, 2, dtype=torch.complex128),
+    "turned": torch.randn(4, 6).T,
+    "nan": torch.tensor([0x7FC00001, -(2**31)], dtype=torch.int32).view(torch.float32),
+    "large": torch.randn(700),
+}
+
+
+def bits(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    return fingerprint.fingerprints((Piece(name, tensor) for name, tensor in state.items()), None)
+
+
+def save(repo: Repository, state: dict[str, Any]) -> Content:
+    tensors, blobs = dcp.save(state, repo.objects, None)
+    return Content(format="dcp/1", world=1, tensors=tensors, blobs=blobs)
+
+
+def test_every_kind_of_tensor_comes_back_with_its_bits(repo: Repository) -> None:
+    content = save(repo, TENSORS)
+    back = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    dcp.load(back, repo.objects, content, None)
+    assert bits(back) == bits(TENSORS)
+    assert content == save(repo, TENSORS)
+
+
+def test_another_element_type_is_refused(repo: Repository) -> None:
+    content = save(repo, {"t": torch.ones(3)})
+    with pytest.raises(RestoreError, match="stored as float32"):
+        dcp.load({"t": torch.ones(3, dtype=torch.float64)}, repo.objects, content, None)
+
+
+def test_a_flipped_bit_is_never_loaded(repo: Repository, store: LocalStore) -> None:
+    content = save(repo, {"t": torch.ones(3)})
+    path = store.root / key(content.tensors[0].shards[0].parts[0].object)
+    path.chmod(0o644)
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    target = torch.zeros(3)
+    with pytest.raises(CorruptObject):
+        dcp.load({"t": target}, repo.objects, content, None)
+    assert bits({"t": target}) == bits({"t": torch.zeros(3)})
+
+
+class Bomb:
+    armed = False
+
+    def __reduce__(self) -> Any:
+        return (setattr, (Bomb, "armed", True))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_byte_items_load_only_if_they_hold_plain_data(repo: Repository) -> None:
+    writer = dcp.RepositoryWriter(repo.objects)
+    state: dict[str, Any] = {"plain": {"a": [1, 2]}, "bomb": Bomb()}
+    save_state(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
+    content = Content(format="dcp/1", world=1, tensors=writer.tensors, blobs=writer.blobs)
+    harmless: dict[str, Any] = {"plain": None}
+    reader = dcp.RepositoryReader(repo.objects, content)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    load_state(harmless, storage_reader=reader, planner=planner, no_dist=True)
+    assert harmless == {"plain": {"a": [1, 2]}}
+    with pytest.raises(RestoreError):
+        dcp.load({"bomb": None}, repo.objects, content, None)
+    assert not Bomb.armed
+    torch.load(io.BytesIO(repo.objects.read(content.blobs["bomb"])), weights_only=False)
+    assert Bomb.armed  # so it would have gone off
+
+
+@given(st.lists(st.integers(1, 50), max_size=8), st.integers(0, 400), st.integers(1, 400))
+def test_the_parts_read_are_those_that_hold_the_bytes(sizes: list[int], start: int, length: int) -> None:
+    edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    parts = [Slice(object=str(i), offset=0, size_bytes=size, digest="") for i, size in enumerate(sizes)]
+    wanted, base = dcp._covering(parts, start, start + length)
+    expected = [i for i in range(len(sizes)) if edges[i] < start + length and edges[i + 1] > start]
+    assert [int(part.object) for part in wanted] == expected
+    assert not expected or base == edges[expected[0]]

@@ -1,0 +1,190 @@
+"""ZeRO 1, 2 and 3 with offload: saved and loaded bit for bit, killed and resumed, fingerprints of any layout."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.records import Content, State
+from m5ws.repository import Repository
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PACKAGE = Path(__file__).parents[2]
+CASES = (
+    "zero1-bf16",
+    "zero2-bf16",
+    "zero2-round-robin",
+    "zero2-fp32",
+    "zero3-bf16",
+    "zero3-fp32",
+    "zero3-parameters",
+    "zero1-no-offload",
+    "zero3-no-offload",
+    "zero0-fp32",
+)
+
+
+def lab(directory: Path, ranks: int, *scenarios: str) -> Path:
+    """Run scenarios of deepspeed_lab.py in one set of ranks; return the directory of what they found."""
+    out = directory / f"found-{ranks}"
+    out.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPTS / "deepspeed_lab.py"), str(directory / "store"), str(out), *scenarios],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def operator() -> dict[str, str]:
+    """CPUAdam's operator, built as the supervisor has it built before a launch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "m5ws.training.cpu_adam"],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def three(operator: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three ranks found."""
+    from m5ws.store.local import LocalStore
+
+    directory = tmp_path_factory.mktemp("three")
+    Repository.create(LocalStore(directory / "store"))
+    return lab(directory, 3, *(f"exact:{case}" for case in CASES), "products", "weights", "refusals")
+
+
+@pytest.fixture(scope="module")
+def two(operator: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from m5ws.store.local import LocalStore
+
+    directory = tmp_path_factory.mktemp("two")
+    Repository.create(LocalStore(directory / "store"))
+    return lab(directory, 2, "weights")
+
+
+def found(out: Path, scenario: str, rank: int = 0) -> Any:
+    return json.loads((out / f"{scenario}-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("case", CASES)
+def test_a_loaded_engine_goes_on_as_the_one_that_was_saved(three: Path, case: str, rank: int) -> None:
+    result = found(three, f"exact:{case}", rank)
+    whole = result["whole"]
+    assert len({json.dumps(state) for _, state in whole.values()}) == len(whole), "the training does not move"
+    for start, part in result["resumed"].items():
+        assert set(part["states"]) == {str(step) for step in range(int(start), 9)}
+        for step, values in part["states"].items():
+            assert values == whole[step], f"resumed after {start}, at {step}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_states_have_equal_contents(three: Path, case: str) -> None:
+    result = found(three, f"exact:{case}")
+    assert result["again"][0] == result["again"][1]
+    assert [part["end"] for part in result["resumed"].values()] == [result["again"][0]] * 2
+    assert [part["resaved"] for part in result["resumed"].values()] == list(result["saved"].values())
+    assert len({*result["saved"].values(), *result["again"]}) == 3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fingerprints_name_parameters_masters_and_moments(three: Path, case: str) -> None:
+    names = set(found(three, f"exact:{case}")["whole"]["8"][1])
+    trained = {"first.weight", "first.bias", "scale", "last.weight", "last.bias"}
+    assert {f"model.{name}" for name in {*trained, "frozen.weight"}} <= names
+    assert {f"optimizer.{name}.{key}" for name in trained for key in ("exp_avg", "exp_avg_sq")} <= names
+    masters = {name for name in names if name.startswith("master.")}
+    assert masters == (set() if case.startswith("zero0") else {f"master.{name}" for name in trained})
+    assert ("optimizer.cpu_adam" in names) == ("no-offload" not in case and "zero0" not in case)
+
+
+def test_deepspeed_alone_does_not_resume_exactly_and_with_m5ws_it_does(three: Path) -> None:
+    result = found(three, "products")
+    assert set(result) == {"2", "4", "5", "18"}
+
+    def numbers(start: str, how: str) -> dict[str, str]:
+        return {name: value for name, value in result[start][how].items() if name.startswith("master.")}
+
+    assert all(numbers(start, "deepspeed") != numbers(start, "whole") for start in ("2", "5", "18"))
+    assert numbers("4", "deepspeed") == numbers("4", "whole")
+    assert all(part["m5ws"] == part["whole"] for part in result.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_fingerprints_are_those_of_the_whole_tensors(two: Path, three: Path, ranks: int) -> None:
+    for what, values in found({2: two, 3: three}[ranks], "weights").items():
+        assert values["expected"], what
+        assert values["state"] == values["expected"], what
+
+
+def test_the_same_weights_have_the_same_fingerprints_on_two_and_three_ranks(two: Path, three: Path) -> None:
+    small, large = found(two, "weights"), found(three, "weights")
+    firsts = [what for what in small if what.endswith("first")]
+    assert len(firsts) == 3
+    for what in firsts:
+        assert small[what] == large[what]
+        assert small[what]["state"] == small[firsts[0]]["state"], "ZeRO 2 and 3 differ in the same weights"
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
+    assert found(three, "refusals", rank) == {
+        "bf16 without ZeRO": "StateError: bf16 or fp16 without ZeRO",
+        "elastic": "StateError: elastic_checkpoint",
+        "between steps": "StateError: between two optimizer steps",
+        "other number of ranks": "RestoreError: as many ranks as made it, which is 3",
+        "other stage": "RestoreError: the checkpoint has no",
+        "damaged on one rank": "CorruptObject" if rank == 1 else "RestoreError: rank 1 could not read",
+    }
+
+
+def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any, operator: Any) -> None:
+    script, ranks, steps = str(SCRIPTS / "deepspeed_tiny.py"), 3, "20"
+    whole = runner(script, "2", "bf16", steps, ranks=ranks)
+    assert whole.status == 0, whole.log()
+    assert sorted(whole.contents) == list(range(1, 21))
+
+    runner.run = "000000000002"
+    parts, resume = [], None
+    for number, last in enumerate((2, 5, 18, 20)):
+        kill = f"{number % ranks}:{last + 1}:{signal.SIGKILL:d}"
+        part = runner(script, "2", "bf16", steps, ranks=ranks, resume=resume, kill=kill)
+        assert (part.status == 0) == (last == 20), part.log()
+        assert max(part.contents) == last
+        parts.append(part)
+        resume = part.newest
+    assert [min(part.steps(0)) for part in parts] == [1, 3, 6, 19]
+    for part in parts:
+        assert part.contents == {step: whole.contents[step] for step in part.contents}
+        for rank in range(ranks):
+            assert part.steps(rank) == {step: whole.steps(rank)[step] for step in part.steps(rank)}
+            assert part.states(rank) == {step: whole.states(rank)[step] for step in part.states(rank)}
+    assert [event.step for part in parts for event in part.of(State) if event.restored] == [2, 5, 18]
+
+
+def test_a_checkpoint_holds_no_path_time_or_host(three: Path) -> None:
+    from m5ws.store.local import LocalStore
+
+    objects = Repository.open(LocalStore(three.parent / "store")).objects
+    for case in CASES:
+        content = objects.get_record(found(three, f"exact:{case}")["again"][0], Content)
+        structures = b"".join(objects.read(blob) for blob in content.blobs.values())
+        assert b"param_groups" in structures
+        for word in (os.uname().nodename, "/tmp", str(three.parent), "zero_optimization", "train_micro_batch_size"):
+            assert word.encode() not in structures

@@ -1,0 +1,114 @@
+"""The plain codec gives back what it was given, types and bits, and names what it cannot take."""
+
+import math
+import random
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws import codec
+from m5ws.training import plain, rng
+from m5ws.training.plain import StateError
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.just("!"), inner, max_size=4)
+        | st.dictionaries(st.integers(), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+def there_and_back(value: Any) -> Any:
+    return plain.decode(codec.decode_plain(codec.encode_plain(plain.encode(value, "v"))))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality in which types count and NaN equals itself."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+@given(values)
+def test_what_goes_in_comes_out(value: Any) -> None:
+    assert same(there_and_back(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32),
+        torch.ones(2, 0),
+        torch.tensor(1, dtype=torch.bfloat16),
+        torch.randn(3, 4).T,
+        torch.zeros(3).to(torch.float8_e5m2),
+    ],
+)
+def test_tensors_keep_their_bits(value: torch.Tensor) -> None:
+    back = there_and_back(value)
+    assert back.dtype == value.dtype and back.shape == value.shape
+    assert plain.tensor_bytes(back) == plain.tensor_bytes(value)
+
+
+def test_the_types_that_states_hold_come_back() -> None:
+    value = {
+        "c": Counter({30: 1}),
+        "o": OrderedDict([("z", 1), ("a", 2)]),
+        "s": np.float32(0.1),
+        "a": np.arange(4).reshape(2, 2),
+    }
+    back = there_and_back(value)
+    assert type(back["c"]) is Counter and back["c"] == value["c"]
+    assert list(back["o"].items()) == [("z", 1), ("a", 2)]
+    assert type(back["s"]) is np.float32 and back["s"] == value["s"]
+    assert back["a"].dtype == np.int64 and (back["a"] == value["a"]).all()
+    back["a"][0] = 5  # and can be written to
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 1, {1, 2}, np.array([object()]), torch.nn.Linear(1, 1)])
+def test_anything_else_is_an_error_that_names_its_path(value: Any) -> None:
+    with pytest.raises(StateError, match=r"^scheduler\.inner\[1\] is a"):
+        plain.encode({"inner": [1, value]}, "scheduler")
+
+
+def test_generators_go_on_where_they_were() -> None:
+    own = {"own": torch.Generator().manual_seed(3)}
+    random.gauss(0, 1)  # keeps a second number back
+    np.random.randn()
+
+    def draw() -> list[float]:
+        drawn = [
+            random.gauss(0, 1),
+            float(np.random.randn()),
+            float(torch.randn(())),
+            float(torch.randn((), generator=own["own"])),
+        ]
+        return [*drawn, float(torch.randn(17)[16])]
+
+    stored = codec.decode_plain(codec.encode_plain(rng.capture(own)))
+    before = draw()
+    rng.restore(stored, own)  # type: ignore[arg-type]
+    assert rng.digests(rng.capture(own)) == rng.digests(stored)  # type: ignore[arg-type]
+    assert draw() == before
+    assert {name for name, digest in rng.digests(rng.capture(own)).items() if rng.digests(stored)[name] != digest} == {  # type: ignore[arg-type]
+        "python",
+        "numpy",
+        "torch",
+        "own",
+    }

@@ -1,0 +1,42 @@
+"""Kill -9 in the middle, resume, and the run is the one that was never killed, bit for bit."""
+
+import signal
+from typing import Any
+
+from m5ws.records import RankEnded, State
+
+RANKS = 3
+
+
+def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: str) -> None:
+    whole = runner(tiny, "fsdp", "7", ranks=RANKS)
+    assert whole.status == 0, whole.log()
+    assert sorted(whole.contents) == [2, 4, 6, 7]
+
+    runner.run = "000000000002"
+    first = runner(tiny, "fsdp", "7", ranks=RANKS, kill=f"1:3:{signal.SIGKILL:d}")
+    assert first.status != 0 and first.newest is not None
+    second = runner(tiny, "fsdp", "7", ranks=RANKS, resume=first.newest, kill=f"2:6:{signal.SIGKILL:d}")
+    assert second.status != 0 and second.newest not in (None, first.newest)
+    third = runner(tiny, "fsdp", "7", ranks=RANKS, resume=second.newest)
+    assert third.status == 0, third.log()
+
+    assert [min(part.steps(0)) for part in (first, second, third)] == [1, 3, 5]
+    for rank in range(RANKS):
+        for part in (first, second, third):
+            assert part.steps(rank) == {step: whole.steps(rank)[step] for step in part.steps(rank)}
+            assert part.states(rank) == {step: whole.states(rank)[step] for step in part.states(rank)}
+        assert set(first.steps(rank)) | set(second.steps(rank)) | set(third.steps(rank)) == set(range(1, 8))
+    assert third.contents[7] == whole.contents[7]
+    assert first.contents | second.contents | third.contents == whole.contents
+    assert [event.step for event in third.of(State) if event.restored] == [4]
+    assert [event.error for event in third.of(RankEnded)] == [None]
+
+    # One process goes on from what three saved; what the ranks had each for themselves is said not to be restored.
+    alone = runner(tiny, "single", "8", resume=third.newest)
+    assert alone.status == 0, alone.log()
+    assert any("made by 3 ranks" in message for message in alone.notices("limit"))
+    restored, saved = alone.states(0)[7][0], whole.states(0)[7][0]
+    assert {name for name in saved if "@" not in name} <= {
+        name for name in restored if restored[name] == saved.get(name)
+    }

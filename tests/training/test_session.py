@@ -1,0 +1,267 @@
+"""The session, in one process: what it records, what it restores, and what it does when something is wrong."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import m5ws
+from m5ws import codec
+from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
+from m5ws.ports import Buffer
+from m5ws.records import AttemptStarted, Checkpoint, CheckpointPublished, Content, State, Step
+from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.repository.objects import key
+from m5ws.store.local import LocalStore
+from m5ws.training.plain import RestoreError, StateError
+
+
+@pytest.fixture
+def train(tiny_module: Any) -> Any:
+    return lambda steps=6, loader="exact": functools.partial(tiny_module.main, "single", steps, loader)
+
+
+def test_every_step_is_recorded_exactly(in_process: Any) -> None:
+    batches = [torch.tensor([1.0, 2.0]), torch.tensor([1.0, -2.0])]
+
+    def script() -> None:
+        model = torch.nn.Linear(2, 1)
+        for step in m5ws.session(model, loader=batches, total_steps=4).steps():
+            step.next_batch()
+            step.record(loss=torch.tensor(0.1), lr=0.1, count=3, worst=float("nan"), tokens=2)
+            step.record(tokens=3)
+
+    attempt, error = in_process(script)
+    assert error is None
+    steps = attempt.of(Step)
+    assert [event.step for event in steps] == [1, 2, 3, 4]
+    assert steps[0].quantities == {
+        "loss": float(torch.tensor(0.1)).hex(),
+        "lr": (0.1).hex(),
+        "count": (3.0).hex(),
+        "worst": "nan:7ff8000000000000",
+    }
+    assert steps[0].batch == steps[2].batch != steps[1].batch == steps[3].batch
+    assert {event.tokens for event in steps} == {5} and {event.total for event in steps} == {4}
+    assert [event.step for event in attempt.of(State)] == [0, 4]
+    assert attempt.of(State)[0].tensors.keys() == {"model.weight", "model.bias"}
+    assert attempt.of(State)[0].generators.keys() == {"python", "numpy", "torch"}
+    assert list(attempt.contents) == [4]
+
+
+def test_a_resume_at_any_checkpoint_is_exact(in_process: Any, train: Any) -> None:
+    whole, error = in_process(train(11))
+    assert error is None
+    published = [event for event in whole.of(CheckpointPublished) if event.step < 11]
+    assert [event.step for event in published] == [2, 4, 6, 8, 10]
+    for event in published:
+        again, error = in_process(train(11), resume=event.checkpoint)
+        assert error is None
+        assert again.steps(0) == {step: whole.steps(0)[step] for step in range(event.step + 1, 12)}
+        assert again.states(0).items() == {s: v for s, v in whole.states(0).items() if s >= event.step}.items()
+        assert again.contents[11] == whole.contents[11]
+
+
+def test_equal_runs_have_equal_contents(in_process: Any, train: Any) -> None:
+    first, _ = in_process(train())
+    in_process.runner.run = "000000000002"
+    second, _ = in_process(train())
+    assert first.contents == second.contents != {}
+    assert first.newest != second.newest
+
+
+def test_a_loader_without_state_is_a_limit_and_its_resume_is_seen_to_differ(in_process: Any, train: Any) -> None:
+    first, _ = in_process(train(6, "forgetful"))
+    assert any("data loader" in message for message in first.notices("limit"))
+    at = next(event for event in first.of(CheckpointPublished) if event.step == 2)
+    second, error = in_process(train(6, "forgetful"), resume=at.checkpoint)
+    assert error is None
+    assert any(first.steps(0)[step] != second.steps(0)[step] for step in range(3, 7))
+
+
+def test_a_restored_state_that_is_not_the_saved_one_fails_the_rank(in_process: Any, train: Any) -> None:
+    repo = in_process.runner.repo
+    first, _ = in_process(train())
+    checkpoint = repo.objects.get_record(first.newest, Checkpoint)
+    content = repo.objects.get_record(checkpoint.content, Content)
+    weight = next(tensor for tensor in content.tensors if tensor.name == "model.first.weight")
+    other = next(tensor for tensor in content.tensors if tensor.name == "optimizer.first.weight.exp_avg")
+    forged = tuple(
+        codec.decode(codec.encode(tensor), type(tensor))
+        if tensor is not weight
+        else type(weight)(name=weight.name, dtype=weight.dtype, shape=weight.shape, shards=other.shards)
+        for tensor in content.tensors
+    )
+    digest = repo.objects.put_record(
+        Checkpoint(
+            run=checkpoint.run,
+            snapshot=checkpoint.snapshot,
+            attempt=checkpoint.attempt,
+            step=checkpoint.step,
+            content=repo.objects.put_record(
+                Content(
+                    format=content.format,
+                    world=1,
+                    tensors=forged,
+                    common=content.common,
+                    ranks=content.ranks,
+                )
+            ),
+        )
+    )
+    second, error = in_process(train(9), resume=digest)
+    assert isinstance(error, RestoreError) and "model.first.weight" in str(error)
+    assert second.of(Step) == []
+    assert [event.restored for event in second.of(State)] == [True]
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "missing"])
+def test_a_damaged_checkpoint_is_an_error(in_process: Any, train: Any, store: LocalStore, damage: str) -> None:
+    first, _ = in_process(train())
+    objects = in_process.runner.repo.objects
+    content = objects.get_record(objects.get_record(first.newest, Checkpoint).content, Content)
+    path = store.root / key(content.tensors[0].shards[0].parts[0].object)
+    data = bytearray(path.read_bytes())
+    path.chmod(0o644)
+    if damage == "flipped bit":
+        data[content.tensors[0].shards[0].parts[0].offset] ^= 1
+        path.write_bytes(data)
+    elif damage == "cut short":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    _, error = in_process(train(9), resume=first.newest)
+    assert isinstance(error, NotFound if damage == "missing" else CorruptObject)
+
+
+class Flaky(LocalStore):
+    """A directory that stops taking checkpoints after a number of writes, as a full or absent disk does."""
+
+    failing = False
+
+    def create(self, key: str, data: Buffer) -> None:
+        if self.failing:
+            raise OSError(28, "No space left on device")
+        super().create(key, data)
+
+
+def test_a_save_that_fails_is_a_notice_and_tried_again(in_process: Any, store: LocalStore) -> None:
+    flaky = Flaky(store.root)
+
+    def script() -> None:
+        model = torch.nn.Linear(2, 1)
+        for step in m5ws.session(model, total_steps=6, checkpoint_every=2).steps():
+            flaky.failing = step.number in (2, 3)
+            with torch.no_grad():
+                model.weight += 1
+
+    attempt, error = in_process(script, repo=Repository.create(flaky))
+    assert error is None
+    assert list(attempt.contents) == [4, 6]
+    assert len(attempt.notices("save-failed")) == 1 and "after step 2" in attempt.notices("save-failed")[0]
+
+
+def test_an_attempt_that_was_superseded_cannot_publish(in_process: Any) -> None:
+    runner = in_process.runner
+
+    def script() -> None:
+        for _ in m5ws.session(torch.nn.Linear(2, 1), total_steps=3).steps():
+            pass
+        started = AttemptStarted(attempt=2, host="there", observed="0" * 64)
+        ledger.Writer(runner.repo, runner.run, 2, ledger.LAUNCHER).append([codec.encode(started)])
+        for _ in m5ws.session(torch.nn.Linear(2, 1), total_steps=4).steps():
+            pass
+
+    attempt, error = in_process(script)
+    assert isinstance(error, Fenced)
+    assert list(attempt.contents) == [3]
+    assert checkpoints.valid(runner.repo, runner.run) == []
+
+
+def test_stop_makes_the_current_step_the_last_with_a_checkpoint(in_process: Any) -> None:
+    def script() -> None:
+        session = m5ws.session(torch.nn.Linear(2, 1), total_steps=100)
+        for step in session.steps():
+            if step.number == 3:
+                session.stop()
+
+    attempt, error = in_process(script)
+    assert error is None and list(attempt.contents) == [3] and len(attempt.of(Step)) == 3
+
+
+def test_a_loop_that_is_left_says_so(in_process: Any) -> None:
+    def script() -> None:
+        for step in m5ws.session(torch.nn.Linear(2, 1), total_steps=9).steps():
+            if step.number == 3:
+                break
+
+    attempt, error = in_process(script)
+    assert error is None and len(attempt.of(Step)) == 2
+    assert any("left inside step 3" in message for message in attempt.notices("limit"))
+
+
+def test_state_that_cannot_be_stored_is_an_error_at_the_start(in_process: Any) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"ok": 1, "inner": [lambda: 1]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    attempt, error = in_process(lambda: m5ws.session(torch.nn.Linear(2, 1), total_steps=1, state={"odd": Odd()}))
+    assert isinstance(error, StateError) and "state.odd.inner[0]" in str(error)
+    assert attempt.of(Step) == []
+
+
+def test_another_model_is_refused(in_process: Any) -> None:
+    def script(width: int) -> None:
+        for _ in m5ws.session(torch.nn.Linear(2, width), total_steps=2 * width).steps():
+            pass
+
+    first, _ = in_process(lambda: script(1))
+    _, error = in_process(lambda: script(3), resume=first.newest)
+    assert error is not None and "model.weight" in str(error)
+
+
+def test_names_are_those_of_the_model_without_its_wrappings(in_process: Any) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def script(wrapped: bool) -> None:
+        first: torch.nn.Module = torch.nn.Linear(2, 2)
+        model: Any = torch.nn.Sequential(checkpoint_wrapper(first) if wrapped else first, torch.nn.BatchNorm1d(2))
+        model = torch.compile(model, backend="eager") if wrapped else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in m5ws.session(model, optimizer, total_steps=1).steps():
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+    bare, error = in_process(lambda: script(False))
+    assert error is None
+    wrapped, error = in_process(lambda: script(True))
+    assert error is None
+    names = set(bare.states(0)[1][0])
+    assert names == set(wrapped.states(0)[1][0])
+    assert {"model.0.weight", "buffer.1.running_var", "optimizer.0.weight.momentum_buffer"} <= names
+
+
+def test_outside_a_run_the_same_script_runs_quietly(train: Any, capsys: Any, recwarn: Any, tmp_path: Any) -> None:
+    train()()
+    captured = capsys.readouterr()
+    assert captured.out == "rank 0 is done\n" and captured.err == ""
+    assert list(recwarn) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_seed_is_the_runs_or_else_the_scripts_own(in_process: Any) -> None:
+    seeds: list[int] = []
+    in_process(lambda: seeds.append(m5ws.seed(5)))
+    seeds.append(m5ws.seed(5))
+    drawn = torch.rand(3)
+    m5ws.seed(5)
+    assert seeds == [11, 5] and torch.equal(drawn, torch.rand(3))
+
+
+def test_a_model_and_an_engine_exclude_each_other() -> None:
+    with pytest.raises(UsageError):
+        m5ws.session(total_steps=1)

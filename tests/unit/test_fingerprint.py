@@ -1,0 +1,168 @@
+"""Fingerprints against a plain Python reference, for every kind of tensor and every way of cutting it."""
+
+import itertools
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m5ws.training import fingerprint
+from m5ws.training.backend import Box, Piece, Span
+
+MASK = (1 << 64) - 1
+
+
+def reference_mix(bits: int, index: int) -> int:
+    x = (bits + index * 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def reference(tensor: torch.Tensor) -> str:
+    """Words of the elements' size, at most 8 bytes, little-endian, each with its index in row-major order."""
+    data = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+    width = min(tensor.element_size(), 8)
+    words = [int.from_bytes(data[i : i + width], "little") for i in range(0, len(data), width)]
+    return f"{sum(reference_mix(word, i) for i, word in enumerate(words)) & MASK:016x}"
+
+
+def whole(tensor: torch.Tensor) -> str:
+    return fingerprint.fingerprints([Piece("t", tensor)], None)["t"]
+
+
+def from_bits(*bits: int) -> torch.Tensor:
+    return torch.tensor([struct.unpack("<i", struct.pack("<I", b))[0] for b in bits], dtype=torch.int32).view(
+        torch.float32
+    )
+
+
+TYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e8m0fnu,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_is_the_reference_for_every_dtype(dtype: torch.dtype) -> None:
+    if dtype == torch.bool:
+        tensor = torch.tensor([True, False, True])
+    elif dtype.is_floating_point or dtype.is_complex:
+        tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+    else:
+        tensor = torch.arange(35).view(5, 7).to(dtype)
+    assert whole(tensor) == reference(tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.5),
+        torch.empty(0),
+        torch.empty(3, 0),
+        torch.arange(12.0).view(3, 4).T,
+        torch.arange(20)[::3],
+        torch.ones(1).expand(4),
+        torch.randn(1 << 15),
+        torch.randn((1 << 15) + 1),
+    ],
+)
+def test_is_the_reference_for_every_layout(tensor: torch.Tensor) -> None:
+    assert whole(tensor) == reference(tensor)
+
+
+def test_sees_the_sign_of_zero_and_the_payload_of_nan() -> None:
+    assert whole(torch.tensor([0.0])) != whole(torch.tensor([-0.0]))
+    quiet, other = from_bits(0x7FC00000), from_bits(0x7FC00001)
+    assert quiet.isnan().all() and other.isnan().all()
+    assert whole(quiet) != whole(other)
+    assert whole(quiet) == whole(quiet.clone())
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=20), st.data())
+def test_sees_two_elements_swapped(bits: list[int], data: st.DataObject) -> None:
+    i, j = data.draw(st.integers(0, len(bits) - 1)), data.draw(st.integers(0, len(bits) - 1))
+    swapped = list(bits)
+    swapped[i], swapped[j] = bits[j], bits[i]
+    assert (whole(from_bits(*bits)) == whole(from_bits(*swapped))) == (bits == swapped)
+
+
+@given(st.integers(1, 200), st.lists(st.integers(0, 200), max_size=5))
+def test_spans_add_up_to_the_whole(size: int, cuts: list[int]) -> None:
+    tensor = torch.randn(size)
+    edges = [0, *sorted(min(cut, size) for cut in cuts), size]
+    pieces = [Piece("t", tensor[a:b], Span(a)) for a, b in itertools.pairwise(edges)]
+    assert fingerprint.fingerprints(pieces, None)["t"] == whole(tensor)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.complex128]),
+)
+def test_boxes_along_any_dimension_add_up_to_the_whole(
+    shape: list[int], dimension: int, ranks: int, dtype: torch.dtype
+) -> None:
+    dimension %= len(shape)
+    tensor = torch.randn(shape).to(dtype)
+    chunk = math.ceil(shape[dimension] / ranks)
+    pieces = []
+    for start in range(0, shape[dimension], chunk):
+        part = tensor.narrow(dimension, start, min(chunk, shape[dimension] - start))
+        offsets = tuple(start if d == dimension else 0 for d in range(len(shape)))
+        pieces.append(Piece("t", part, Box(tuple(shape), offsets, tuple(part.shape))))
+    assert fingerprint.fingerprints(pieces, None)["t"] == whole(tensor)
+
+
+def test_a_box_inside_a_box_has_its_global_indices() -> None:
+    tensor = torch.randn(5, 6, 7)
+    inner = Box((5, 6, 7), (1, 2, 3), (2, 3, 4))
+    flat = tensor.clone().view(-1)
+    kept = torch.zeros(5, 6, 7, dtype=torch.bool)
+    kept[1:3, 2:5, 3:7] = True
+    one_by_one = [Piece("t", flat[i : i + 1], Span(i)) for i in kept.view(-1).nonzero().view(-1).tolist()]
+    boxed = fingerprint.fingerprints([Piece("t", tensor[1:3, 2:5, 3:7], inner)], None)
+    assert boxed == fingerprint.fingerprints(one_by_one, None)
+
+
+def test_spare_copies_do_not_count_and_equal_replicas_count_once() -> None:
+    tensor = torch.randn(9)
+    sums, replicas = fingerprint.local(
+        [Piece("a", tensor), Piece("a", tensor, copy="spare"), Piece("b", tensor, copy="replica")]
+    )
+    both = [{"sums": sums, "replicas": replicas}, {"sums": {}, "replicas": replicas}]
+    assert fingerprint.merge(both) == {"a": whole(tensor), "b": whole(tensor)}
+
+
+def test_replicas_that_differ_are_named_by_rank() -> None:
+    ranks = [{"sums": {}, "replicas": {"b": 1}}, {"sums": {}, "replicas": {"b": 2}}]
+    assert fingerprint.merge(ranks) == {"b@0": f"{1:016x}", "b@1": f"{2:016x}"}
+
+
+def test_hashing_leaves_the_tensor_and_the_generators_alone() -> None:
+    tensor = torch.randn(100, requires_grad=True)
+    before, state = tensor.detach().clone(), torch.get_rng_state()
+    whole(tensor)
+    assert whole(tensor) == whole(before)
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,91 @@
+"""The workspace is found upwards, and makes directories only when it writes."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws import workspace
+from m5ws.errors import NotFound
+from m5ws.launch.local import LocalLauncher
+
+
+def _workspace(root: Path, text: str = "") -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "m5ws.toml").write_text(text)
+    return root
+
+
+def test_it_is_found_from_a_directory_below_it(tmp_path: Path) -> None:
+    root = _workspace(tmp_path / "work")
+    below = root / "a" / "b"
+    below.mkdir(parents=True)
+    assert workspace.find(below, {}).root == root
+
+
+def test_the_nearest_one_is_found(tmp_path: Path) -> None:
+    _workspace(tmp_path / "outer")
+    inner = _workspace(tmp_path / "outer" / "inner")
+    assert workspace.find(inner, {}).root == inner
+
+
+def test_where_there_is_none_the_way_to_make_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no m5ws\.toml in .*above it") as caught:
+        workspace.find(tmp_path, {})
+    assert "m5ws init" in caught.value.hint
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no directory"):
+        workspace.find(tmp_path / "gone", {})
+
+
+def test_finding_it_writes_nothing(tmp_path: Path) -> None:
+    root = _workspace(tmp_path)
+    here = workspace.find(root, {})
+    with pytest.raises(NotFound, match="no m5ws store"):
+        here.repository()
+    assert [path.name for path in root.iterdir()] == ["m5ws.toml"]
+
+
+def test_a_store_is_made_with_an_ignore_rule_of_its_own(tmp_path: Path) -> None:
+    here = workspace.find(_workspace(tmp_path), {})
+    here.repository(create=True)
+    assert (tmp_path / ".m5ws" / ".gitignore").read_text() == "*\n"
+    assert here.repository().store.url == str(tmp_path / ".m5ws" / "store")
+
+
+def test_a_relative_store_is_taken_from_the_workspace_not_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = _workspace(tmp_path / "work", '[store]\nurl = "../elsewhere"\n')
+    monkeypatch.chdir(tmp_path)
+    workspace.find(root, {}).repository(create=True)
+    assert (tmp_path / "elsewhere" / "format").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("", {}, "sqlite:///{root}/.m5ws/mlflow.db"),
+        ("", {"MLFLOW_TRACKING_URI": "http://server"}, "http://server"),
+        ("[mlflow]\ntracking_uri = 'http://own'\n", {"MLFLOW_TRACKING_URI": "http://server"}, "http://own"),
+    ],
+)
+def test_the_tracking_store_is_the_files_then_the_variables_then_our_own(
+    tmp_path: Path, text: str, environment: dict[str, str], expected: str
+) -> None:
+    here = workspace.find(_workspace(tmp_path, text), environment)
+    assert here.tracking_uri == expected.format(root=tmp_path)
+
+
+def test_its_name_is_the_directorys_where_none_is_given(tmp_path: Path) -> None:
+    assert workspace.find(_workspace(tmp_path / "gpt"), {}).name == "gpt"
+    assert workspace.find(_workspace(tmp_path / "other", "name = 'gpt'\n"), {}).name == "gpt"
+
+
+def test_datasets_are_not_looked_for_where_that_is_switched_off(tmp_path: Path) -> None:
+    assert workspace.find(_workspace(tmp_path, "[data]\ndvc = false\n"), {}).datasets() is None
+
+
+def test_the_launcher_inherits_the_environment_that_was_read(tmp_path: Path) -> None:
+    assert isinstance(workspace.find(_workspace(tmp_path), {"A": "1"}).launcher(), LocalLauncher)
