@@ -140,7 +140,7 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     ),
     *(
         (("determinism", name), lambda s: s.determinism.level == "off", "does nothing while 'determinism.level' is off")
-        for name in ("python_hash_seed", "tf32", "cublas_workspace", "nccl_algo")
+        for name in ("python_hash_seed", "tf32", "fill_uninitialized", "cublas_workspace", "nccl_algo")
     ),
     *(
         (("mlflow", name), lambda s: not s.mlflow.enabled, "does nothing while 'mlflow.enabled' is false")

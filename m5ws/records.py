@@ -95,12 +95,17 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
 
 
 class Determinism(Record, frozen=True, kw_only=True):
-    """Settings that are applied in every rank before the script starts, and are part of the snapshot."""
+    """Settings that are applied in every rank before the script starts, and are part of the snapshot.
+
+    `fill_uninitialized` has torch fill what `torch.empty` returns, so that code which reads it gives equal bits; off,
+    such code shows as a divergence. It costs memory bandwidth: DeepSpeed allocates gigabytes a step.
+    """
 
     level: Literal["strict", "warn", "off"] = "strict"
     threads: int = 1
     python_hash_seed: int = 0
     tf32: bool = False
+    fill_uninitialized: bool = False
     cublas_workspace: str = ":4096:8"
     nccl_algo: str | None = "Ring"
 

@@ -5,6 +5,7 @@ the same. What is absent has the value "absent", never no tag: the comparison pa
 """
 
 import contextlib
+import hashlib
 from collections.abc import Iterable
 
 import msgspec
@@ -22,6 +23,7 @@ NOTE_TAG = "mlflow.note.content"
 TAG_CHARACTERS = 8000
 _DIGEST_CHARACTERS = 36
 _INPUT_TAG_CHARACTERS = 500
+_SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,6 @@ def load(repo: Repository, run_id: str) -> Subject:
 def tags(subject: Subject) -> dict[str, str]:
     """Return the tags of a run: m5ws's own, and those of MLflow's that its pages know."""
     snapshot, facts = subject.snapshot, subject.facts
-    data = ", ".join(f"{one.name}={one.hash or one.tree}" for one in snapshot.datasets)
     own = {
         RUN_TAG: subject.run.id,
         ATTEMPT_TAG: _text(subject.attempt),
@@ -67,7 +68,7 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.code_tree": snapshot.code.tree,
         "m5ws.config": snapshot.config,
         "m5ws.tokenizer": _text(snapshot.tokenizer and snapshot.tokenizer.tree),
-        "m5ws.data": data or ABSENT,
+        "m5ws.data": _data(snapshot),
         "m5ws.image_digest": _image(subject),
         "m5ws.nccl": _text(facts.get("nccl")),
         "m5ws.efa": _versions(facts, {"driver": "efa.driver", "libfabric": "libfabric", "ofi-nccl": "aws-ofi-nccl"}),
@@ -151,6 +152,18 @@ def _source(subject: Subject) -> dict[str, str]:
     return {key: value for key, value in source.items() if value}
 
 
+def _data(snapshot: Snapshot) -> str:
+    """Return each dataset's name and the start of its digest, without a space: MLflow breaks a line at one.
+
+    Many are one digest of all, so that no difference is lost behind what is cut off.
+    """
+    line = ",".join(f"{one.name}={(one.hash or one.tree)[:_SHORT]}" for one in snapshot.datasets)
+    if len(line) <= 500:
+        return "_".join(line.split()) or ABSENT
+    every = "".join(f"{one.name}\0{one.hash or one.tree}\0" for one in snapshot.datasets)
+    return f"{len(snapshot.datasets)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
+
+
 def _image(subject: Subject) -> str:
     return _text(subject.snapshot.declared.image or subject.facts.get("container.image"))
 
@@ -161,7 +174,7 @@ def _gpu(facts: dict[str, str | None]) -> str:
 
 
 def _versions(facts: dict[str, str | None], names: dict[str, str]) -> str:
-    return ", ".join(f"{shown} {facts[name]}" for shown, name in names.items() if facts.get(name)) or ABSENT
+    return ",".join(f"{shown}={facts[name]}" for shown, name in names.items() if facts.get(name)) or ABSENT
 
 
 def _text(value: object) -> str:

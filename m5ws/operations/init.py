@@ -209,6 +209,7 @@ name = @NAME@
 # threads = 1
 # python_hash_seed = 0
 # tf32 = false
+# fill_uninitialized = false
 # cublas_workspace = ":4096:8"
 # nccl_algo = "Ring"
 

@@ -276,4 +276,6 @@ def _one(change: Change) -> str:
             else "changed"
         )
         return f"{change.part} {change.name} was {done}"
+    if change.part == "data" and change.detail:
+        return f"data {change.name} ({change.detail.splitlines()[0]})"
     return title(change)

@@ -45,6 +45,8 @@ def _content(client: MlflowClient, run: Run) -> dict[str, Any]:
     """Return all that is on a run's page, without the ids that MLflow chose; fails if there are two pages."""
     (only,) = find(client, run.id)
     page = client.get_run(only)
+    assert page.inputs is not None
+    assert page.outputs is not None
     names = {model.model_id: model for model in client.search_logged_models([page.info.experiment_id])}
     return {
         "tags": {key: value.replace(run.id, "RUN") for key, value in page.data.tags.items()},

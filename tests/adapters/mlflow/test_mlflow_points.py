@@ -96,7 +96,8 @@ def test_portions_change_nothing(data: st.DataObject) -> None:
     attempts = {1: _attempt(1, 1, 5, world=3), 2: _attempt(2, 4, 8, world=2)}
     attempts[2]["launcher"].append(AttemptEnded(outcome="finished", exit_code=0))
     whole = _points([one for attempt, chains in attempts.items() for one in _told(attempt, chains)])
-    points, found = Points(), []
+    points = Points()
+    found: list[Point] = []
     for attempt, chains in attempts.items():
         left = {rank: list(events) for rank, events in chains.items()}
         while any(left.values()):

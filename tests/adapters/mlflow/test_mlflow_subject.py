@@ -1,0 +1,64 @@
+"""Tags, parameters and the description, as functions of a snapshot; MLflow's limits are kept."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from mlflow.utils.validation import _validate_param, _validate_tag
+
+import mlflow_runs as written
+from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
+from m5ws.records import Dataset, Verdict
+from m5ws.repository import Repository
+
+
+def _subject(repo: Repository, tmp_path: Path, config: str = written.CONFIG) -> mlflow_subject.Subject:
+    run = written.publish_run(repo, written.publish_snapshot(repo, tmp_path, config=config))
+    written.begin(repo, run)
+    return mlflow_subject.load(repo, run.id)
+
+
+def test_the_ranks_own_facts_count(repo: Repository, tmp_path: Path) -> None:
+    assert _subject(repo, tmp_path).facts["threads"] == "2"
+
+
+def test_many_datasets_are_one_line_that_differs_with_any_of_them(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    sets = tuple(Dataset(name=f"part {i}", kind="files", tree=f"{i:064x}", size_bytes=1) for i in range(1000))
+    lines = set()
+    for datasets in (sets, (*sets[:-1], msgspec.structs.replace(sets[-1], tree="f" * 64))):
+        other = msgspec.structs.replace(subject.snapshot, datasets=datasets)
+        lines.add(mlflow_subject.tags(msgspec.structs.replace(subject, snapshot=other))["m5ws.data"])
+    assert len(lines) == 2
+    assert all(line.startswith("1000-datasets=") and " " not in line for line in lines)
+
+
+def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_path: Path) -> None:
+    deep = "a" * 300
+    config = f"'x/../y': 1\n'naïve (β)': [1, {{z: 2}}]\n{deep}: {'v' * 7000}\nempty: {{}}\n/: 3\ndate: 2026-01-02\n"
+    params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
+    for key, value in params.items():
+        _validate_param(key, value)
+    assert params["naïve _β_.0"] == "1"
+    assert params["naïve _β_.1.z"] == "2"
+    assert params["empty"] == "{}"
+    assert any(len(value) <= 6000 and "sha256" in value for value in params.values())
+
+
+@pytest.mark.parametrize("config", ["{", "a: [", "- 1\n- 2\n", "", "just text", "a: &x [*x]\n"])
+def test_a_config_that_is_no_mapping_is_no_error(repo: Repository, tmp_path: Path, config: str) -> None:
+    params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
+    assert params["launch.nproc"] == "2"
+
+
+def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    once = mlflow_note.placed("above\n\nbelow", mlflow_note.note(subject, []))
+    edited = f"intro\n\n{once}"
+    verdict = Verdict(run=subject.run.id, replay="0" * 12, outcome="not comparable", reason="another GPU")
+    again = mlflow_note.placed(edited, mlflow_note.note(subject, [verdict]))
+    assert again.startswith("intro\n\n")
+    assert again.endswith("above\n\nbelow")
+    assert again.count(subject.run.snapshot[:16]) == 1
+    assert "**not comparable** by run `000000000000`: another GPU" in again
+    _validate_tag(mlflow_subject.NOTE_TAG, again)
