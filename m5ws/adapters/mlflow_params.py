@@ -5,6 +5,7 @@ snapshot has the whole config, MLflow a view of it.
 """
 
 import hashlib
+import itertools
 import json
 import re
 import tomllib
@@ -17,6 +18,8 @@ from m5ws.repository import Repository, trees
 
 _VALUE_CHARACTERS = 6000
 _NAME_CHARACTERS = 250
+_DEPTH = 20
+_KEYS = 2000
 _ODD = re.compile(r"[^/\w.\- :]")
 
 
@@ -26,7 +29,8 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
-        for key, value in _flatten(_parse(entry, trees.read_file(repo.objects, entry))):
+        flat = _flatten(_parse(entry, trees.read_file(repo.objects, entry)))
+        for key, value in itertools.islice(flat, _KEYS):
             found[metric_name(f"{prefix}{key}")] = _cut(value)
     return found | {metric_name(key): _cut(value) for key, value in _launch(subject).items()}
 
@@ -82,15 +86,20 @@ _PARSERS: dict[str, Callable[[bytes], object]] = {
 }
 
 
-def _flatten(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
+def _flatten(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and values. YAML can hold itself: what lies deeper than any config is a mark."""
+    name = ".".join(path)
+    nested = isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value)
+    if len(path) > _DEPTH:
+        yield name, "…"
+    elif isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+            yield from _flatten(inner, (*path, str(key)))
+    elif isinstance(value, list) and nested:
         for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{path}.{index}" if path else str(index))
+            yield from _flatten(inner, (*path, str(index)))
     elif path:
-        yield path, _scalar(value)
+        yield name, _scalar(value)
 
 
 def _scalar(value: object) -> str:

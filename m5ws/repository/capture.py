@@ -42,10 +42,11 @@ class _Member(msgspec.Struct):
 class TreeWriter:
     """Writes packs and chunks; `needed` maps every object of the tree to its length."""
 
-    def __init__(self, objects: Objects, index: Index | None, dry_run: bool) -> None:
+    def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
         self._objects = objects
         self._index = index
         self._dry_run = dry_run
+        self._began_ns = began_ns
         self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="m5ws-tree")
         self._pack: list[_Member] = []
         self._pack_bytes = 0
@@ -118,7 +119,7 @@ class TreeWriter:
         data, seen = _read_steady(location)
         digest = self._objects.digest(data)
         if self._index is not None:
-            self._index.remember_file(key, seen, digest)
+            self._index.remember_file(key, seen, digest, self._began_ns)
         return _Member(position, location, digest, len(data), data)
 
     def _add(self, member: _Member) -> None:
@@ -188,7 +189,7 @@ class TreeWriter:
                 after = stamp(os.fstat(file.fileno()))
             if before == after and sum(part.size_bytes for part in parts) == after[0]:
                 if self._index is not None and not self._dry_run:
-                    self._index.remember_chunks(key, after, parts)
+                    self._index.remember_chunks(key, after, parts, self._began_ns)
                 return parts
         raise FileChanged(f"{location} is being written to")
 

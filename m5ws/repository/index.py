@@ -6,7 +6,6 @@ file system's clock would be invisible.
 """
 
 import os
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -14,7 +13,8 @@ import msgspec
 
 from m5ws.records import Digest, Slice
 
-_RACY_NS = 2_000_000_000
+_FINE_NS = 20_000_000
+_COARSE_NS = 2_000_000_000
 _TREES = 64
 
 Stamp = tuple[int, int, int, int]
@@ -26,9 +26,14 @@ def stamp(found: os.stat_result) -> Stamp:
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def settled(seen: Stamp) -> bool:
-    """Return whether a file's last change lies so far back that another one would show in its stamp."""
-    return max(seen[1], seen[2]) < time.time_ns() - _RACY_NS
+def settled(seen: Stamp, read_ns: int) -> bool:
+    """Return whether a change after `read_ns`, when reading began, would show in a file's stamp.
+
+    Linux stamps files at its tick, of at most 10 ms; a ctime of whole milliseconds may be a coarser file system's,
+    such as FAT's two seconds.
+    """
+    tick_ns = _FINE_NS if seen[2] % 1_000_000 else _COARSE_NS
+    return max(seen[1], seen[2]) < read_ns - tick_ns
 
 
 class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -86,9 +91,9 @@ class Index:
         known = self._content.files.get(location)
         return known[1] if known is not None and known[0] == now else None
 
-    def remember_file(self, location: bytes, seen: Stamp, digest: Digest) -> None:
+    def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
         """Remember what a file held, unless it changed so lately that another change could hide."""
-        if settled(seen):
+        if settled(seen, read_ns):
             self._content.files[location] = (seen, digest)
             self._dirty = True
 
@@ -97,9 +102,9 @@ class Index:
         known = self._content.chunks.get(location)
         return known[1] if known is not None and known[0] == now else None
 
-    def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...]) -> None:
+    def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
         """As `remember_file`, for a file that is cut into chunks."""
-        if settled(seen):
+        if settled(seen, read_ns):
             self._content.chunks[location] = (seen, chunks)
             self._dirty = True
 

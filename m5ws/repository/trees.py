@@ -7,6 +7,7 @@ and, at most, those up to the next content-defined end (docs/format.md).
 """
 
 import os
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -41,15 +42,16 @@ def write_tree(
 
     A dry run reads and hashes, and writes nothing.
     """
+    began_ns = time.time_ns()
     ordered = sorted(files, key=lambda file: file.path)
     stats = [os.lstat(file.location) for file in ordered]
     signature = _signature(objects, ordered, stats)
     if index is not None and (known := _known(objects, index.tree(signature))):
         return known
-    writer = TreeWriter(objects, index, dry_run)
+    writer = TreeWriter(objects, index, dry_run, began_ns)
     tree = Tree(entries=writer.entries(ordered, stats, progress))
     digest = writer.put(codec.encode(tree))
-    if index is not None and not dry_run and all(settled(stamp(found)) for found in stats):
+    if index is not None and not dry_run and all(settled(stamp(found), began_ns) for found in stats):
         known_tree = KnownTree(
             digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, objects=tuple(writer.needed.items())
         )

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from dying_store import Died, DyingStore
-from workspaces import make_workspace
 
+from dying_store import Died, DyingStore
 from m5ws.operations import snapshot
 from m5ws.records import Format
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.store.local import LocalStore
 from m5ws.workspace import Workspace, find
+from workspaces import make_workspace
 
 _SMALL = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
 

@@ -27,6 +27,7 @@ from m5ws.repository.capture import FileChanged
 from m5ws.repository.materialise import materialise
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
+from settling import settle
 
 TOKEN = "gh" + "p_" + "a1B2" * 9
 
@@ -174,7 +175,7 @@ def hook(event, arguments):
     if event == "open" and str(arguments[0]).startswith(str(root)) and "/.m5ws/" not in str(arguments[0]):
         opened.append(arguments[0])
 sys.addaudithook(hook)
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_snapshot import Machine, take
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
@@ -185,11 +186,10 @@ print(captured.unchanged, opened, sorted(heavy & {name.split(".")[0] for name in
 
 
 def test_an_unchanged_second_snapshot_reads_no_file_and_loads_nothing_heavy(root: Path, repo: Repository) -> None:
-    for path in root.rglob("*"):
-        if ".git" not in path.parts:
-            os.utime(path, (1, 1), follow_symlinks=False)
+    settle(root)
     take(root, repo)
-    command = [sys.executable, "-c", _UNCHANGED, str(root), str(Path(__file__).parent)]
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", _UNCHANGED, str(root), str(here), str(here.parent / "support")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "True [] []\n"
 

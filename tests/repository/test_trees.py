@@ -15,6 +15,7 @@ from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
 from m5ws.store.local import LocalStore
+from settling import settle
 
 _SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
 
@@ -85,6 +86,7 @@ def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_pat
         path = source / f"{number}"
         path.write_bytes(b"%d" % number)
         os.utime(path, (1_000_000, 1_000_000))
+    settle(source)
     with Index(index) as opened:
         first = trees.write_tree(repo.objects, _sources(source), opened)
     with Index(index) as opened:

@@ -38,7 +38,7 @@ def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_pa
     config = f"'x/../y': 1\n'naïve (β)': [1, {{z: 2}}]\n{deep}: {'v' * 7000}\nempty: {{}}\n/: 3\ndate: 2026-01-02\n"
     params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
     for key, value in params.items():
-        _validate_param(key, value)
+        _validate_param(key, value)  # type: ignore[no-untyped-call]
     assert params["naïve _β_.0"] == "1"
     assert params["naïve _β_.1.z"] == "2"
     assert params["empty"] == "{}"
@@ -61,4 +61,4 @@ def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path)
     assert again.endswith("above\n\nbelow")
     assert again.count(subject.run.snapshot[:16]) == 1
     assert "**not comparable** by run `000000000000`: another GPU" in again
-    _validate_tag(mlflow_subject.NOTE_TAG, again)
+    _validate_tag(mlflow_subject.NOTE_TAG, again)  # type: ignore[no-untyped-call]
