@@ -31,6 +31,7 @@ test: $(stamp) ## Run the tests, but for those that take long.
 
 lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
 	$(bin)/ruff check .
+	$(bin)/ruff format --check --quiet .
 	$(bin)/mypy
 	$(bin)/lint-imports
 

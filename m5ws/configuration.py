@@ -123,11 +123,7 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
         "is not inside the workspace",
     ),
     (("tokenizer", "probe"), lambda s: s.tokenizer.path is None, "does nothing without 'tokenizer.path'"),
-    (
-        ("run", "outputs"),
-        lambda s: any(map(_outside, s.run.outputs)),
-        "holds a path that is not inside the workspace",
-    ),
+    (("run", "outputs"), lambda s: any(map(_outside, s.run.outputs)), "holds a path that is not inside the workspace"),
     (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
     (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
     (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),

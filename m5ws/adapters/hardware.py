@@ -102,10 +102,7 @@ def aws(system: Path) -> Facts:
     metadata = _cloud_metadata(system)
     on_ec2 = text(system / "sys/class/dmi/id/sys_vendor") == "Amazon EC2"
     product = text(system / "sys/class/dmi/id/product_name") if on_ec2 else None
-    return {
-        "aws.ami": metadata.get("ami-id"),
-        "aws.instance_type": metadata.get("instance-type") or product,
-    }
+    return {"aws.ami": metadata.get("ami-id"), "aws.instance_type": metadata.get("instance-type") or product}
 
 
 def _cloud_metadata(system: Path) -> dict[str, str]:

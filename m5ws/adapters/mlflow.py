@@ -31,11 +31,7 @@ class Following:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — it lives as long as this
         # A session of its own: Ctrl-C in the terminal stops the run, not what delivers how it ended.
         self._process = subprocess.Popen(
-            options.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-            start_new_session=True,
+            options.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True
         )
 
     def close(self, timeout_s: float) -> bool:
@@ -108,9 +104,5 @@ class Mlflow:
     def options(self, run: str, *, once: bool = False) -> Options:
         """Return what a follower of `run` is started with."""
         return Options(
-            store=self._store_url,
-            run=run,
-            tracking_uri=self.tracking_uri,
-            experiment=self.experiment,
-            once=once,
+            store=self._store_url, run=run, tracking_uri=self.tracking_uri, experiment=self.experiment, once=once
         )

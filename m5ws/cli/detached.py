@@ -56,9 +56,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan") -> None:
     _wait(repo, plan, process, folder / _LOG, begin)
 
 
-def _wait(
-    repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", log: Path, begin: int
-) -> None:
+def _wait(repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", log: Path, begin: int) -> None:
     from m5ws.repository import ledger
 
     while plan.attempt not in ledger.attempts(repo, plan.run.id):

@@ -161,8 +161,8 @@ def _describe(plan: "Plan") -> str:
 
 def _judge(result: "Result") -> None:
     """Say how the run ended. Raises RunFailed, RunInterrupted."""
-    if not result.tracked:
-        output.warn("note: MLflow does not have all of it yet; the ledger does")
+    if result.untracked:
+        output.warn(f"note: the ledger has all of it, MLflow not yet: {result.untracked}")
     ended = f"run {result.run} {result.outcome}" + (f": {result.message}" if result.message else "")
     if result.outcome == "interrupted":
         raise RunInterrupted(ended, hint=f"`m5ws run --resume {result.run}` goes on with it.")

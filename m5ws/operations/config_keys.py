@@ -16,9 +16,7 @@ def flatten(name: str, data: bytes) -> dict[str, str] | None:
     Keys of nested tables are joined by dots, items of lists are numbered; an empty table or list is a value.
     """
     try:
-        return dict(
-            _walk((), _parse(PurePosixPath(name).suffix.lower(), data.decode("utf-8")))
-        )
+        return dict(_walk((), _parse(PurePosixPath(name).suffix.lower(), data.decode("utf-8"))))
     except (ValueError, RecursionError):
         return None
 

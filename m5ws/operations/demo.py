@@ -195,9 +195,7 @@ def _change(here: Path, compiled: bool) -> Iterator[Command]:
         expect=1,
         compiled=compiled,
     )
-    yield Command(
-        says="What differs between the two runs.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here
-    )
+    yield Command(says="What differs between the two runs.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here)
 
 
 def _run(command: Command, ids: dict[str, str], show: Callable[[str], None]) -> None:

@@ -68,9 +68,7 @@ def between_runs(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
     """Return what differs between two launch specs; environment variables each by name."""
-    plain = [
-        change for change in _fields("launch", old, new) if change.name != "environment"
-    ]
+    plain = [change for change in _fields("launch", old, new) if change.name != "environment"]
     variables = _mapping("launch", "environment.", old.environment, new.environment)
     return (*plain, *variables)
 
@@ -79,10 +77,7 @@ def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
 
 
 def _code(repo: Repository, old: Code, new: Code) -> Iterator[Change]:
-    commits = [
-        f"{code.commit or 'no commit'}{' with changes' if code.dirty else ''}"
-        for code in (old, new)
-    ]
+    commits = [f"{code.commit or 'no commit'}{' with changes' if code.dirty else ''}" for code in (old, new)]
     if commits[0] != commits[1]:
         said = "the files themselves are compared below"
         change = rated("code", "commit", commits[0], commits[1])
@@ -95,20 +90,14 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Change]:
     """Yield changed keys, named alone where there is one config file on both sides, else `file:key`."""
     if old == new:
         return
-    names = {
-        entry.path
-        for digest in (old, new)
-        for entry in trees.load(repo.objects, digest).entries
-    }
+    names = {entry.path for digest in (old, new) for entry in trees.load(repo.objects, digest).entries}
     for pair in tree_diff.different(repo, old, new):
         yield from _config_file(repo, pair, "" if len(names) == 1 else f"{pair.name}:")
 
 
 def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Change]:
     before, after = (
-        flatten(pair.name, trees.read_file(repo.objects, side))
-        if side is not None
-        else None
+        flatten(pair.name, trees.read_file(repo.objects, side)) if side is not None else None
         for side in (pair.old, pair.new)
     )
     if before is None or after is None:
@@ -116,32 +105,22 @@ def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Chan
     elif before == after:
         # Another reader may see a difference here: YAML 1.1 takes 1e-3 for text, 1.2 for a number.
         change = _file("config", pair, tree_diff.patch(repo, pair))
-        yield msgspec.structs.replace(
-            change, name=f"{pair.name} (keys and values are equal, the text differs)"
-        )
+        yield msgspec.structs.replace(change, name=f"{pair.name} (keys and values are equal, the text differs)")
     else:
         yield from _mapping("config", prefix, before, after)
 
 
-def _tokenizer(
-    repo: Repository, old: Tokenizer | None, new: Tokenizer | None
-) -> Iterator[Change]:
+def _tokenizer(repo: Repository, old: Tokenizer | None, new: Tokenizer | None) -> Iterator[Change]:
     for pair in tree_diff.different(repo, _tree(old), _tree(new)):
         yield _file("tokenizer", pair, None)
     if old is None or new is None:
         return
     if old.probe_text != new.probe_text:
         change = rated("tokenizer", "probe text", old.probe_text, new.probe_text)
-        yield msgspec.structs.replace(
-            change, rating="cannot", detail="its token ids cannot be compared"
-        )
+        yield msgspec.structs.replace(change, rating="cannot", detail="its token ids cannot be compared")
     elif old.probe_ids != new.probe_ids:
-        change = rated(
-            "tokenizer", "probe ids", _ids(old.probe_ids), _ids(new.probe_ids)
-        )
-        yield msgspec.structs.replace(
-            change, detail=_first_id(old.probe_ids, new.probe_ids)
-        )
+        change = rated("tokenizer", "probe ids", _ids(old.probe_ids), _ids(new.probe_ids))
+        yield msgspec.structs.replace(change, detail=_first_id(old.probe_ids, new.probe_ids))
 
 
 def _tree(part: Tokenizer | Dataset | None) -> Digest | None:
@@ -155,43 +134,29 @@ def _ids(ids: Sequence[int] | None) -> str | None:
 def _first_id(old: Sequence[int] | None, new: Sequence[int] | None) -> str:
     if old is None or new is None:
         return "no library could be asked on one side"
-    place = next(
-        (place for place, (x, y) in enumerate(zip(old, new, strict=False)) if x != y),
-        min(len(old), len(new)),
-    )
+    place = next((place for place, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), min(len(old), len(new)))
     return f"the same text has other token ids, from position {place} on"
 
 
-def _data(
-    repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]
-) -> Iterator[Change]:
+def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> Iterator[Change]:
     before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             yield _dataset(repo, name, before.get(name), after.get(name))
 
 
-def _dataset(
-    repo: Repository, name: str, old: Dataset | None, new: Dataset | None
-) -> Change:
+def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | None) -> Change:
     change = rated("data", name, _pin(old), _pin(new))
     pairs = tree_diff.different(repo, _tree(old), _tree(new))
     if not pairs and old is not None and new is not None:
-        return msgspec.structs.replace(
-            change, rating="cannot", detail="pinned in another way; the files are equal"
-        )
+        return msgspec.structs.replace(change, rating="cannot", detail="pinned in another way; the files are equal")
     kinds = {
         "added": [pair.name for pair in pairs if pair.old is None],
         "removed": [pair.name for pair in pairs if pair.new is None],
-        "changed": [
-            pair.name for pair in pairs if pair.old is not None and pair.new is not None
-        ],
+        "changed": [pair.name for pair in pairs if pair.old is not None and pair.new is not None],
     }
     return msgspec.structs.replace(
-        change,
-        detail="\n".join(
-            _listed(kind, names) for kind, names in kinds.items() if names
-        ),
+        change, detail="\n".join(_listed(kind, names) for kind, names in kinds.items() if names)
     )
 
 
@@ -214,23 +179,17 @@ def _declared(old: Declared, new: Declared) -> Iterator[Change]:
 
 
 def _file(part: str, pair: FilePair, detail: str | None) -> Change:
-    change = rated(
-        part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new)
-    )
+    change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
     return msgspec.structs.replace(change, detail=detail)
 
 
-def _mapping(
-    part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]
-) -> Iterator[Change]:
+def _mapping(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             yield rated(part, f"{prefix}{name}", old.get(name), new.get(name))
 
 
-def _fields(
-    part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism
-) -> Iterator[Change]:
+def _fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after:
@@ -254,23 +213,10 @@ def _environment(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
             return ()
         said = [None if not side else "recorded" for side in (old, new)]
         change = rated("environment", "observed", said[0], said[1])
-        return (
-            msgspec.structs.replace(
-                change, detail="one of the runs never started: not comparable"
-            ),
-        )
+        return (msgspec.structs.replace(change, detail="one of the runs never started: not comparable"),)
     common = sorted(old.keys() & new.keys())
-    found = [
-        (change, rank) for rank in common for change in drift(old[rank], new[rank])
-    ]
-    found.sort(
-        key=lambda item: (
-            item[0].rating == "can",
-            item[0].rating == "cannot",
-            item[0].name,
-            repr(item[0]),
-        )
-    )
+    found = [(change, rank) for rank in common for change in drift(old[rank], new[rank])]
+    found.sort(key=lambda item: (item[0].rating == "can", item[0].rating == "cannot", item[0].name, repr(item[0])))
     return tuple(
         _on_ranks(change, [rank for _, rank in group], len(common))
         for change, group in groupby(found, key=lambda item: item[0])
@@ -280,9 +226,7 @@ def _environment(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
 def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
     if len(ranks) == world:
         return change
-    return msgspec.structs.replace(
-        change, detail=f"on rank {', '.join(ranks)}: {change.detail}"
-    )
+    return msgspec.structs.replace(change, detail=f"on rank {', '.join(ranks)}: {change.detail}")
 
 
 def _first_attempt(repo: Repository, run: str) -> dict[str, Observed]:
@@ -294,27 +238,17 @@ def _first_attempt(repo: Repository, run: str) -> dict[str, Observed]:
     if attempt is None:
         return {}
     started = _first(repo, run, attempt, ledger.LAUNCHER, AttemptStarted)
-    observed = (
-        repo.objects.get_record(started.observed, Observed)
-        if started is not None
-        else Observed()
-    )
+    observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
     seen: dict[str, Observed] = {}
     for rank in ledger.ranks(repo, run, attempt):
-        found = (
-            _first(repo, run, attempt, rank, RankStarted)
-            if rank != ledger.LAUNCHER
-            else None
-        )
+        found = _first(repo, run, attempt, rank, RankStarted) if rank != ledger.LAUNCHER else None
         if found is not None:
             facts = observed.facts | found.facts | {"world": str(found.world)}
             seen[rank] = msgspec.structs.replace(observed, facts=facts)
     return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
 
 
-def _first(
-    repo: Repository, run: str, attempt: int, rank: str, kind: type[E]
-) -> E | None:
+def _first(repo: Repository, run: str, attempt: int, rank: str, kind: type[E]) -> E | None:
     """Return the first event of a kind; a chain is read no further than that."""
     for batch in ledger.read(repo, run, attempt, rank):
         for raw in batch.events:

@@ -19,17 +19,8 @@ Rating = Literal["cannot", "can", "does"]
 
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _UNSET = "variable."
-_SAYS = {
-    "cannot": "cannot change bits",
-    "can": "can change bits",
-    "does": "changes bits",
-}
-_WANTED = {
-    "cuda": "torch.cuda",
-    "efa": "efa.driver",
-    "ofi-nccl": "aws-ofi-nccl",
-    "driver": "gpu.driver",
-}
+_SAYS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
+_WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,27 +36,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 @cache
 def rules() -> tuple[Rule, ...]:
     """Return the table, in order of precedence."""
-    text = (resources.files("m5ws.operations") / "drift_rules.toml").read_text(
-        encoding="utf-8"
-    )
+    text = (resources.files("m5ws.operations") / "drift_rules.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["rule"], tuple[Rule, ...])
 
 
 def rule(part: str, name: str) -> Rule:
     """Return the first rule for `name`; the table's last one matches everything."""
-    return next(
-        rule
-        for rule in rules()
-        if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern)
-    )
+    return next(rule for rule in rules() if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern))
 
 
 def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
     """Return a change with its rating from the table, and the rule's reason as its detail."""
     found = rule(part, name)
-    return Change(
-        part=part, name=name, old=old, new=new, rating=found.rating, detail=found.why
-    )
+    return Change(part=part, name=name, old=old, new=new, rating=found.rating, detail=found.why)
 
 
 def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
@@ -79,12 +62,7 @@ def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
         rated("environment", f"distribution.{name}", old, new)
         for name, old, new in _different(pinned.distributions, observed.distributions)
     )
-    return tuple(
-        sorted(
-            (*facts, *installed),
-            key=lambda change: (-_ORDER.index(change.rating), change.name),
-        )
-    )
+    return tuple(sorted((*facts, *installed), key=lambda change: (-_ORDER.index(change.rating), change.name)))
 
 
 def worst(changes: Sequence[Change]) -> Rating | None:
@@ -118,9 +96,7 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
     return tuple(wrong)
 
 
-def _facts(
-    pinned: Mapping[str, str | None], observed: Mapping[str, str | None]
-) -> Iterator[Change]:
+def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
     for name, old, new in _different(pinned, observed):
         change = rated("environment", name, old, new)
         known = name.startswith(_UNSET) or (name in pinned and name in observed)
@@ -128,9 +104,7 @@ def _facts(
             yield change
         else:
             rating = min(change.rating, "can", key=_ORDER.index)
-            yield msgspec.structs.replace(
-                change, rating=rating, detail="only one side recorded it"
-            )
+            yield msgspec.structs.replace(change, rating=rating, detail="only one side recorded it")
 
 
 def _different(
@@ -143,20 +117,14 @@ def _different(
 
 def _observed(name: str, observed: Observed) -> str | None:
     fact = _WANTED.get(name, name)
-    return (
-        observed.facts.get(fact)
-        or observed.facts.get(f"{fact}.installed")
-        or observed.distributions.get(name)
-    )
+    return observed.facts.get(fact) or observed.facts.get(f"{fact}.installed") or observed.distributions.get(name)
 
 
 def _meets(wanted: str, value: str | None) -> bool:
     """Return whether a version is the wanted one or a more exact form of it (`13` and `13.0.1`, not `130`)."""
     if value is None:
         return False
-    return value == wanted or (
-        value.startswith(wanted) and value[len(wanted)] in ".+-_ "
-    )
+    return value == wanted or (value.startswith(wanted) and value[len(wanted)] in ".+-_ ")
 
 
 def _value(value: str | None) -> str:

@@ -15,17 +15,7 @@ from m5ws.errors import M5Error, NotFound
 
 CONFIGURATION = "m5ws.toml"
 _IGNORE = ".gitignore"
-_SKIPPED = frozenset(
-    {
-        "__pycache__",
-        ".m5ws",
-        ".git",
-        ".venv",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".mypy_cache",
-    }
-)
+_SKIPPED = frozenset({"__pycache__", ".m5ws", ".git", ".venv", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 
 
 class FilesExist(M5Error):
@@ -56,9 +46,7 @@ def templates(folder: Path | None = None) -> list[str]:
     root = folder or templates_dir()
     if not root.is_dir():
         return []
-    return sorted(
-        entry.name for entry in root.iterdir() if (entry / CONFIGURATION).is_file()
-    )
+    return sorted(entry.name for entry in root.iterdir() if (entry / CONFIGURATION).is_file())
 
 
 def templates_dir() -> Path:
@@ -73,22 +61,12 @@ def plan(root: Path, template: str | None = None, folder: Path | None = None) ->
 
     Raises FilesExist with every file that is in the way, NotFound for a template that there is not.
     """
-    files = (
-        list(_template_files(_template_dir(template, folder or templates_dir())))
-        if template
-        else []
-    )
+    files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
-    kept = [
-        file.path
-        for file in files
-        if Path(file.path).name == _IGNORE and os.path.lexists(root / file.path)
-    ]
+    kept = [file.path for file in files if Path(file.path).name == _IGNORE and os.path.lexists(root / file.path)]
     files = [file for file in files if file.path not in kept]
-    taken = [
-        path for file in files if (path := _in_the_way(root, file.path)) is not None
-    ]
+    taken = [path for file in files if (path := _in_the_way(root, file.path)) is not None]
     if taken:
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
@@ -103,16 +81,9 @@ def apply(planned: Plan) -> None:
         target = planned.root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(
-                target,
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-                0o777 if file.executable else 0o666,
-            )
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o777 if file.executable else 0o666)
         except FileExistsError as error:
-            raise FilesExist(
-                f"{target} was made by somebody else meanwhile",
-                hint="Look at it; try again.",
-            ) from error
+            raise FilesExist(f"{target} was made by somebody else meanwhile", hint="Look at it; try again.") from error
         with open(descriptor, "wb") as writer:
             writer.write(file.data)
 
@@ -138,10 +109,7 @@ def _template_dir(name: str, folder: Path) -> Path:
         return folder / name
     close = difflib.get_close_matches(name, known, n=2)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise NotFound(
-        f"there is no template {name!r}{meant}",
-        hint=f"Templates: {', '.join(known) or 'none'}.",
-    )
+    raise NotFound(f"there is no template {name!r}{meant}", hint=f"Templates: {', '.join(known) or 'none'}.")
 
 
 def _template_files(directory: Path) -> Iterator[NewFile]:
@@ -160,9 +128,7 @@ def _template_files(directory: Path) -> Iterator[NewFile]:
 
 def _configuration(root: Path) -> str:
     # json's escapes are TOML's: the name of any directory becomes a valid string.
-    name = msgspec.json.encode(
-        os.fsencode(root.absolute().name).decode("utf-8", "replace")
-    ).decode()
+    name = msgspec.json.encode(os.fsencode(root.absolute().name).decode("utf-8", "replace")).decode()
     return _TEXT.replace("@NAME@", name)
 
 

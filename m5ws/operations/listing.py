@@ -9,15 +9,7 @@ import msgspec
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.operations.state import RunState, Standing, load, load_newest
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Digest,
-    Observed,
-    Run,
-    Snapshot,
-    Verdict,
-)
+from m5ws.records import Annotation, Checkpoint, Digest, Observed, Run, Snapshot, Verdict
 from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
 
 _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
@@ -95,30 +87,20 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_snapshots(repo: Repository) -> list[SnapshotRow]:
     """Return every snapshot, newest first."""
-    return sorted(
-        (_snapshot_row(repo, name) for name in snapshots.ids(repo)),
-        key=lambda row: -row.created_s,
-    )
+    return sorted((_snapshot_row(repo, name) for name in snapshots.ids(repo)), key=lambda row: -row.created_s)
 
 
 def list_runs(repo: Repository) -> list[RunRow]:
     """Return every run, newest first."""
-    return sorted(
-        (_run_row(repo, name) for name in runs.ids(repo)),
-        key=lambda row: -row.created_s,
-    )
+    return sorted((_run_row(repo, name) for name in runs.ids(repo)), key=lambda row: -row.created_s)
 
 
 def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
     """Return all that is known of a snapshot. Raises NotFound, CorruptObject."""
     snapshot = snapshots.load(repo, snapshot_id)
     said = snapshots.annotations(repo, snapshot_id)
-    observed = next(
-        (one.observed for one in reversed(said) if one.observed is not None), None
-    )
-    using = [
-        run.id for run in _readable(repo, runs.ids(repo)) if run.snapshot == snapshot_id
-    ]
+    observed = next((one.observed for one in reversed(said) if one.observed is not None), None)
+    using = [run.id for run in _readable(repo, runs.ids(repo)) if run.snapshot == snapshot_id]
     return SnapshotView(
         id=snapshot_id,
         snapshot=snapshot,
@@ -168,11 +150,7 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
 
 def _run_row(repo: Repository, run_id: str) -> RunRow:
     try:
-        run, state, verdict = (
-            runs.load(repo, run_id),
-            load_newest(repo, run_id),
-            runs.verdict(repo, run_id),
-        )
+        run, state, verdict = (runs.load(repo, run_id), load_newest(repo, run_id), runs.verdict(repo, run_id))
     except _UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
     return RunRow(
@@ -202,6 +180,4 @@ def _readable(repo: Repository, names: Iterable[str]) -> list[Run]:
 
 def _part(repo: Repository, name: str, digest: Digest) -> Part:
     tree = trees.load(repo.objects, digest)
-    return Part(
-        name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes
-    )
+    return Part(name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes)

@@ -23,10 +23,7 @@ from m5ws.records import Annotation, Digest, Tree, path_text
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.materialise import materialise
 
-_FORM = re.compile(
-    r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)",
-    re.DOTALL,
-)
+_FORM = re.compile(r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL)
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
 
 
@@ -49,16 +46,9 @@ def parse(text: str) -> Override:
         value = config_files.scalar(match["value"])
     except ValueError as error:
         raise UsageError(
-            f"--set {text!r}: the value is not valid YAML: {error}",
-            hint="Quote it: key='\"text\"'.",
+            f"--set {text!r}: the value is not valid YAML: {error}", hint="Quote it: key='\"text\"'."
         ) from error
-    return Override(
-        text=text,
-        file=match["file"],
-        key=match["key"].strip(),
-        value=value,
-        add=bool(match["add"]),
-    )
+    return Override(text=text, file=match["file"], key=match["key"].strip(), value=value, add=bool(match["add"]))
 
 
 def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
@@ -94,8 +84,7 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
     """Return the name of the file that an override is about."""
     if not files:
         raise UsageError(
-            f"--set {override.text!r}: the snapshot has no config file",
-            hint="Name them in m5ws.toml: [config] files.",
+            f"--set {override.text!r}: the snapshot has no config file", hint="Name them in m5ws.toml: [config] files."
         )
     if override.file is not None:
         return _named_file(files, override.file, override.text)
@@ -109,14 +98,8 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
         )
     if override.add:
         first = next(iter(files))
-        raise UsageError(
-            f"--set {override.text!r}: to which file?",
-            hint=f"Say it: --set +{first}:{override.text[1:]}",
-        )
-    raise _unknown(
-        override,
-        [key for name, data in files.items() for key in flatten(name, data) or {}],
-    )
+        raise UsageError(f"--set {override.text!r}: to which file?", hint=f"Say it: --set +{first}:{override.text[1:]}")
+    raise _unknown(override, [key for name, data in files.items() for key in flatten(name, data) or {}])
 
 
 def _named_file(files: Mapping[str, bytes], wanted: str, text: str) -> str:
@@ -147,10 +130,7 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
     if not override.add and not _holds(name, data, override.key):
         raise _unknown(override, list(old))
     if override.add and _holds(name, data, override.key):
-        raise UsageError(
-            f"--set {override.text!r}: {override.key} is in {name} already",
-            hint="Leave out the +.",
-        )
+        raise UsageError(f"--set {override.text!r}: {override.key} is in {name} already", hint="Leave out the +.")
     result = config_files.edit(name, data, lambda document: _assigned(document, override, name))
     new = flatten(name, result) or {}
     if new == old:
@@ -229,10 +209,5 @@ def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...
     said = snapshots.annotations(repo, snapshot_id)
     origin = said[-1] if said else Annotation(created_s=0.0)
     return msgspec.structs.replace(
-        origin,
-        created_s=time.time(),
-        message=None,
-        notes=(),
-        derived_from=snapshot_id,
-        overrides=overrides,
+        origin, created_s=time.time(), message=None, notes=(), derived_from=snapshot_id, overrides=overrides
     )

@@ -12,21 +12,10 @@ from typing import Literal
 from m5ws.operations.drift import title
 from m5ws.records import Change, Divergence
 
-Kind = Literal[
-    "learning rate", "batch", "initial state", "generator", "arithmetic", "result"
-]
+Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 
 _LISTED = 8
-_RATE = (
-    "*lr*",
-    "*learning_rate*",
-    "*sched*",
-    "*warmup*",
-    "*decay*",
-    "*steps*",
-    "*epochs*",
-    "*anneal*",
-)
+_RATE = ("*lr*", "*learning_rate*", "*sched*", "*warmup*", "*decay*", "*steps*", "*epochs*", "*anneal*")
 _BATCHES = (
     "*batch*",
     "*seq*",
@@ -71,13 +60,7 @@ _UPDATE = (
     "*zero*",
     "*bucket*",
 )
-_LIBRARIES = (
-    "distribution.torch",
-    "distribution.numpy",
-    "distribution.tokenizers",
-    "python",
-    "torch*",
-)
+_LIBRARIES = ("distribution.torch", "distribution.numpy", "distribution.tokenizers", "python", "torch*")
 
 # For each first difference of state, of a quantity or of what a script leaves behind (metrics, files):
 # which changes explain it, the best first: (part, patterns of names).
@@ -118,17 +101,7 @@ _EXPLAINS: dict[Kind, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
     "arithmetic": (
         ("determinism", ("threads", "tf32")),
-        (
-            "environment",
-            (
-                "threads",
-                "cpu.capability",
-                "world",
-                "gpu.model",
-                "variable.MKL_CBWR",
-                "variable.ONEDNN_*",
-            ),
-        ),
+        ("environment", ("threads", "cpu.capability", "world", "gpu.model", "variable.MKL_CBWR", "variable.ONEDNN_*")),
         ("launch", ("nproc", "trainer")),
         ("config", _UPDATE),
         ("code", ("*",)),
@@ -167,9 +140,7 @@ def kind(first: Divergence) -> Kind:
     return "learning rate" if rate else "arithmetic"
 
 
-def ranked(
-    first: Divergence, changes: Sequence[Change]
-) -> tuple[list[Change], list[Change]]:
+def ranked(first: Divergence, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
     """Return the changes that can alter bits: those that explain `first`, the best first, and the others.
 
     Changes that the table says cannot alter bits are left out.
@@ -229,11 +200,7 @@ def _unknown(first: Divergence, changes: Sequence[Change], where: str) -> str:
 def _named(first: Divergence) -> str:
     if _of_state(first):
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}"
-    seen = (
-        f" (tensor {first.tensor} differs after step {first.tensor_step})"
-        if first.tensor is not None
-        else ""
-    )
+    seen = f" (tensor {first.tensor} differs after step {first.tensor_step})" if first.tensor is not None else ""
     return f"{first.quantity} at step {first.step} on rank {first.rank}{seen}"
 
 
@@ -246,35 +213,21 @@ def _place(rules: Sequence[tuple[str, tuple[str, ...]]], change: Change) -> int:
     """Return the first rule that explains the change, their number if none does."""
     name = change.name.lower() if change.part == "config" else change.name
     for place, (part, patterns) in enumerate(rules):
-        if part == change.part and any(
-            fnmatchcase(name, pattern) for pattern in patterns
-        ):
+        if part == change.part and any(fnmatchcase(name, pattern) for pattern in patterns):
             return place
     return len(rules)
 
 
 def _list(changes: Sequence[Change]) -> str:
-    shown = [
-        f"({number}) {_one(change)}"
-        for number, change in enumerate(changes[:_LISTED], 1)
-    ]
+    shown = [f"({number}) {_one(change)}" for number, change in enumerate(changes[:_LISTED], 1)]
     more = f"; and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
     return "; ".join(shown) + more
 
 
 def _one(change: Change) -> str:
     """Return a change in words; of a file only that it changed, for digests say nothing to people."""
-    if (
-        change.part in ("code", "tokenizer")
-        and change.name not in {"probe ids", "commit"}
-    ):
-        done = (
-            "added"
-            if change.old is None
-            else "removed"
-            if change.new is None
-            else "changed"
-        )
+    if change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}:
+        done = "added" if change.old is None else "removed" if change.new is None else "changed"
         return f"{change.part} {change.name} was {done}"
     if change.part == "data" and change.detail:
         return f"data {change.name} ({change.detail.splitlines()[0]})"

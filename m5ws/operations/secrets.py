@@ -110,13 +110,9 @@ _CREDENTIAL_FILES = re.compile(
     r"|\.cache/huggingface/(?:token|stored_tokens)|application_default_credentials\.json|credentials\.db"
     r"|access_tokens\.db|accessTokens\.json|\.azure/.*token.*|\.dvc/config\.local|client_secrets?(?:_[^/]*)?\.json)$"
 )
-_TEMPLATE = re.compile(
-    r"[.-](?:example|sample|template|tmpl|dist|defaults?|schema)$|^\.envrc$",
-    re.IGNORECASE,
-)
+_TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|schema)$|^\.envrc$", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
-    rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$",
-    re.MULTILINE,
+    rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
@@ -171,10 +167,7 @@ def _contents(data: bytes) -> Iterator[tuple[str, int]]:
     if b"@" in data:
         for match in _URL_PASSWORD.finditer(data):
             if not _PLACEHOLDER.match(match[3]):
-                yield (
-                    f"a password in a URL ({_show(match[1])}://…:***@…)",
-                    match.start(),
-                )
+                yield (f"a password in a URL ({_show(match[1])}://…:***@…)", match.start())
         yield from ((f"a token in a URL ({_blot(m[1])})", m.start()) for m in _URL_TOKEN.finditer(data))
     if b"=" in data:
         for match in _URL_QUERY.finditer(data):
@@ -190,11 +183,7 @@ def _environment(path: str, data: bytes) -> Iterator[Finding]:
         value = b"" if match[2].startswith(b"#") else value
         if not value or (template and (_PLACEHOLDER.match(value) or not _secret(name, value))):
             continue
-        yield Finding(
-            path=path,
-            line=_line(data, match.start(1)),
-            what=f"an environment file that sets {_show(name)}",
-        )
+        yield Finding(path=path, line=_line(data, match.start(1)), what=f"an environment file that sets {_show(name)}")
         return
     if b"\0" in data:
         yield Finding(path=path, line=0, what="an environment file that is not plain text")

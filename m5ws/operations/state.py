@@ -67,10 +67,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int | None:
-        return next(
-            (one.total_steps for one in reversed(self.attempts) if one.total_steps),
-            None,
-        )
+        return next((one.total_steps for one in reversed(self.attempts) if one.total_steps), None)
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -81,10 +78,7 @@ def load(repo: Repository, run_id: str) -> RunState:
     """Return the state of a run, from its whole ledger. Raises CorruptObject where a chain is broken."""
     attempts = []
     for attempt in ledger.attempts(repo, run_id):
-        chains = {
-            rank: ledger.events(repo, run_id, attempt, rank)
-            for rank in ledger.ranks(repo, run_id, attempt)
-        }
+        chains = {rank: ledger.events(repo, run_id, attempt, rank) for rank in ledger.ranks(repo, run_id, attempt)}
         attempts.append(fold_attempt(attempt, chains))
     return RunState(run=run_id, attempts=tuple(attempts))
 
@@ -94,16 +88,11 @@ def load_newest(repo: Repository, run_id: str) -> RunState:
     newest = max(ledger.attempts(repo, run_id), default=None)
     if newest is None:
         return RunState(run=run_id)
-    chains = {
-        rank: ledger.events(repo, run_id, newest, rank)
-        for rank in (ledger.LAUNCHER, "0")
-    }
+    chains = {rank: ledger.events(repo, run_id, newest, rank) for rank in (ledger.LAUNCHER, "0")}
     return RunState(run=run_id, attempts=(fold_attempt(newest, chains),))
 
 
-def fold_attempt(
-    attempt: int, chains: Mapping[str, Iterable[AnyEvent]]
-) -> AttemptState:
+def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:
     """Return what the events of one attempt, by rank, add up to."""
     state = AttemptState(attempt=attempt)
     for rank, events in chains.items():
@@ -128,20 +117,12 @@ def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
             )
         case AttemptEnded():
             return replace(
-                state,
-                standing=event.outcome,
-                ended_s=event.time_s,
-                exit_code=event.exit_code,
-                message=event.message,
+                state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, message=event.message
             )
         case RankStarted():
             return replace(state, world=event.world)
         case Step() if rank == "0":
-            speed = (
-                event.tokens / event.seconds
-                if event.seconds > 0 and event.tokens
-                else None
-            )
+            speed = event.tokens / event.seconds if event.seconds > 0 and event.tokens else None
             return replace(
                 state,
                 last_step=max(event.step, state.last_step),

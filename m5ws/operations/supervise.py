@@ -21,7 +21,7 @@ from m5ws import codec
 from m5ws.errors import M5Error, UsageError
 from m5ws.operations import delivery, drift, drift_watch
 from m5ws.operations.run import Plan
-from m5ws.ports import Launcher, Observer, Process, Progress, SourceFile, Tracker
+from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
 from m5ws.records import (
     AnyEvent,
     AttemptEnded,
@@ -41,6 +41,8 @@ from m5ws.repository.spool import SpoolWriter, genesis
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _GRACE_S = 20.0
+_TRACKING_S = 60.0
+_TRACKED = "tracked"
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
@@ -57,14 +59,14 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `tracked` is False if the tracker could not be told everything yet."""
+    """How an attempt ended. `untracked` says what the tracker could not be told yet, if anything."""
 
     run: str
     attempt: int
     outcome: str
     exit_code: int
     message: str | None = None
-    tracked: bool = True
+    untracked: str = ""
 
 
 def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
@@ -105,6 +107,21 @@ def deliver_leftovers(repo: Repository, home: Path) -> None:
             _finish(repo, attempt.parent.name, int(attempt.name), attempt)
 
 
+def catch_up(tracker: Tracker, home: Path) -> list[str]:
+    """Tell the tracker what it missed of runs on this machine that have ended; return what it still misses."""
+    problems = []
+    for run in sorted((home / "runs").iterdir()) if (home / "runs").is_dir() else []:
+        attempt = max(run.glob("[0-9][0-9][0-9][0-9]"), default=None)
+        if attempt is None or (attempt / _TRACKED).exists() or not (attempt / delivery.DELIVERED).exists():
+            continue
+        following = tracker.catch_up(run.name)
+        if following.close(timeout_s=_TRACKING_S):
+            (attempt / _TRACKED).touch()
+        else:
+            problems.append(following.problem)
+    return problems
+
+
 def _finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
     """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end."""
     if attempt not in ledger.attempts(repo, run):
@@ -117,6 +134,15 @@ def _finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
         )
         ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(ended)])
     left.finish()
+
+
+def _followed(tracker: Tracker | None, run: str) -> Following | None:
+    """Have the tracker follow a run; a run is never failed by that, whatever is wrong with the tracker."""
+    try:
+        return tracker.follow(run) if tracker is not None else None
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker does not follow run %s: %s", run, error)
+        return None
 
 
 def _prepare(tracker: Tracker | None) -> None:
@@ -189,7 +215,7 @@ class _Attempt:
         work = Path(self._plan.context.work_dir)
         before = _stamps(work)
         process, outcome, message = None, "failed", None
-        follower = self._ports.tracker.follow(self._plan.run.id) if self._ports.tracker else None
+        follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process)
@@ -208,7 +234,10 @@ class _Attempt:
         self._seen(self._delivery.deliver(final=True))
         for path in _modified(work, before):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
-        self._ingest_outputs(work)
+        try:
+            self._ingest_outputs(work)
+        except (M5Error, OSError) as error:
+            self._notice("save-failed", f"the output files were not stored: {error}")
         return self._end(outcome, exit_code, message, follower)
 
     def _follow(self, process: Process) -> int:
@@ -262,20 +291,22 @@ class _Attempt:
         )
         self._spool.append(published)
 
-    def _end(self, outcome: str, exit_code: int, message: str | None, follower: object) -> Result:
+    def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:
             message = self._delivery.first_error() or f"the ranks ended with status {exit_code} and gave no reason"
         ended = AttemptEnded(time_s=time.time(), outcome=outcome, exit_code=exit_code, message=message)  # type: ignore[arg-type]
         self._spool.append(ended)
         self._seen(self._delivery.finish())
-        tracked = follower.close(timeout_s=60.0) if follower is not None else True  # type: ignore[attr-defined]
+        tracked = follower is not None and follower.close(timeout_s=_TRACKING_S)
+        if tracked or self._ports.tracker is None:
+            (self._plan.directory / _TRACKED).touch()
         return Result(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
             outcome=outcome,
             exit_code=exit_code,
             message=message,
-            tracked=tracked,
+            untracked=follower.problem if follower is not None and not tracked else "",
         )
 
 

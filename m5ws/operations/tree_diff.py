@@ -29,17 +29,12 @@ class FilePair(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.decode("utf-8", "backslashreplace")
 
 
-def different(
-    repo: Repository, old: Digest | None, new: Digest | None
-) -> list[FilePair]:
+def different(repo: Repository, old: Digest | None, new: Digest | None) -> list[FilePair]:
     """Return the paths that differ between two trees, in path order; None is an empty tree. Equal ones cost nothing."""
     if old == new:
         return []
     before, after = _entries(repo, old), _entries(repo, new)
-    pairs = (
-        FilePair(path=path, old=before.get(path), new=after.get(path))
-        for path in sorted(before | after)
-    )
+    pairs = (FilePair(path=path, old=before.get(path), new=after.get(path)) for path in sorted(before | after))
     return [pair for pair in pairs if _identity(pair.old) != _identity(pair.new)]
 
 
@@ -54,24 +49,13 @@ def short(entry: Entry | None) -> str | None:
 
 def patch(repo: Repository, pair: FilePair) -> str:
     """Return one file's difference as git writes it; a binary or very large file is noted, not shown."""
-    if (
-        pair.old is not None
-        and pair.new is not None
-        and (pair.old.mode == "link") != (pair.new.mode == "link")
-    ):
+    if pair.old is not None and pair.new is not None and (pair.old.mode == "link") != (pair.new.mode == "link"):
         # git has no patch that turns a file into a link: it is removed and made anew.
-        removed, added = (
-            msgspec.structs.replace(pair, new=None),
-            msgspec.structs.replace(pair, old=None),
-        )
+        removed, added = (msgspec.structs.replace(pair, new=None), msgspec.structs.replace(pair, old=None))
         return patch(repo, removed) + patch(repo, added)
     sides = [side for side in (pair.old, pair.new) if side is not None]
     head = "".join(f"{line}\n" for line in _head(pair))
-    if (
-        len(sides) == 2
-        and sides[0].digest == sides[1].digest
-        and sides[0].link == sides[1].link
-    ):
+    if len(sides) == 2 and sides[0].digest == sides[1].digest and sides[0].link == sides[1].link:
         return head
     if any(side.size_bytes > _SHOWN_BYTES for side in sides):
         return f"{head}too large to show: {_sizes(pair)}\n"
@@ -84,11 +68,7 @@ def patch(repo: Repository, pair: FilePair) -> str:
 
 
 def _entries(repo: Repository, digest: Digest | None) -> dict[bytes, Entry]:
-    return (
-        {}
-        if digest is None
-        else {entry.path: entry for entry in trees.load(repo.objects, digest).entries}
-    )
+    return {} if digest is None else {entry.path: entry for entry in trees.load(repo.objects, digest).entries}
 
 
 def _identity(entry: Entry | None) -> object:
@@ -102,18 +82,13 @@ def _head(pair: FilePair) -> Iterator[str]:
         yield f"new file mode {_MODES[pair.new.mode]}"
     elif pair.new is None and pair.old is not None:
         yield f"deleted file mode {_MODES[pair.old.mode]}"
-    elif (
-        pair.old is not None and pair.new is not None and pair.old.mode != pair.new.mode
-    ):
+    elif pair.old is not None and pair.new is not None and pair.old.mode != pair.new.mode:
         yield f"old mode {_MODES[pair.old.mode]}"
         yield f"new mode {_MODES[pair.new.mode]}"
 
 
 def _sizes(pair: FilePair) -> str:
-    sizes = [
-        f"{side.size_bytes} bytes" if side is not None else "absent"
-        for side in (pair.old, pair.new)
-    ]
+    sizes = [f"{side.size_bytes} bytes" if side is not None else "absent" for side in (pair.old, pair.new)]
     return " → ".join(sizes)
 
 
@@ -139,9 +114,7 @@ def _hunks(old: str, new: str, before: str, after: str) -> Iterator[str]:
 
 def _lines(text: str) -> list[str]:
     pieces = text.split("\n")
-    return [f"{piece}\n" for piece in pieces[:-1]] + (
-        [pieces[-1]] if pieces[-1] else []
-    )
+    return [f"{piece}\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 
 
 def _quoted(path: bytes) -> str:
@@ -149,11 +122,6 @@ def _quoted(path: bytes) -> str:
     if all(32 <= byte < 127 and byte not in b'"\\' for byte in path):
         return path.decode("ascii")
     escaped = (
-        f"\\{chr(byte)}"
-        if byte in b'"\\'
-        else chr(byte)
-        if 32 <= byte < 127
-        else f"\\{byte:03o}"
-        for byte in path
+        f"\\{chr(byte)}" if byte in b'"\\' else chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}" for byte in path
     )
     return f'"{"".join(escaped)}"'

@@ -5,6 +5,7 @@ training loop never waits for the store. The supervisor turns complete frames in
 that a kill cut short is not complete and is never delivered.
 """
 
+import logging
 import os
 import struct
 import zlib
@@ -15,6 +16,7 @@ import blake3
 from m5ws import codec
 from m5ws.records import Digest, Event
 
+_log = logging.getLogger(__name__)
 _FRAME = struct.Struct("<II")
 
 
@@ -34,17 +36,30 @@ class SpoolWriter:
     def __init__(self, path: Path, head: Digest) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._unwritten = bytearray()
         self.head = head
 
     def append(self, event: Event) -> Digest:
-        """Write one event and return the chain's head after it."""
+        """Write one event and return the chain's head after it.
+
+        What a full disk does not take is kept and written, in order, with the next event: training goes on.
+        """
         data = codec.encode(event)
-        os.write(self._descriptor, _FRAME.pack(len(data), zlib.crc32(data)) + data)
+        self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
+        self._write()
         self.head = chain(self.head, data)
         return self.head
 
     def close(self) -> None:
+        self._write()
         os.close(self._descriptor)
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._descriptor, self._unwritten)]
+        except OSError as error:
+            _log.warning("an event could not be written, and is kept in memory: %s", error)
 
 
 class SpoolReader:

@@ -75,11 +75,15 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
 
 def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> Digest:
     """Return a digest of every path and stamp: equal signatures mean that nothing needs to be looked at."""
-    rows = (
-        b"%b\0%b\0%d %d %d %d %d" % (file.path, os.fsencode(file.location), found.st_mode, *stamp(found))
+    rows = [
+        (file.path, os.fspath(file.location), found.st_mode, *stamp(found))
         for file, found in zip(files, stats, strict=True)
-    )
-    return objects.digest(b"\0\0".join(rows))
+    ]
+    try:
+        return objects.digest(codec.encode_plain(rows))
+    except UnicodeEncodeError:
+        # A location that is not UTF-8; the usual case is spared the conversion.
+        return objects.digest(codec.encode_plain([(row[0], os.fsencode(row[1]), *row[2:]) for row in rows]))
 
 
 def _known(objects: Objects, known: KnownTree | None) -> Written | None:

@@ -18,7 +18,7 @@ def apply(determinism: Determinism) -> None:
     if determinism.level == "off":
         return
     torch.use_deterministic_algorithms(True, warn_only=determinism.level == "warn")
-    torch.utils.deterministic.fill_uninitialized_memory = determinism.fill_uninitialized
+    torch.utils.deterministic.fill_uninitialized_memory = determinism.fill_uninitialized  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = determinism.tf32

@@ -61,19 +61,14 @@ engine, *_ = deepspeed.initialize(
         "train_micro_batch_size_per_gpu": cfg.batch_size,
         "gradient_clipping": cfg.gradient_clip,
         "bf16": {"enabled": cfg.dtype == "bfloat16"},
-        "zero_optimization": {
-            "stage": cfg.zero_stage,
-            "offload_optimizer": {"device": "cpu", "pin_memory": on_gpu},
-        },
+        "zero_optimization": {"stage": cfg.zero_stage, "offload_optimizer": {"device": "cpu", "pin_memory": on_gpu}},
         "steps_per_print": cfg.steps + 1,  # Never: the loop below prints.
     },
 )
 torch.manual_seed(seed + rank)  # From here on each process draws its own numbers, for dropout.
 
 # -- The loop.
-session = m5ws.session(
-    engine=engine, loader=batches, total_steps=cfg.steps, checkpoint_every=cfg.checkpoint_every
-)
+session = m5ws.session(engine=engine, loader=batches, total_steps=cfg.steps, checkpoint_every=cfg.checkpoint_every)
 for step in session.steps():
     x, y = (part.to(engine.device) for part in step.next_batch())
     lr = engine.get_lr()[0]

@@ -64,12 +64,7 @@ torch.manual_seed(seed + rank)  # From here on each process draws its own number
 
 # -- The loop.
 session = m5ws.session(
-    model,
-    optimizer,
-    scheduler=scheduler,
-    loader=batches,
-    total_steps=cfg.steps,
-    checkpoint_every=cfg.checkpoint_every,
+    model, optimizer, scheduler=scheduler, loader=batches, total_steps=cfg.steps, checkpoint_every=cfg.checkpoint_every
 )
 for step in session.steps():
     x, y = (part.to(device) for part in step.next_batch())

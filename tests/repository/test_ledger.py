@@ -1,5 +1,7 @@
 """Spools and ledgers: nothing is lost by a kill, nothing is delivered twice, and no tampering goes unseen."""
 
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,24 @@ def test_a_frame_cut_short_by_a_kill_is_never_read(tmp_path: Path) -> None:
         found = SpoolReader(path).read()
         assert found == _steps(1, 4)[: len(found)]
         assert len(found) == cut // (len(whole) // 4)
+
+
+def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
+    """A file-size limit stands for the full disk: the kernel cuts the write short in the middle of a frame."""
+    path = tmp_path / "0.spool"
+    writer = _spool(path, 1, 2)
+    size = path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        writer.append(Step(step=3, quantities={"loss": "0x1p+0"}))
+        assert SpoolReader(path).read() == _steps(1, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    writer.append(Step(step=4, quantities={"loss": "0x1p+0"}))
+    assert SpoolReader(path).read() == _steps(1, 4)
 
 
 def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ def test_templates_are_whole(installed: Path) -> None:
 
 
 def test_every_file_of_the_package_is_there(installed: Path) -> None:
-    files = {
-        path.relative_to(ROOT) for path in (ROOT / "m5ws").rglob("*") if path.is_file() and path.suffix != ".pyc"
-    }
+    files = {path.relative_to(ROOT) for path in (ROOT / "m5ws").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert not [path for path in files if not (installed / path).is_file()]
     assert not list(installed.glob("tests*"))
 

@@ -119,12 +119,7 @@ class Runner:
             cwd=directory / "work",
             env=os.environ
             | environment(orders.determinism)
-            | {
-                "PYTHONPATH": str(PACKAGE),
-                "M5WS_CONTEXT": str(path),
-                "TINY_KILL": kill,
-                **(environ or {}),
-            },
+            | {"PYTHONPATH": str(PACKAGE), "M5WS_CONTEXT": str(path), "TINY_KILL": kill, **(environ or {})},
             capture_output=True,
             text=True,
             timeout=120,

@@ -100,13 +100,7 @@ def test_a_restored_state_that_is_not_the_saved_one_fails_the_rank(in_process: A
             attempt=checkpoint.attempt,
             step=checkpoint.step,
             content=repo.objects.put_record(
-                Content(
-                    format=content.format,
-                    world=1,
-                    tensors=forged,
-                    common=content.common,
-                    ranks=content.ranks,
-                )
+                Content(format=content.format, world=1, tensors=forged, common=content.common, ranks=content.ranks)
             ),
         )
     )

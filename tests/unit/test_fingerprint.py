@@ -166,3 +166,12 @@ def test_hashing_leaves_the_tensor_and_the_generators_alone() -> None:
     whole(tensor)
     assert whole(tensor) == whole(before)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_taking_fingerprints_changes_no_tensor_and_draws_from_no_generator() -> None:
+    torch.manual_seed(3)
+    tensors = [torch.randn(1000), torch.randn(7, 5).to(torch.bfloat16).t(), torch.zeros(()), torch.empty(0)]
+    before, generator = [tensor.clone() for tensor in tensors], torch.get_rng_state()
+    fingerprint.fingerprints([Piece(str(number), tensor) for number, tensor in enumerate(tensors)], None)
+    assert all(torch.equal(one, two) for one, two in zip(tensors, before, strict=True))
+    assert torch.equal(torch.get_rng_state(), generator)

@@ -121,19 +121,12 @@ def test_what_is_not_an_override_is_refused(text: str) -> None:
 
 @given(
     st.one_of(
-        st.integers(),
-        st.booleans(),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.text("abcyno1e.", max_size=6),
+        st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("abcyno1e.", max_size=6)
     )
 )
 def test_any_value_is_read_back_as_it_was_set(value: object) -> None:
     text = json.dumps(value)
-    for name, data in (
-        ("c.yaml", b"key: old\n"),
-        ("c.json", b'{"key": "old"}'),
-        ("c.toml", b'key = "old"\n'),
-    ):
+    for name, data in (("c.yaml", b"key: old\n"), ("c.json", b'{"key": "old"}'), ("c.toml", b'key = "old"\n')):
         result = _set(data, f"key={text}", name=name)
         assert flatten(name, result) == {"key": json.dumps(YAML(typ="safe", pure=True).load(text))}
 
@@ -160,26 +153,15 @@ def _publish(repo: Repository, folder: Path) -> str:
         declared=Declared(),
         determinism=Determinism(),
     )
-    return snapshots.publish(
-        repo,
-        snapshot,
-        Annotation(created_s=1.0, author="a", branch="main", message="base"),
-    )
+    return snapshots.publish(repo, snapshot, Annotation(created_s=1.0, author="a", branch="main", message="base"))
 
 
 def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: Path) -> None:
     base = _publish(repo, tmp_path / "w")
     derived = overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"])
     (annotation,) = snapshots.annotations(repo, derived)
-    assert (annotation.derived_from, annotation.overrides) == (
-        base,
-        ("depth=3", "optimizer.lr=0.5"),
-    )
-    assert (annotation.author, annotation.branch, annotation.message) == (
-        "a",
-        "main",
-        None,
-    )
+    assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
+    assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
     tree = trees.load(repo.objects, snapshots.load(repo, derived).config)
     contents = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries}
     assert contents["model/size.yaml"] == b"depth: 3\n"
