@@ -4,6 +4,7 @@ Every attempt starts from a fresh materialisation of the run's snapshot, never f
 (promise 3); a resumed attempt goes on from the newest checkpoint that counts.
 """
 
+import importlib.util
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from m5ws import determinism
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.ports import Tracker
 from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
@@ -98,6 +99,7 @@ def plan(
 
     `home` is the workspace's `.m5ws`; `environment` what the processes will inherit.
     """
+    _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
@@ -108,6 +110,14 @@ def plan(
     context = _context(repo, run, snapshot, attempt, directory, author_dir, resume)
     request = _request(context, directory, environment, tracker)
     return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
+
+
+def _require(launch: LaunchSpec) -> None:
+    """Raise MissingExtra if what the script is launched with is not installed; nothing is imported to find out."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("launching a training script", "train")
+    if launch.trainer == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        raise MissingExtra("training with DeepSpeed", "deepspeed")
 
 
 def resumed(repo: Repository, run_id: str) -> Run:
