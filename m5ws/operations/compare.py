@@ -91,12 +91,31 @@ class Comparison:
         return self.original.outcome != "finished" and bool(self._reached) and min(self._reached.values()) > last
 
     def missing(self) -> tuple[str, ...]:
-        """Return what the original recorded and the replay did not, or what was recorded by neither, in words."""
-        return tuple(self._missing_steps() + self._missing_states() + self._missing_contents())
+        """Return the steps that the original recorded and the replay did not, in words."""
+        lines = []
+        for rank, steps in self.original.steps.items():
+            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))
+            if absent:
+                lines.append(f"rank {rank}: steps {_ranges(absent)} of the original were not replayed")
+        return tuple(lines)
+
+    def extra(self) -> tuple[str, ...]:
+        """Return the states and checkpoints of the original alone, in words.
+
+        An attempt that is asked to stop makes one more, at a step where a replay that nobody stops makes none.
+        """
+        states = sorted(set(self.original.states.get(0, {})) - set(self.replay.states.get(0, {})))
+        contents = sorted(set(self.original.contents) - set(self.replay.contents))
+        lines = [f"state after steps {_ranges(states)} was not recorded by the replay"] if states else []
+        return (
+            *lines,
+            *([f"checkpoints of steps {_ranges(contents)} were not made by the replay"] if contents else []),
+        )
 
     def state_compared(self) -> bool:
-        """Return whether state after the first step was compared: without it equal losses prove little."""
-        return any(set(states) & set(self.replay.states.get(0, {})) - {0} for states in self.original.states.values())
+        """Return whether the last state that the original recorded was compared: equal losses alone prove little."""
+        last = max(self.original.states.get(0, {}), default=0)
+        return last > 0 and last in self.replay.states.get(0, {})
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
@@ -147,22 +166,6 @@ class Comparison:
             self._differs(event.step, len(_ORDER) + 3, 0, "checkpoint", known, event.content)
         else:
             self.equal["checkpoints"] += 1
-
-    def _missing_steps(self) -> list[str]:
-        lines = []
-        for rank, steps in self.original.steps.items():
-            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))
-            if absent:
-                lines.append(f"rank {rank}: steps {_ranges(absent)} of the original were not replayed")
-        return lines
-
-    def _missing_states(self) -> list[str]:
-        absent = sorted(set(self.original.states.get(0, {})) - set(self.replay.states.get(0, {})))
-        return [f"state after steps {_ranges(absent)} was not recorded by the replay"] if absent else []
-
-    def _missing_contents(self) -> list[str]:
-        absent = sorted(set(self.original.contents) - set(self.replay.contents))
-        return [f"checkpoints of steps {_ranges(absent)} were not made by the replay"] if absent else []
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -111,7 +111,7 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
         replay=replay.id,
         outcome=outcome,
         compared=dict(comparison.equal),
-        not_compared=tuple(missing + _unrecorded(comparison)),
+        not_compared=(*missing, *comparison.extra(), *_unrecorded(comparison)),
         first=first,
         changes=changes,
         reason=why or (reason.reason(first, changes) if first else None),

@@ -102,10 +102,9 @@ def test_state_before_the_first_step_is_the_first_of_all() -> None:
 def test_a_replay_that_stops_early_is_missing_something() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
-    assert comparison.missing() == (
-        "rank 0: steps 4-6 of the original were not replayed",
-        "state after steps 4, 6 was not recorded by the replay",
-    )
+    assert comparison.missing() == ("rank 0: steps 4-6 of the original were not replayed",)
+    assert comparison.extra() == ("state after steps 4, 6 was not recorded by the replay",)
+    assert not comparison.state_compared()
 
 
 def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> None:
@@ -137,3 +136,15 @@ def test_checkpoints_are_compared_by_content() -> None:
     comparison.feed("0", CheckpointPublished(step=6, name="6-1", checkpoint="x", content="other"))
     first = comparison.first()
     assert first is not None and (first.step, first.quantity) == (6, "checkpoint")
+
+
+def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergence() -> None:
+    original = _history(_events(0, every=2))
+    original.states[0][3] = State(step=3, tensors={"model.a": "a3"})
+    original.contents[3] = "content"
+    comparison = _compared(original, _events(0))
+    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    assert comparison.extra() == (
+        "state after steps 3 was not recorded by the replay",
+        "checkpoints of steps 3 were not made by the replay",
+    )
