@@ -61,10 +61,10 @@ class MissingExtra(M5Error):
 
     exit_code = 3
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, *, or_else: str | None = None) -> None:
         super().__init__(
             f"{feature} needs the extra '{extra}', which is not installed",
-            hint=f"Install it: pip install 'm5ws[{extra}]'",
+            hint=f"Install it: pip install 'm5ws[{extra}]'{f', or {or_else}' if or_else else ''}",
         )
 
 

@@ -206,7 +206,7 @@ class Run(Record, tag="run/1", frozen=True, kw_only=True):
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `inherited` lists the earlier attempts' checkpoints that are valid; `resume` is the newest of them.
+    `resume` is the digest of the checkpoint to go on from.
     """
 
     store: str
@@ -321,11 +321,15 @@ class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
-    """Written by the launcher as the last event. `outcome` is how the attempt ended."""
+    """Written by the launcher as the last event. `outcome` is how the attempt ended.
+
+    `heads` is where each rank's chain ended, so that a chain whose last batches were dropped is found.
+    """
 
     outcome: Literal["finished", "failed", "interrupted"]
     exit_code: int
     message: str | None = None
+    heads: dict[str, Digest] = {}
 
 
 AnyEvent = AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | RankEnded | AttemptEnded

@@ -28,7 +28,7 @@ class Tokenizers:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise MissingExtra("asking a tokenizer for its token ids", "templates") from error
+            raise MissingExtra("pinning a tokenizer's token ids", "tokenizer") from error
         try:
             return tuple(Tokenizer.from_buffer(tokenizer_json).encode(text).ids)
         except Exception as error:  # the library raises nothing narrower

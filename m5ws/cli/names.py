@@ -26,10 +26,10 @@ def workspace(context: click.Context) -> Workspace:
 
 def settled(here: Workspace) -> "Repository":
     """Open the store, with what runs that ended on this machine still had to say delivered. Raises NotFound."""
-    from m5ws.operations import supervise
+    from m5ws.operations import leftovers
 
     repo = here.repository()
-    supervise.deliver_leftovers(repo, here.home)
+    leftovers.deliver(repo, here.home)
     return repo
 
 
@@ -55,6 +55,19 @@ class Id(click.ParamType[str]):
         except M5Error:
             return []
         return [item for item in items if item.value.startswith(incomplete.lower())]
+
+
+class Text(click.ParamType[str]):
+    """Text that can be stored: a terminal hands over bytes that are not UTF-8 as lone surrogates."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail("it is not valid UTF-8", param, ctx)
+        return value
 
 
 class Template(click.ParamType[str]):

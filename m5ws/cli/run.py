@@ -40,8 +40,8 @@ class RunInterrupted(M5Error):
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script.")
 @click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints.")
 @click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints.")
-@click.option("--name", metavar="NAME", help="What people call the run.")
-@click.option("-m", "--message", metavar="TEXT", help="Said of the snapshot, if one is made here.")
+@click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run.")
+@click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
 @click.option("--detach", is_flag=True, help="Start it, print its id, and leave it to itself.")
 @click.option("--dry-run", is_flag=True, help="Print what would be launched, and launch nothing.")
@@ -82,14 +82,14 @@ def command(
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
       m5ws run --resume 7c1d
     """
+    from m5ws.operations import leftovers, supervise
     from m5ws.operations import run as operation
-    from m5ws.operations import supervise
     from m5ws.repository import refs
 
     _refuse_useless(context)
     here = names.workspace(context)
     repo = here.repository(create=True)
-    supervise.deliver_leftovers(repo, here.home)
+    leftovers.deliver(repo, here.home)
     options = operation.Options(
         command=script(context),
         trainer=trainer,
@@ -161,6 +161,8 @@ def _describe(plan: "Plan") -> str:
 
 def _judge(result: "Result") -> None:
     """Say how the run ended. Raises RunFailed, RunInterrupted."""
+    if not result.delivered:
+        output.warn("note: the store does not have the whole ledger yet; the next command here delivers it")
     if result.untracked:
         output.warn(f"note: the ledger has all of it, MLflow not yet: {result.untracked}")
     ended = f"run {result.run} {result.outcome}" + (f": {result.message}" if result.message else "")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command("snapshot")
-@click.option("-m", "--message", metavar="TEXT", help="What is said of it; no part of its id.")
+@click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="What is said of it; no part of its id.")
 @click.option("--dry-run", is_flag=True, help="Print the id it would have, and publish nothing.")
 @output.json_option
 @click.pass_context

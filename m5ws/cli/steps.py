@@ -28,6 +28,7 @@ class RunProgress:
         self, *, enabled: bool = True, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._enabled = enabled
+        self._gone = False
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
         self._bar = Bar(terminal=self._terminal)
@@ -45,7 +46,15 @@ class RunProgress:
             self._bar(what, done, total)
 
     def watch(self, rank: str, event: AnyEvent) -> None:
-        """Show one event of the ledger."""
+        """Show one event of the ledger. A terminal or pipe that goes away ends the showing, never the run."""
+        if self._gone:
+            return
+        try:
+            self._event(rank, event)
+        except OSError:
+            self._gone = True
+
+    def _event(self, rank: str, event: AnyEvent) -> None:
         self._bar.close()
         match event:
             case Step():

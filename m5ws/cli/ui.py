@@ -24,7 +24,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     Example:
       m5ws ui --port 5001
     """
-    from m5ws.operations import supervise
+    from m5ws.operations import leftovers
 
     here = names.workspace(context)
     tracker = here.tracker()
@@ -38,7 +38,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     else:
         here.prepare()
         tracker.migrate()
-        for problem in supervise.catch_up(tracker, here.home):
+        for problem in leftovers.catch_up(tracker, here.home):
             output.note(f"note: {problem}")
         click.echo(url)
         os.execvp(argv[0], argv)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error
@@ -29,7 +30,10 @@ class LocalLauncher:
         self._environment = dict(environment)
 
     def launch(self, request: LaunchRequest) -> Process:
-        """Run `request.prepare` to its end, then start `request.argv` and return. Raises LaunchFailed."""
+        """Run `request.prepare` to its end, then start `request.argv` and return. Raises LaunchFailed.
+
+        File descriptors that are inheritable are inherited: a lock that the caller holds so lasts as long as torchrun.
+        """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
         environment = self._environment | request.environment
         with open(request.log, "ab") as log:
@@ -44,7 +48,8 @@ class LocalLauncher:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=_end_with_parent,
+                    close_fds=False,
+                    preexec_fn=partial(_end_with_parent, os.getpid()),
                 )
             except OSError as error:
                 raise LaunchFailed(f"{request.argv[0]} could not be started: {error}") from error
@@ -89,8 +94,8 @@ class LocalProcess:
             return self._process.wait()
 
 
-def _end_with_parent() -> None:
-    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9."""
+def _end_with_parent(parent: int) -> None:
+    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9, or if it is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.getppid() != parent:
         os._exit(143)

@@ -88,7 +88,8 @@ class Comparison:
     def exhausted(self) -> bool:
         """Return whether an original that did not finish has nothing left to compare with."""
         last = self.original.last_step
-        return self.original.outcome != "finished" and bool(self._reached) and min(self._reached.values()) > last
+        passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
+        return self.original.outcome != "finished" and last > 0 and passed
 
     def missing(self) -> tuple[str, ...]:
         """Return the steps that the original recorded and the replay did not, in words."""
@@ -104,18 +105,19 @@ class Comparison:
 
         An attempt that is asked to stop makes one more, at a step where a replay that nobody stops makes none.
         """
-        states = sorted(set(self.original.states.get(0, {})) - set(self.replay.states.get(0, {})))
-        contents = sorted(set(self.original.contents) - set(self.replay.contents))
-        lines = [f"state after steps {_ranges(states)} was not recorded by the replay"] if states else []
-        return (
-            *lines,
-            *([f"checkpoints of steps {_ranges(contents)} were not made by the replay"] if contents else []),
-        )
+        lines = []
+        for rank, states in self.original.states.items():
+            if absent := sorted(set(states) - set(self.replay.states.get(rank, {}))):
+                lines.append(f"rank {rank}: state after steps {_ranges(absent)} was not recorded by the replay")
+        if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
+            lines.append(f"checkpoints of steps {_ranges(contents)} were not made by the replay")
+        return tuple(lines)
 
     def state_compared(self) -> bool:
         """Return whether the last state that the original recorded was compared: equal losses alone prove little."""
-        last = max(self.original.states.get(0, {}), default=0)
-        return last > 0 and last in self.replay.states.get(0, {})
+        last = {rank: max(states) for rank, states in self.original.states.items()}
+        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
+        return replayed and min(last.values(), default=0) > 0
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
@@ -125,6 +127,8 @@ class Comparison:
         self._reached[rank] = event.step
         known = self.original.steps.get(rank, {}).get(event.step)
         if known is None:
+            if self.original.outcome == "finished":
+                self._differs(event.step, 0, rank, "step", None, "done")
             return
         before = {"batch": known.batch} | dict(known.quantities)
         after = {"batch": event.batch} | dict(event.quantities)

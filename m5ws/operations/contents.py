@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.errors import NotFound
+from m5ws.errors import MissingExtra, NotFound
 from m5ws.operations import datasets, parts, pinned_files
 from m5ws.operations.parts import Claim, Parts
 from m5ws.ports import DatasetSource, Progress, SourceControl, SourceFile, SourceState, TokenizerProbe
@@ -193,15 +193,17 @@ def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents:
 def _token_ids(
     look: Look, files: Sequence[SourceFile], tree: Digest, text: str, contents: Contents
 ) -> tuple[int, ...] | None:
-    """Return the ids of the probe text, remembered for this tree, text and library; None with a note why."""
-    version = look.probe.version() if look.probe is not None else None
-    if look.probe is None or version is None:
-        contents.notes.append("no tokenizer library is installed: the files are pinned, no token ids are")
-        return None
+    """Return the ids of the probe text, remembered for this tree, text and library; None if no file can be asked.
+
+    Raises MissingExtra without a library: the ids are part of the snapshot, which must not depend on the machine.
+    """
     file = min((f for f in files if os.path.basename(f.path) == b"tokenizer.json"), key=_depth, default=None)
     if file is None:
         contents.notes.append("there is no tokenizer.json to ask: the files are pinned, no token ids are")
         return None
+    version = look.probe.version() if look.probe is not None else None
+    if look.probe is None or version is None:
+        raise MissingExtra("pinning a tokenizer's token ids", "tokenizer", or_else='set [tokenizer] probe = ""')
     asked = f"{tree}:{version}:{look.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
     for mark in look.index.marks(_PROBED):
         if mark.startswith(asked):

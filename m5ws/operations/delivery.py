@@ -4,10 +4,10 @@ import logging
 import time
 from pathlib import Path
 
-from m5ws.errors import Fenced, M5Error
-from m5ws.records import AnyEvent, RankEnded
+from m5ws.errors import M5Error
+from m5ws.records import AnyEvent, Digest, RankEnded
 from m5ws.repository import Repository, ledger
-from m5ws.repository.spool import SpoolReader
+from m5ws.repository.spool import SpoolReader, chain, genesis
 
 DELIVERED = "delivered"
 """A file of this name in an attempt's directory says that the ledger has all of its spools."""
@@ -27,6 +27,7 @@ class Delivery:
         self._pending: dict[str, list[bytes]] = {}
         self._errors: list[str] = []
         self._last_s = 0.0
+        self._warned = False
         self._failed = False
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
@@ -45,9 +46,24 @@ class Delivery:
     def finish(self) -> list[tuple[str, AnyEvent]]:
         """Deliver the rest, after the last event; if nothing is left, nobody needs to look here again."""
         delivered = self.deliver(final=True)
-        if not any(self._pending.values()) and not self._failed:
+        if self.complete:
             (self._spools.parent / DELIVERED).touch()
         return delivered
+
+    @property
+    def complete(self) -> bool:
+        """Whether the ledger took everything that the last call found."""
+        return not any(self._pending.values()) and not self._failed
+
+    def heads(self) -> dict[str, Digest]:
+        """Return where each rank's chain ends, read from its whole spool."""
+        found = {}
+        for path in sorted(self._spools.glob("[0-9]*.spool")):
+            head = genesis(self._run, self._attempt, path.stem)
+            for event in SpoolReader(path).read():
+                head = chain(head, event)
+            found[path.stem] = head
+        return found
 
     def first_error(self) -> str | None:
         """Return the first error that a rank reported, or None."""
@@ -65,16 +81,16 @@ class Delivery:
             skipped = pending[: self._skip[rank]]
             fresh = pending[len(skipped) :]
             self._writers[rank].append(fresh)
-        except Fenced:
-            raise
         except (M5Error, OSError) as error:
             # Training goes on and the events stay in the spool; the next call tries again, in order.
-            _log.warning("the store did not take the ledger of rank %s: %s", rank, error)
-            self._failed = True
+            if not self._warned:
+                _log.warning("the store does not take the ledger; it is kept and delivered later: %s", error)
+            self._failed = self._warned = True
             self._writers.pop(rank, None)
             self._pending[rank] = []
             self._readers.pop(rank)
             return []
+        self._warned = False
         self._skip[rank] -= len(skipped)
         self._pending[rank] = []
         return fresh

@@ -14,10 +14,9 @@ _MOST = 3
 class RepeatedSteps:
     """Compares one attempt's events with its predecessors'; `steps` counts the comparisons that were equal."""
 
-    def __init__(self, repo: Repository, run: str, attempt: int, resume_step: int) -> None:
-        earlier = load(repo, run, before_attempt=attempt)
+    def __init__(self, repo: Repository, run: str, attempt: int) -> None:
+        earlier = load(repo, run, before_attempt=attempt, folded=False)
         self._earlier = earlier if attempt > 1 else None
-        self._resume_step = resume_step
         self._messages = 0
         self.steps = 0
 
@@ -38,7 +37,7 @@ class RepeatedSteps:
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None
         before = self._earlier.steps.get(rank, {}).get(event.step)
-        if before is None or event.step <= self._resume_step:
+        if before is None:
             return []
         self.steps += 1
         names = [name for name in before.quantities if event.quantities.get(name) != before.quantities[name]]
@@ -49,7 +48,7 @@ class RepeatedSteps:
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None
         before = self._earlier.states.get(rank, {}).get(event.step)
-        if before is None or event.step <= self._resume_step:
+        if before is None:
             return []
         tensors = [name for name, value in before.tensors.items() if event.tensors.get(name, value) != value]
         generators = [name for name, value in before.generators.items() if event.generators.get(name) != value]

@@ -62,14 +62,19 @@ class History(msgspec.Struct, kw_only=True):
         self.outcome = None
 
 
-def load(repo: Repository, run: str, before_attempt: int | None = None) -> History:
-    """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken."""
+def load(repo: Repository, run: str, before_attempt: int | None = None, folded: bool = True) -> History:
+    """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken.
+
+    Unless it is to be `folded`, the newest record of each step is kept even if a later attempt went back behind it.
+    """
     history = History(steps={}, states={}, contents={}, facts={}, notices=[])
     for attempt in ledger.attempts(repo, run):
         if before_attempt is not None and attempt >= before_attempt:
             break
+        ledger.check_ends(repo, run, attempt)
         order = sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit())
         for rank in order:
             for event in ledger.events(repo, run, attempt, rank):
-                history.add(rank, event)
+                if folded or not isinstance(event, AttemptStarted):
+                    history.add(rank, event)
     return history

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws import secret_scan
 from m5ws.errors import M5Error
-from m5ws.operations import secrets
+from m5ws.operations import patterns
 from m5ws.ports import SourceFile
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index, Stamp, stamp
@@ -58,23 +59,23 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
     """Check files of people's making. Raises SecretsFound, NotTheContent, LinksOutside."""
     stats = [os.lstat(file.location) for file in files]
     _refuse_links_outside(root, files, stats)
-    clean, passed = index.marks(f"clean/{secrets.RULES}"), set[str]()
-    findings: list[secrets.Finding] = []
+    clean, passed = index.marks(f"clean/{secret_scan.RULES}"), set[str]()
+    findings: list[secret_scan.Finding] = []
     pointers: list[str] = []
-    allowed = secrets.allowing(allow)
+    allowed = patterns.naming(allow)
     for file, found in zip(files, stats, strict=True):
         name = file.path.decode("utf-8", "backslashreplace")
         permitted = allowed(file.path)
-        if not permitted and (what := secrets.named(name)):
-            findings.append(secrets.Finding(path=name, line=0, what=what))
-        if not stat.S_ISREG(found.st_mode) or found.st_size > secrets.SCANNED_BYTES:
+        if not permitted and (what := secret_scan.named(name)):
+            findings.append(secret_scan.Finding(path=name, line=0, what=what))
+        if not stat.S_ISREG(found.st_mode) or found.st_size > secret_scan.SCANNED_BYTES:
             continue
         known = index.file(os.fsencode(file.location), stamp(found))
-        if known in clean and not secrets.is_environment_file(name):
+        if known in clean and not secret_scan.is_environment_file(name):
             passed.add(str(known))
             continue
         data = _read(file)
-        suspicious = secrets.findings(name, data)
+        suspicious = secret_scan.findings(name, data)
         if data.startswith(_POINTER):
             pointers.append(name)
         elif not suspicious:
@@ -82,9 +83,9 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
         if not permitted:
             findings += suspicious
     if findings:
-        raise secrets.SecretsFound(findings)
+        raise secret_scan.SecretsFound(findings)
     _refuse_pointers(pointers)
-    index.remember_marks(f"clean/{secrets.RULES}", passed)
+    index.remember_marks(f"clean/{secret_scan.RULES}", passed)
     return Seen(tuple(files), tuple(map(stamp, stats)))
 
 

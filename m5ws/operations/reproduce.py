@@ -4,6 +4,7 @@
 is missing from the replay, and every compared quantity is equal (promise 8).
 """
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Literal
 import msgspec
 
 from m5ws.errors import M5Error, UsageError
-from m5ws.operations import diff, drift, history, overrides, reason, run, supervise
+from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
 from m5ws.records import AnyEvent, AttemptStarted, Change, Divergence, LaunchSpec, Observed, Run, Verdict
 from m5ws.repository import Repository, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
+
+_log = logging.getLogger(__name__)
 
 
 class Interrupted(M5Error):
@@ -63,10 +66,11 @@ def execute(
     progress: Progress | None = None,
 ) -> Verdict:
     """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict."""
+    home = planned.directory.parent.parent.parent
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        return _publish(ports, _refused(ports, planned, drifted))
+        return _publish(ports, home, _refused(ports, planned, drifted))
     comparison = Comparison(history.load(ports.repo, request.original))
 
     def feed(rank: str, event: AnyEvent) -> bool:
@@ -78,7 +82,7 @@ def execute(
     result = supervise.execute(ports, planned, feed, progress)
     if result.outcome == "interrupted" and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
-    return _publish(ports, judge(ports, planned.run, comparison, result))
+    return _publish(ports, home, judge(ports, planned.run, comparison, result))
 
 
 def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
@@ -101,7 +105,7 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
     assert replay.reproduces is not None
     first = comparison.first()
     missing = list(comparison.missing())
-    if not comparison.original.steps:
+    if not _uses_session(comparison):
         # A checkpoint of files is all there is, and what differs in it can be named.
         first = _first_output(ports.repo, comparison) or first or _metrics(ports, replay, comparison)
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id)
@@ -129,18 +133,24 @@ def _outcome(
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay did not record all that the original did"
-    if comparison.original.steps and not comparison.state_compared():
-        return ("not comparable", "no state after the first step was recorded: equal losses alone prove little")
+    if _uses_session(comparison) and not comparison.state_compared():
+        return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
     if not comparison.equal:
         return "not comparable", "the original recorded nothing that could be compared"
     return "reproduced", None
 
 
+def _uses_session(comparison: Comparison) -> bool:
+    return bool(comparison.original.steps or comparison.original.states)
+
+
 def _unrecorded(comparison: Comparison) -> list[str]:
     """Return what neither side recorded, so that nobody takes it for verified."""
-    if not comparison.original.steps:
+    if not _uses_session(comparison):
         return ["steps and state: the script does not use m5ws.session; its files and logged metrics were compared"]
-    lines = []
+    lines = [
+        f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
+    ]
     last = comparison.original.last_step
     between = last - len([step for step in comparison.original.states.get(0, {}) if step])
     if between > 0:
@@ -177,7 +187,7 @@ def _metrics(ports: supervise.Ports, replay: Run, comparison: Comparison) -> Div
     after = ports.tracker.script_metrics(replay.id)
     found = []
     for name in sorted(before.keys() | after.keys()):
-        old, new = dict(before.get(name, [])), dict(after.get(name, []))
+        old, new = _by_step(before.get(name, [])), _by_step(after.get(name, []))
         for step in sorted(old.keys() | new.keys()):
             if old.get(step) != new.get(step):
                 found.append((step, name, old.get(step), new.get(step)))
@@ -187,6 +197,14 @@ def _metrics(ports: supervise.Ports, replay: Run, comparison: Comparison) -> Div
         return None
     step, name, first_old, first_new = min(found, key=lambda row: row[:2])
     return Divergence(step=step, rank=0, quantity=f"metric {name}", original=first_old, replayed=first_new)
+
+
+def _by_step(points: list[tuple[int, str]]) -> dict[int, str]:
+    """Return all of a metric's values at each step as one text: without a step, every value is at step 0."""
+    found: dict[int, list[str]] = {}
+    for step, value in points:
+        found.setdefault(step, []).append(value)
+    return {step: " ".join(sorted(values)) for step, values in found.items()}
 
 
 def _refused(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Verdict:
@@ -204,8 +222,12 @@ def _refused(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, .
     )
 
 
-def _publish(ports: supervise.Ports, verdict: Verdict) -> Verdict:
-    runs.publish_verdict(ports.repo, verdict)
+def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
+    try:
+        runs.publish_verdict(ports.repo, verdict)
+    except (M5Error, OSError) as error:
+        _log.warning("the store does not take the verdict; it is kept and delivered later: %s", error)
+        leftovers.keep_verdict(home, verdict)
     if ports.tracker is not None:
         try:
             ports.tracker.write_verdict(verdict)

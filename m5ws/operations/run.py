@@ -14,11 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from m5ws import determinism
+from m5ws import determinism, secret_scan
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.ports import Tracker
 from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Snapshot
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
@@ -52,6 +52,7 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
     command = options.command or settings.command
     if not command:
         raise UsageError("there is nothing to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
+    _refuse_secrets(command, settings)
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
@@ -65,6 +66,22 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
         fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
         outputs=settings.outputs,
     )
+
+
+def _refuse_secrets(command: tuple[str, ...], settings: RunSettings) -> None:
+    """Raise UsageError for what looks like a secret in what becomes part of the run's record, and of MLflow's page."""
+    for position, word in enumerate(command):
+        if secret_scan.masked(word) != word:
+            raise UsageError(
+                f"argument {position} of the command looks like a secret, and would be stored with the run",
+                hint="Hand secrets over in environment variables: the ranks inherit them, and they are not recorded.",
+            )
+    for name, value in settings.environment.items():
+        if secret_scan.named_secret(name) or secret_scan.masked(value) != value:
+            raise UsageError(
+                f"[run] environment.{name} looks like a secret, and would be stored with the run",
+                hint="Set it in the shell instead: the ranks inherit it, and it is not recorded.",
+            )
 
 
 def new_run(
@@ -101,6 +118,7 @@ def plan(
     """
     _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
+    _find_script(repo, snapshot, run.spec.command)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts else []
@@ -110,6 +128,21 @@ def plan(
     context = _context(repo, run, snapshot, attempt, directory, author_dir, resume)
     request = _request(context, directory, environment, tracker)
     return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
+
+
+def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:
+    """Raise UsageError if the command is not a script of the snapshot: better now than in every rank."""
+    script = command[0]
+    if script in ("python", "python3"):
+        raise UsageError("the command begins with `python`", hint="Give the script alone: m5ws run -- train.py …")
+    if script.startswith("-"):
+        return
+    if os.path.isabs(script):
+        raise UsageError(f"{script} is not in the snapshot", hint="Give the script's path in the workspace.")
+    wanted = os.fsencode(os.path.normpath(script))
+    parts = dict.fromkeys(snapshot.trees.values())
+    if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
+        raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists what it has.")
 
 
 def _require(launch: LaunchSpec) -> None:

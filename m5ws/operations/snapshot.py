@@ -143,7 +143,7 @@ def _annotation(
     look: Look, observer: Observer, contents: Contents, message: str | None, snapshot_id: Digest
 ) -> Annotation:
     """Return what is said about a snapshot, credentials blotted out; the observed environment is made durable."""
-    from m5ws.operations import secrets
+    from m5ws import secret_scan
 
     state = contents.state
     observed = None
@@ -155,9 +155,9 @@ def _annotation(
     return Annotation(
         created_s=time.time(),
         author=state.author,
-        message=secrets.masked(message) if message else None,
+        message=secret_scan.masked(message) if message else None,
         branch=state.branch,
-        remote=secrets.masked(state.remote) if state.remote else None,
+        remote=secret_scan.masked(state.remote) if state.remote else None,
         observed=observed,
         notes=tuple(contents.notes),
     )

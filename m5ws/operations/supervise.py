@@ -5,21 +5,20 @@ does not take now is kept there and delivered later, in order, once. The tracker
 process of its own.
 """
 
-import fcntl
 import logging
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import M5Error, UsageError
-from m5ws.operations import delivery, drift, drift_watch
+from m5ws.errors import Fenced, M5Error
+from m5ws.operations import delivery, drift, drift_watch, leftovers
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
 from m5ws.records import (
@@ -40,9 +39,8 @@ from m5ws.repository.spool import SpoolWriter, genesis
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_NEVER = {".git", ".m5ws"}
 _GRACE_S = 20.0
-_TRACKING_S = 60.0
-_TRACKED = "tracked"
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
@@ -59,7 +57,11 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `untracked` says what the tracker could not be told yet, if anything."""
+    """How an attempt ended.
+
+    `untracked` says what the tracker could not be told yet, if anything; `delivered` whether the store has the
+    whole ledger.
+    """
 
     run: str
     attempt: int
@@ -67,21 +69,21 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     message: str | None = None
     untracked: str = ""
+    delivered: bool = True
 
 
 def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
-    """Run one attempt to its end. Raises UsageError if the run is running already.
+    """Run one attempt to its end. Raises Running if the run is alive, Fenced if the attempt has begun elsewhere.
 
     Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted; what was published stays.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
-    with _lock(home / "lock", plan.run.id):
+    with leftovers.alone(home):
         _prepare(ports.tracker)
+        _refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
-            earlier = home / f"{attempt:04d}"
-            if earlier.is_dir() and not (earlier / delivery.DELIVERED).exists():
-                _finish(ports.repo, plan.run.id, attempt, earlier)
+            leftovers.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         # What is there was left by a supervisor that was killed before its attempt began.
         shutil.rmtree(plan.directory, ignore_errors=True)
         snapshot = snapshots.load(ports.repo, plan.run.snapshot)
@@ -95,45 +97,10 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
             return _Attempt(ports, plan, spool, watch).supervise()
 
 
-def deliver_leftovers(repo: Repository, home: Path) -> None:
-    """Deliver what runs on this machine could not deliver when they ended, and end those whose m5ws was killed.
-
-    Runs that are running now are left alone.
-    """
-    for attempt in sorted((home / "runs").glob("*/[0-9][0-9][0-9][0-9]")):
-        if (attempt / delivery.DELIVERED).exists() or not (attempt / "spool").is_dir():
-            continue
-        with suppress(UsageError), _lock(attempt.parent / "lock", attempt.parent.name):
-            _finish(repo, attempt.parent.name, int(attempt.name), attempt)
-
-
-def catch_up(tracker: Tracker, home: Path) -> list[str]:
-    """Tell the tracker what it missed of runs on this machine that have ended; return what it still misses."""
-    problems = []
-    for run in sorted((home / "runs").iterdir()) if (home / "runs").is_dir() else []:
-        attempt = max(run.glob("[0-9][0-9][0-9][0-9]"), default=None)
-        if attempt is None or (attempt / _TRACKED).exists() or not (attempt / delivery.DELIVERED).exists():
-            continue
-        following = tracker.catch_up(run.name)
-        if following.close(timeout_s=_TRACKING_S):
-            (attempt / _TRACKED).touch()
-        else:
-            problems.append(following.problem)
-    return problems
-
-
-def _finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
-    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end."""
-    if attempt not in ledger.attempts(repo, run):
-        return
-    left = delivery.Delivery(repo, run, attempt, directory / "spool")
-    left.deliver(final=True)
-    if not any(isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, LAUNCHER)):
-        ended = AttemptEnded(
-            time_s=time.time(), outcome="failed", exit_code=137, message="m5ws was killed while it supervised"
-        )
-        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(ended)])
-    left.finish()
+def _refuse_stale(repo: Repository, plan: Plan) -> None:
+    """Raise Fenced if the attempt was begun after it was planned: its number and its checkpoint are another's."""
+    if plan.attempt in ledger.attempts(repo, plan.run.id):
+        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
 
 
 def _followed(tracker: Tracker | None, run: str) -> Following | None:
@@ -153,17 +120,6 @@ def _prepare(tracker: Tracker | None) -> None:
         tracker.migrate()
     except (M5Error, OSError) as error:
         _log.warning("the tracker is not ready, and will be told later: %s", error)
-
-
-@contextmanager
-def _lock(path: Path, run_id: str) -> Iterator[None]:
-    """Hold the run: two supervisors of one run on this machine would start two attempts."""
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"run {run_id} is running", hint=f"`m5ws logs {run_id} -f` follows it.") from error
-        yield
 
 
 def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
@@ -191,8 +147,11 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     )
     declared = snapshots.load(ports.repo, plan.run.snapshot).declared
     spool.append(started)
+    writer = ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER)
+    if writer.seq:
+        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
     # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
-    ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER).append([codec.encode(started)])
+    writer.append([codec.encode(started)])
     for change in drift.unmet(declared, observed):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
 
@@ -208,7 +167,7 @@ class _Attempt:
         self._stopping = False
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
-        self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt, self._last_step)
+        self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
     def supervise(self) -> Result:
@@ -223,7 +182,7 @@ class _Attempt:
             if self._stopping:
                 outcome, message = ("interrupted", "stopped, because what it was compared with differs")
         except KeyboardInterrupt:
-            exit_code = process.stop(_GRACE_S) if process else 130
+            exit_code = _stopped(process)
             outcome, message = "interrupted", "stopped by the user"
         except M5Error as error:
             exit_code, message = 1, str(error)
@@ -294,20 +253,37 @@ class _Attempt:
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:
             message = self._delivery.first_error() or f"the ranks ended with status {exit_code} and gave no reason"
-        ended = AttemptEnded(time_s=time.time(), outcome=outcome, exit_code=exit_code, message=message)  # type: ignore[arg-type]
+        ended = AttemptEnded(
+            time_s=time.time(),
+            outcome=outcome,  # type: ignore[arg-type]
+            exit_code=exit_code,
+            message=message,
+            heads=self._delivery.heads(),
+        )
         self._spool.append(ended)
         self._seen(self._delivery.finish())
-        tracked = follower is not None and follower.close(timeout_s=_TRACKING_S)
+        tracked = follower is not None and follower.close(timeout_s=leftovers.TRACKING_S)
         if tracked or self._ports.tracker is None:
-            (self._plan.directory / _TRACKED).touch()
+            (self._plan.directory / leftovers.TRACKED).touch()
         return Result(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
             outcome=outcome,
             exit_code=exit_code,
             message=message,
+            delivered=self._delivery.complete,
             untracked=follower.problem if follower is not None and not tracked else "",
         )
+
+
+def _stopped(process: Process | None) -> int:
+    """Stop the ranks, at once if the user asks a second time, and return the exit status."""
+    if process is None:
+        return 130
+    try:
+        return process.stop(_GRACE_S)
+    except KeyboardInterrupt:
+        return process.stop(0.0)
 
 
 def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
@@ -315,7 +291,7 @@ def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
     for output in outputs:
         folder = work / output
         paths = folder.rglob("*") if folder.is_dir() else [folder] if folder.exists() else []
-        kept = [path for path in paths if path.is_symlink() or path.is_file()]
+        kept = [path for path in paths if (path.is_symlink() or path.is_file()) and not _NEVER & set(path.parts)]
         found += [SourceFile(path=os.fsencode(path.relative_to(work)), location=path) for path in kept]
     return found
 

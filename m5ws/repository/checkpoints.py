@@ -5,6 +5,8 @@ attempt n that wakes up later may still create its key, but no reader accepts a 
 attempt that the next one did not list. So no clock, lease or lock is needed to keep a zombie out.
 """
 
+import re
+
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
 from m5ws.records import AttemptStarted, Checkpoint, Digest
 from m5ws.repository import Repository, ledger
@@ -14,6 +16,11 @@ from m5ws.repository.objects import is_digest
 def name(step: int, attempt: int) -> str:
     """Return the name of the checkpoint that `attempt` makes after `step`."""
     return f"{step:010d}-{attempt:04d}"
+
+
+def is_name(text: str) -> bool:
+    """Return whether `text` has the form of a checkpoint's name."""
+    return re.fullmatch(r"\d{10}-\d{4,}", text) is not None
 
 
 def step_of(checkpoint_name: str) -> int:
@@ -52,7 +59,7 @@ def load(repo: Repository, run: str, label: str) -> Checkpoint:
 
 def names(repo: Repository, run: str) -> list[str]:
     """Return the names of everything ever published, fenced ones too, in order of steps."""
-    return list(repo.store.names(f"runs/{run}/checkpoints/"))
+    return [label for label in repo.store.names(f"runs/{run}/checkpoints/") if is_name(label)]
 
 
 def valid(repo: Repository, run: str) -> list[str]:

@@ -13,7 +13,7 @@ from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Content, Digest, Run, Slice, Snapshot, Tree, Verdict
-from m5ws.repository import Repository, ledger
+from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.trees import check_paths
 
@@ -60,6 +60,7 @@ class _Check:
         self._damage: list[Damage] = []
         self._needed_by: dict[Digest, set[str]] = {}
         self._least: dict[Digest, int] = {}
+        self._slices: dict[Digest, set[Slice]] = {}
         self._reached: dict[Digest, frozenset[_Need]] = {}
 
     def report(self) -> Report:
@@ -108,6 +109,19 @@ class _Check:
                 self._add("truncated", key(digest), f"{size} bytes are left of at least {least}", harms)
             elif digest in self._bad:
                 self._add("corrupt", key(digest), "its bytes are not those it is named for", harms)
+            else:
+                self._judge_slices(digest, harms)
+
+    def _judge_slices(self, digest: Digest, harms: tuple[str, ...]) -> None:
+        """Check the pieces of a pack that records name: a record can be whole and still name them wrongly."""
+        named = self._slices.get(digest)
+        if not named:
+            return
+        data = memoryview(self._repo.objects.get(digest))
+        for part in sorted(named, key=lambda part: part.offset):
+            if self._repo.objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
+                detail = f"bytes {part.offset}+{part.size_bytes} are not those that a record names"
+                self._add("corrupt", key(digest), detail, harms)
 
     def _add(self, kind: str, where: str, detail: str, harms: tuple[str, ...] = ()) -> None:
         self._damage.append(Damage(kind=kind, key=where, detail=detail, harms=harms))  # type: ignore[arg-type]
@@ -138,8 +152,9 @@ class _Check:
             yield from self._reach(run.snapshot, Snapshot, self._of_snapshot)
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             self._decode(f"runs/{run_id}/verdict", Verdict, root)
+        self._foreign(run_id)
         yield from self._ledgers(run_id, root)
-        for name in self._repo.store.names(f"runs/{run_id}/checkpoints/"):
+        for name in checkpoints.names(self._repo, run_id):
             yield from self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
 
     def _checkpoint(self, where: str, root: str) -> Iterator[_Need]:
@@ -162,6 +177,22 @@ class _Check:
                 except M5Error as error:
                     where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}"
                     self._add("broken-chain", where, str(error), (root,))
+                    break
+            else:
+                self._chain_ends(run_id, attempt, root)
+
+    def _chain_ends(self, run_id: str, attempt: int, root: str) -> None:
+        try:
+            ledger.check_ends(self._repo, run_id, attempt)
+        except M5Error as error:
+            self._add("broken-chain", f"runs/{run_id}/ledger/{attempt:04d}", str(error), (root,))
+
+    def _foreign(self, run_id: str) -> None:
+        """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
+        for folder, known in (("ledger", str.isdigit), ("checkpoints", checkpoints.is_name)):
+            for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
+                if not known(name):
+                    self._add("foreign", f"runs/{run_id}/{folder}/{name}", "m5ws did not write this; move it away")
 
     def _decode(self, where: str, kind: type[codec.R], root: str) -> codec.R | None:
         try:
@@ -191,9 +222,9 @@ class _Check:
             yield from self._reach(tree, Tree, self._of_tree)
 
     def _of_tree(self, tree: Tree) -> Iterator[_Need]:
-        check_paths(tree, "in the store")
+        check_paths(tree.entries, "in the store")
         for entry in tree.entries:
-            yield from map(_need, entry.parts)
+            yield from map(self._need, entry.parts)
 
     def _of_checkpoint(self, checkpoint: Checkpoint) -> Iterator[_Need]:
         yield from self._reach(checkpoint.content, Content, self._of_content)
@@ -201,14 +232,15 @@ class _Check:
     def _of_content(self, content: Content) -> Iterator[_Need]:
         for tensor in content.tensors:
             for shard in tensor.shards:
-                yield from map(_need, shard.parts)
-        yield from map(_need, content.blobs.values())
-        yield from map(_need, content.ranks)
+                yield from map(self._need, shard.parts)
+        yield from map(self._need, content.blobs.values())
+        yield from map(self._need, content.ranks)
         if content.common is not None:
-            yield _need(content.common)
+            yield self._need(content.common)
         if content.tree is not None:
             yield from self._reach(content.tree, Tree, self._of_tree)
 
-
-def _need(part: Slice) -> _Need:
-    return part.object, part.offset + part.size_bytes
+    def _need(self, part: Slice) -> _Need:
+        if part.digest != part.object:
+            self._slices.setdefault(part.object, set()).add(part)
+        return part.object, part.offset + part.size_bytes

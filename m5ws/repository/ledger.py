@@ -10,7 +10,7 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
-from m5ws.records import AnyEvent, Batch
+from m5ws.records import AnyEvent, AttemptEnded, Batch
 from m5ws.repository import Repository
 from m5ws.repository.spool import chain, genesis
 
@@ -68,7 +68,7 @@ def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | Non
     prefix = _prefix(run, attempt, rank)
     head = after.head if after else genesis(run, attempt, rank)
     seq = after.seq + 1 if after else 0
-    present = set(repo.store.names(prefix))
+    present = {name for name in repo.store.names(prefix) if name.isdigit()}
     while f"{seq:08d}" in present:
         key = f"{prefix}{seq:08d}"
         batch = codec.decode(repo.store.get(key), Batch, key)
@@ -100,12 +100,26 @@ def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent
     return [decode_event(event) for batch in read(repo, run, attempt, rank) for event in batch.events]
 
 
+def check_ends(repo: Repository, run: str, attempt: int) -> None:
+    """Raise CorruptObject if a rank's chain does not end where the attempt's last event says it ended."""
+    last = events(repo, run, attempt, LAUNCHER)[-1:]
+    if not last or not isinstance(last[0], AttemptEnded):
+        return
+    for rank, head in last[0].heads.items():
+        found = genesis(run, attempt, rank)
+        for batch in read(repo, run, attempt, rank):
+            found = batch.head
+        if found != head:
+            raise CorruptObject(f"the end of the ledger of rank {rank} in attempt {attempt} of run {run} is missing")
+
+
 def attempts(repo: Repository, run: str) -> list[int]:
     """Return the attempts that a run has had, in order."""
-    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/")]
+    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if name.isdigit()]
 
 
 def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
     """Return the chains of an attempt: ranks by number, then the launcher."""
-    names = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
+    found = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
+    names = [name for name in found if name.isdigit() or name == LAUNCHER]
     return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))

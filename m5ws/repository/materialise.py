@@ -27,7 +27,7 @@ def materialise(
     until then is left for inspection, never used.
     """
     entries = tuple(entry for tree in trees for entry in tree.entries)
-    check_paths(Tree(entries=entries), "to materialise")
+    check_paths(entries, "to materialise")
     _prepare(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0

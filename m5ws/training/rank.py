@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from m5ws import codec
+from m5ws import codec, secret_scan
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import Context, RankEnded, RankStarted
 from m5ws.repository import Repository
@@ -74,13 +74,14 @@ def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | N
         if isinstance(leaving.code, int):
             return leaving.code, _exit_text(leaving.code)
         print(leaving.code, file=sys.stderr)
-        return 1, str(leaving.code)
+        return 1, secret_scan.masked(str(leaving.code))
     except BaseException as error:
         # The one broad handler of a rank: whatever a script does wrong belongs in its log and its ledger.
         traceback.print_exc()
         if isinstance(error, M5Error) and error.hint:
             print(error.hint, file=sys.stderr)
-        return getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}{_place(error)}"
+        told = secret_scan.masked(f"{type(error).__name__}: {error}{_place(error)}")
+        return getattr(error, "exit_code", 1), told
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

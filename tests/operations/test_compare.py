@@ -48,8 +48,8 @@ def _history(*ranks: list[AnyEvent], outcome: str = "finished") -> History:
 
 def _compared(original: History, *ranks: list[AnyEvent]) -> Comparison:
     comparison = Comparison(original)
-    for events in zip(*ranks, strict=False):
-        for rank, event in enumerate(events):
+    for rank, events in enumerate(ranks):
+        for event in events:
             comparison.feed(str(rank), event)
     return comparison
 
@@ -99,11 +99,32 @@ def test_state_before_the_first_step_is_the_first_of_all() -> None:
     assert first is not None and (first.step, first.quantity, first.tensor) == (0, "tensor model.a", "model.a")
 
 
+def test_what_the_replay_does_beyond_a_finished_original_is_a_divergence() -> None:
+    first = _compared(_history(_events(0)), _events(0, last=_LAST + 2)).first()
+    assert first is not None and (first.step, first.quantity, first.original) == (_LAST + 1, "step", None)
+    first = _compared(_history(_events(0)), _events(0), _events(1)).first()
+    assert first is not None and (first.rank, first.quantity) == (1, "step")
+
+
+def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
+    """The generators of rank 1 were never compared."""
+    silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
+    comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
+    assert comparison.first() is None and not comparison.state_compared()
+    assert comparison.extra() == ("rank 1: state after steps 0, 2, 4, 6 was not recorded by the replay",)
+
+
+def test_an_original_without_steps_is_never_exhausted() -> None:
+    original = _history([State(step=0, tensors={"model.a": "a0"})], outcome="failed")
+    comparison = _compared(original, _events(0))
+    assert not comparison.exhausted() and not comparison.state_compared()
+
+
 def test_a_replay_that_stops_early_is_missing_something() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
     assert comparison.missing() == ("rank 0: steps 4-6 of the original were not replayed",)
-    assert comparison.extra() == ("state after steps 4, 6 was not recorded by the replay",)
+    assert comparison.extra() == ("rank 0: state after steps 4, 6 was not recorded by the replay",)
     assert not comparison.state_compared()
 
 
@@ -145,6 +166,6 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
     assert comparison.extra() == (
-        "state after steps 3 was not recorded by the replay",
+        "rank 0: state after steps 3 was not recorded by the replay",
         "checkpoints of steps 3 were not made by the replay",
     )

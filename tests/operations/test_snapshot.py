@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from m5ws.adapters.git import Git
 from m5ws.adapters.tokenizer import Tokenizers
-from m5ws.errors import ConfigError, M5Error, NotFound
+from m5ws.errors import ConfigError, M5Error, MissingExtra, NotFound
 from m5ws.operations import snapshot
 from m5ws.operations.config_files import BadConfigFile
 from m5ws.operations.inspection import LinksOutside, NotTheContent
-from m5ws.operations.secrets import SecretsFound
 from m5ws.ports import SourceControl, SourceState, TokenizerProbe
 from m5ws.records import Declared, Observed
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.materialise import materialise
+from m5ws.secret_scan import SecretsFound
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
 from settling import settle
@@ -331,16 +331,17 @@ def test_a_model_cache_of_links_is_pinned_by_content(root: Path, repo: Repositor
     assert any("no tokenizer.json" in note for note in captured.annotation.notes)
 
 
-def test_without_the_library_the_files_are_pinned_and_a_note_says_so(root: Path, repo: Repository) -> None:
+def test_without_the_library_there_is_no_other_id_but_an_error_with_two_ways_out(root: Path, repo: Repository) -> None:
     class Absent(Tokenizers):
         def version(self) -> str | None:
             return None
 
     write(root, {"tok/tokenizer.json": "{}"})
-    captured = take(root, repo, say(tokenizer={"path": "tok"}), probe=Absent())
-    assert captured.snapshot.tokenizer is not None
-    assert captured.snapshot.tokenizer.probe_ids is None
-    assert any("no tokenizer library" in note for note in captured.annotation.notes)
+    with pytest.raises(MissingExtra) as raised:
+        take(root, repo, say(tokenizer={"path": "tok"}), probe=Absent())
+    assert "m5ws[tokenizer]" in raised.value.hint and "probe" in raised.value.hint
+    captured = take(root, repo, say(tokenizer={"path": "tok", "probe": ""}), probe=Absent())
+    assert captured.snapshot.tokenizer is not None and captured.snapshot.tokenizer.probe_ids is None
 
 
 def test_a_tokenizer_that_is_missing_or_broken_is_an_error(root: Path, repo: Repository) -> None:

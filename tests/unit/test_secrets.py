@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.operations import secrets
+from m5ws import secret_scan
 
 # Put together here, so that no line of this file looks like what it tests.
 PEM = "-----BEGIN {}PRIVATE KEY-----"
@@ -20,13 +20,13 @@ TOKENS = {
 
 
 def _whats(path: str, text: str) -> list[str]:
-    return [finding.what for finding in secrets.findings(path, text.encode())]
+    return [finding.what for finding in secret_scan.findings(path, text.encode())]
 
 
 @pytest.mark.parametrize("what", TOKENS)
 def test_tokens_are_found_with_their_line_and_blotted_out(what: str) -> None:
     token = TOKENS[what]
-    (finding,) = secrets.findings("a.py", f"x = 1\n\nkey = '{token}'\n".encode())
+    (finding,) = secret_scan.findings("a.py", f"x = 1\n\nkey = '{token}'\n".encode())
     assert (finding.path, finding.line) == ("a.py", 3)
     assert finding.what.startswith(what)
     assert token[10:] not in finding.what
@@ -106,23 +106,23 @@ def test_environment_files(path: str, text: str, refused: bool) -> None:
     ],
 )
 def test_names_that_say_it(path: str) -> None:
-    assert secrets.named(path) is not None
+    assert secret_scan.named(path) is not None
 
 
 @pytest.mark.parametrize(
     "path", ["id_rsa.pub", "netrc.py", "docs/credentials.md", "config.json", "key.py", ".dvc/config"]
 )
 def test_names_that_do_not(path: str) -> None:
-    assert secrets.named(path) is None
+    assert secret_scan.named(path) is None
 
 
 def test_binary_files_are_not_looked_into() -> None:
-    assert secrets.findings("a.bin", b"\0" + TOKENS["a GitHub token"].encode()) == []
+    assert secret_scan.findings("a.bin", b"\0" + TOKENS["a GitHub token"].encode()) == []
 
 
 def test_one_error_names_all_and_says_both_ways_out() -> None:
-    found = [secrets.Finding(path="a.py", line=3, what="x"), secrets.Finding(path="id_rsa", line=0, what="y")]
-    error = secrets.SecretsFound(found)
+    found = [secret_scan.Finding(path="a.py", line=3, what="x"), secret_scan.Finding(path="id_rsa", line=0, what="y")]
+    error = secret_scan.SecretsFound(found)
     assert "a.py:3: x" in str(error)
     assert "id_rsa: y" in str(error)
     assert '[code] exclude = ["a.py", "id_rsa"]' in error.hint
@@ -131,7 +131,7 @@ def test_one_error_names_all_and_says_both_ways_out() -> None:
 
 def test_text_for_people_is_blotted_out() -> None:
     text = f"use {TOKENS['a GitHub token']} at https://ada:hunter2@example.org"
-    assert secrets.masked(text) == "use *** at https://ada:***@example.org"
+    assert secret_scan.masked(text) == "use *** at https://ada:***@example.org"
 
 
 def test_text_that_could_take_for_ever_does_not() -> None:
@@ -142,10 +142,10 @@ def test_text_that_could_take_for_ever_does_not() -> None:
         "x" * 600_000 + "://@=",
         "?token=" * 100_000 + "://@",
     ):
-        secrets.findings(".env", text.encode())
+        secret_scan.findings(".env", text.encode())
 
 
 def test_m5ws_and_its_templates_pass() -> None:
     root = Path(__file__).parents[2]
     for path in [*root.glob("m5ws/**/*.py"), *root.glob("templates/**/*.py")]:
-        assert secrets.findings(path.name, path.read_bytes()) == [], path
+        assert secret_scan.findings(path.name, path.read_bytes()) == [], path

@@ -6,12 +6,11 @@ the line and what it looks like. A rule rather misses a rare secret than calls o
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from m5ws.errors import M5Error
-from m5ws.operations import patterns
 
 RULES = "1"
 """Changes with the rules, so that what older ones have passed is looked at again."""
@@ -114,6 +113,7 @@ _TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|sche
 _ASSIGNMENT = re.compile(
     rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
+_HARMLESS = re.compile(r"(?i)tokenizers?_|_tokens?_per|max_tokens|keyboard|monkey")
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
@@ -125,6 +125,11 @@ def named(path: str) -> str | None:
     if _CREDENTIAL_FILES.search(path):
         return "a file of credentials, by its name"
     return None
+
+
+def named_secret(variable: str) -> bool:
+    """Return whether an environment variable's name says that its value is a secret."""
+    return _SECRET_NAME.search(variable.encode()) is not None and _HARMLESS.search(variable) is None
 
 
 def is_environment_file(path: str) -> bool:
@@ -151,11 +156,6 @@ def masked(text: str) -> str:
     for pattern in (_URL_TOKEN, _URL_QUERY):
         data = pattern.sub(lambda m: m[0].replace(m[1], b"***"), data)
     return data.decode("utf-8", "surrogateescape")
-
-
-def allowing(allow: Sequence[str]) -> Callable[[bytes], bool]:
-    """Return what [secrets] allow lets through."""
-    return patterns.naming(allow)
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,133 @@
+"""What an attempt leaves when its supervisor is killed, or when the store or the tracker does not answer.
+
+All of it is on this machine, below `.m5ws/runs`, and is delivered by whoever comes next, unless the run is alive:
+its supervisor holds the lock `lock`, and torchrun holds `ranks` until its last rank is gone.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from m5ws import codec
+from m5ws.errors import M5Error, UsageError
+from m5ws.operations.delivery import DELIVERED, Delivery
+from m5ws.ports import Tracker
+from m5ws.records import AttemptEnded, Verdict
+from m5ws.repository import Repository, ledger, runs
+from m5ws.repository.ledger import LAUNCHER
+
+TRACKED = "tracked"
+"""A file of this name in an attempt's directory says that the tracker has all of the run."""
+
+VERDICT = "verdict"
+"""A verdict that the store did not take, in a run's directory."""
+
+TRACKING_S = 60.0
+_RANKS_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Running(UsageError):
+    """The run is alive on this machine."""
+
+
+@contextmanager
+def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
+    """Hold a run: no other supervisor, and no rank of an earlier attempt, is alive. Raises Running.
+
+    The ranks of a supervisor that was killed get `wait_s` seconds to end. The second lock is inherited by what is
+    launched while it is held.
+    """
+    run = run_dir.name
+    with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
+        if not _locked(supervisor.fileno(), 0.0):
+            raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` follows it.")
+        if not _locked(ranks.fileno(), wait_s):
+            raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or end them.")
+        os.set_inheritable(ranks.fileno(), True)
+        yield
+
+
+def _locked(descriptor: int, wait_s: float) -> bool:
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
+
+
+def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
+    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end."""
+    if (directory / DELIVERED).exists() or attempt not in ledger.attempts(repo, run):
+        return
+    left = Delivery(repo, run, attempt, directory / "spool")
+    left.deliver(final=True)
+    if not left.complete:
+        return
+    if not any(isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, LAUNCHER)):
+        ended = AttemptEnded(
+            time_s=time.time(),
+            outcome="failed",
+            exit_code=137,
+            message="m5ws was killed while it supervised",
+            heads=left.heads(),
+        )
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(ended)])
+    left.finish()
+
+
+def deliver(repo: Repository, home: Path) -> None:
+    """Deliver what runs on this machine left; those that are alive, and what cannot be delivered, are passed over."""
+    for run_dir in sorted((home / "runs").glob("*")):
+        attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
+        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+        if not waiting and not (run_dir / VERDICT).exists():
+            continue
+        try:
+            with alone(run_dir, wait_s=0.0):
+                for attempt in waiting:
+                    finish(repo, run_dir.name, int(attempt.name), attempt)
+                _publish_verdict(repo, run_dir / VERDICT)
+        except Running:
+            continue
+        except (M5Error, OSError) as error:
+            _log.warning("what run %s left could not be delivered: %s", run_dir.name, error)
+
+
+def keep_verdict(home: Path, verdict: Verdict) -> None:
+    """Keep a verdict that the store did not take, for `deliver`."""
+    folder = home / "runs" / verdict.replay
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / VERDICT).write_bytes(codec.encode(verdict))
+
+
+def _publish_verdict(repo: Repository, path: Path) -> None:
+    if path.exists():
+        verdict = codec.decode(path.read_bytes(), Verdict, str(path))
+        if runs.verdict(repo, verdict.replay) is None:
+            runs.publish_verdict(repo, verdict)
+        path.unlink()
+
+
+def catch_up(tracker: Tracker, home: Path) -> list[str]:
+    """Tell the tracker what it missed of runs on this machine that have ended; return what it still misses."""
+    problems = []
+    for run_dir in sorted((home / "runs").glob("*")):
+        attempt = max(run_dir.glob("[0-9][0-9][0-9][0-9]"), default=None)
+        if attempt is None or (attempt / TRACKED).exists() or not (attempt / DELIVERED).exists():
+            continue
+        following = tracker.catch_up(run_dir.name)
+        if following.close(timeout_s=TRACKING_S):
+            (attempt / TRACKED).touch()
+        else:
+            problems.append(following.problem)
+    return problems

@@ -1,0 +1,116 @@
+"""Promise 7: what a kill, a full disk or a closed store leaves is kept, and delivered later, in order, once."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from m5ws import codec
+from m5ws.errors import Fenced
+from m5ws.operations import drift_watch, leftovers, state
+from m5ws.operations.delivery import DELIVERED, Delivery
+from m5ws.records import AttemptEnded, AttemptStarted, LaunchSpec, RankStarted, Run, Step, Verdict
+from m5ws.repository import Repository, fsck, ledger, runs
+from m5ws.repository.spool import SpoolWriter, genesis
+
+_RUN = "a" * 12
+
+
+def _begun(repo: Repository, home: Path, attempt: int = 1, resume: str | None = None) -> Path:
+    """Begin an attempt as the supervisor does, and return its directory."""
+    directory = home / "runs" / _RUN / f"{attempt:04d}"
+    if attempt == 1:
+        runs.publish(repo, Run(id=_RUN, snapshot="0" * 64, spec=LaunchSpec(command=("x.py",))))
+    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume)
+    SpoolWriter(directory / "spool" / "launcher.spool", genesis(_RUN, attempt, "launcher")).append(started)
+    ledger.Writer(repo, _RUN, attempt, ledger.LAUNCHER).append([codec.encode(started)])
+    return directory
+
+
+def _steps(directory: Path, attempt: int, first: int, last: int, loss: str = "0x1p+0") -> None:
+    spool = SpoolWriter(directory / "spool" / "0.spool", genesis(_RUN, attempt, "0"))
+    spool.append(RankStarted(rank=0, world=1, pid=1))
+    for number in range(first, last + 1):
+        spool.append(Step(step=number, quantities={"loss": loss}))
+
+
+def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    leftovers.deliver(repo, tmp_path)
+    found = state.load(repo, _RUN)
+    assert (found.standing, found.last_step) == ("failed", 5)
+    assert (directory / DELIVERED).exists()
+    before = len(list(repo.store.list("runs/")))
+    leftovers.deliver(repo, tmp_path)
+    assert len(list(repo.store.list("runs/"))) == before
+
+
+@pytest.mark.parametrize("lock", ["lock", "ranks"])
+def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repository, tmp_path: Path, lock: str) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    with open(directory.parent / lock, "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        leftovers.deliver(repo, tmp_path)
+        assert state.load(repo, _RUN).standing == "running" and not (directory / DELIVERED).exists()
+        with pytest.raises(leftovers.Running), leftovers.alone(directory.parent, wait_s=0.0):
+            pass
+
+
+def test_what_cannot_be_delivered_now_keeps_nobody_from_reading(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    chain = Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0"
+    chain.write_text("a file where the folder belongs: every create fails")
+    leftovers.deliver(repo, tmp_path)
+    assert not (directory / DELIVERED).exists()
+    chain.unlink()
+    leftovers.deliver(repo, tmp_path)
+    assert state.load(repo, _RUN).last_step == 5
+
+
+def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 3)
+    delivery = Delivery(repo, _RUN, 1, directory / "spool")
+    delivery.deliver(final=True)
+    spool = SpoolWriter(tmp_path / "more", "0" * 64)
+    ledger.Writer(repo, _RUN, 1, "0").append([codec.encode(Step(step=4, quantities={}))])
+    spool.append(Step(step=4, quantities={}))
+    with open(directory / "spool" / "0.spool", "ab") as file:
+        file.write((tmp_path / "more").read_bytes())
+    ended = AttemptEnded(outcome="finished", exit_code=0, heads=delivery.heads())
+    ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).append([codec.encode(ended)])
+    assert not [one for one in fsck.check(repo).damage if one.kind == "broken-chain"]
+    (Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001").unlink()
+    assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]
+
+
+def test_two_processes_cannot_begin_the_same_attempt(repo: Repository) -> None:
+    first = ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER)
+    second = ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER)
+    started = codec.encode(AttemptStarted(attempt=1, host="h", observed="0" * 64))
+    first.append([started])
+    with pytest.raises(Fenced):
+        second.append([started])
+    assert ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).seq == 1
+
+
+def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:
+    """Attempt 1 reaches step 9; attempt 2 goes back to 4 and dies at once; attempt 3 repeats what only 1 did."""
+    for attempt, last in ((1, 9), (2, 4)):
+        directory = _begun(repo, tmp_path, attempt, "0000000004-0001" if attempt > 1 else None)
+        _steps(directory, attempt, 1 if attempt == 1 else 5, last)
+        Delivery(repo, _RUN, attempt, directory / "spool").finish()
+    watch = drift_watch.RepeatedSteps(repo, _RUN, 3)
+    assert watch.compare("0", Step(step=6, quantities={"loss": "0x1p+0"})) == []
+    assert "step 7" in watch.compare("0", Step(step=7, quantities={"loss": "0x1p+1"}))[0]
+
+
+def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Repository, tmp_path: Path) -> None:
+    verdict = Verdict(run="b" * 12, replay=_RUN, outcome="reproduced")
+    leftovers.keep_verdict(tmp_path, verdict)
+    leftovers.deliver(repo, tmp_path)
+    assert runs.verdict(repo, _RUN) == verdict
+    leftovers.deliver(repo, tmp_path)
