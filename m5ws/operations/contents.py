@@ -1,7 +1,8 @@
 """One look at a workspace: every part of it checked and made durable, as it was at one moment.
 
-Nothing is stored before it is checked for secrets. After the last byte everything is looked at again; if anything
-moved meanwhile, what was stored belongs to no snapshot and the look does not count.
+No code or config is stored before it is checked for secrets; tokenizers and data, which nobody writes secrets into by
+hand, are not searched for them. After the last byte everything is looked at again; if anything moved meanwhile, what
+was stored belongs to no snapshot and the look does not count.
 """
 
 import json

@@ -291,8 +291,10 @@ def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
     for output in outputs:
         folder = work / output
         paths = folder.rglob("*") if folder.is_dir() else [folder] if folder.exists() else []
-        kept = [path for path in paths if (path.is_symlink() or path.is_file()) and not _NEVER & set(path.parts)]
-        found += [SourceFile(path=os.fsencode(path.relative_to(work)), location=path) for path in kept]
+        for path in paths:
+            inside = path.relative_to(work)
+            if (path.is_symlink() or path.is_file()) and not _NEVER.intersection(inside.parts):
+                found.append(SourceFile(path=os.fsencode(inside), location=path))
     return found
 
 
