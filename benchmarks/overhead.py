@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--rounds 5] [--steps 60] [--json FILE]
 
 Per step: the time between the end of one step's body and the start of the next, where m5ws does its work, and
-the medians of whole steps. Start-up: from the command to the start of the first step's body. The only
+the medians of whole steps, both over the second half of the steps. Start-up: from the command to the start of the first step's body. The only
 checkpoint is at the end.
 """
 
@@ -26,15 +26,16 @@ def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
     began = time.time()
     subprocess.run(command, cwd=cwd, check=True, capture_output=True)
     times = json.loads(out.read_text())
-    gaps = [1e3 * (after[0] - before[1]) for before, after in pairwise(times[5:])]
-    whole = [1e3 * (after[0] - before[0]) for before, after in pairwise(times[5:])]
+    steady = times[len(times) // 2 :]
+    gaps = [1e3 * (after[0] - before[1]) for before, after in pairwise(steady)]
+    whole = [1e3 * (after[0] - before[0]) for before, after in pairwise(steady)]
     return {"startup_s": times[0][0] - began, "gap_ms": statistics.median(gaps), "step_ms": statistics.median(whole)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

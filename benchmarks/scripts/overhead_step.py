@@ -26,7 +26,7 @@ times: list[tuple[float, float]] = []
 
 
 def body() -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(768, 768)
+    x = torch.randn(384, 768)
     loss = model(x).square().mean()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -100,7 +100,7 @@ def _run(view: "RunView") -> str:
         lines += ["", verdict.text(view.verdict)]
     if view.replays:
         rows = [(row.id, output.moment(row.created_s), row.outcome or row.standing) for row in view.replays]
-        lines += ["", output.table(("REPRODUCED BY", "WHEN", "VERDICT"), rows)]
+        lines += ["", output.table(("REPLAYED BY", "WHEN", "VERDICT"), rows)]
     return "\n".join(lines)
 
 

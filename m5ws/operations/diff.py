@@ -59,11 +59,11 @@ def between_runs(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
     CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
-    return (
-        *between_snapshots(repo, old.snapshot, new.snapshot),
-        *launch(old.spec, new.spec),
-        *_environment(repo, a, b),
-    )
+    launched = launch(old.spec, new.spec)
+    # The number of ranks follows from what was asked for: one cause is not named twice.
+    said = {"world"} if any(change.name == "nproc" for change in launched) else set()
+    found = (change for change in _environment(repo, a, b) if change.name not in said)
+    return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
 
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:

@@ -20,6 +20,10 @@ from m5ws.records import AnyEvent, AttemptStarted, Change, Divergence, LaunchSpe
 from m5ws.repository import Repository, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 
+_NOTHING = (
+    "the original recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
+    "writes to a folder that [run] outputs names"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -136,7 +140,7 @@ def _outcome(
     if _uses_session(comparison) and not comparison.state_compared():
         return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
     if not comparison.equal:
-        return "not comparable", "the original recorded nothing that could be compared"
+        return "not comparable", _NOTHING
     return "reproduced", None
 
 
@@ -147,7 +151,7 @@ def _uses_session(comparison: Comparison) -> bool:
 def _unrecorded(comparison: Comparison) -> list[str]:
     """Return what neither side recorded, so that nobody takes it for verified."""
     if not _uses_session(comparison):
-        return ["steps and state: the script does not use m5ws.session; its files and logged metrics were compared"]
+        return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
     lines = [
         f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
     ]

@@ -94,6 +94,8 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
         spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
         with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
             _start(ports, plan, spool)
+            if progress:
+                progress("starting the processes", 0, 0)
             return _Attempt(ports, plan, spool, watch).supervise()
 
 
