@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py [--rounds 5] [--steps 60] [--json FILE]
 
-Per step: the time between the end of one step's body and the start of the next, where m5ws does its work, and
-the medians of whole steps, both over the second half of the steps. Start-up: from the command to the start of the first step's body. The only
-checkpoint is at the end.
+Per step, over the second half of the steps: the time between the end of one step's body and the start of the next,
+where m5ws does its work, and the medians of whole steps. Start-up: from the command to the start of the first step's
+body. The only checkpoint is at the end.
 """
 
 import argparse
