@@ -247,7 +247,7 @@ def _prepare_process() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     warnings.simplefilter("ignore")
-    os.nice(10)
+    os.nice(19)
 
     def terminated(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -12,7 +12,7 @@ from m5ws.repository.spool import SpoolReader, chain, genesis
 DELIVERED = "delivered"
 """A file of this name in an attempt's directory says that the ledger has all of its spools."""
 
-_INTERVAL_S = 0.5
+_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,7 @@ class Delivery:
         self._failed = False
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
-        """Publish what is new, at most every half second unless `final`, and return it as (rank, event)."""
+        """Publish what is new, at most once a second unless `final`, and return it as (rank, event)."""
         if not final and time.monotonic() - self._last_s < _INTERVAL_S:
             return []
         self._last_s = time.monotonic()

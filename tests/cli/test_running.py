@@ -132,11 +132,12 @@ def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Rep
 
 def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('x')\n")
-    tree = snapshots.load(home, snapshot).code.tree
-    (place / ".m5ws" / "store" / "objects" / tree[:2] / tree).unlink()
+    tree = trees.load(home.objects, snapshots.load(home, snapshot).code.tree)
+    pack = tree.entries[0].parts[0].object
+    (place / ".m5ws" / "store" / "objects" / pack[:2] / pack).unlink()
     done = _m5(place, "run", snapshot, "--detach", "--", "train.py")
     assert done.returncode == 1
-    assert "did not start" in done.stderr and tree in done.stderr
+    assert "did not start" in done.stderr and pack in done.stderr
 
 
 def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: Path) -> None:
