@@ -1,14 +1,17 @@
 """What `m5ws run` costs a training loop: the same steps under bare torchrun and under m5ws, turn by turn.
 
-    python benchmarks/overhead.py [--rounds 5] [--steps 60] [--json FILE]
+    python benchmarks/overhead.py [--rounds 5] [--steps 200] [--json FILE]
 
 Per step, over the second half of the steps: the time between the end of one step's body and the start of the next,
 where m5ws does its work, and the medians of whole steps. Start-up: from the command to the start of the first step's
-body. The only checkpoint is at the end.
+body. CPU: of the command and all that it starts, from start to end. Two rows between the first and the last say where
+the difference comes from: torchrun with the determinism settings that m5ws makes, and m5ws without MLflow. The only
+checkpoint is at the end.
 """
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,14 +25,40 @@ _SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = 2\n"
 
 
 def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
-    """Run once and return start-up in seconds, and the medians of gap and step in milliseconds."""
-    began = time.time()
+    """Run once and return start-up and CPU time in seconds, and the medians of gap and step in milliseconds."""
+    began, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=cwd, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     times = json.loads(out.read_text())
     steady = times[len(times) // 2 :]
     gaps = [1e3 * (after[0] - before[1]) for before, after in pairwise(steady)]
     whole = [1e3 * (after[0] - before[0]) for before, after in pairwise(steady)]
-    return {"startup_s": times[0][0] - began, "gap_ms": statistics.median(gaps), "step_ms": statistics.median(whole)}
+    return {
+        "startup_s": times[0][0] - began,
+        "gap_ms": statistics.median(gaps),
+        "step_ms": statistics.median(whole),
+        "cpu_s": cpu_s,
+    }
+
+
+def commands(root: Path, out: Path, steps: int) -> dict[str, list[str]]:
+    """Return the commands to compare, by name; each has a folder of its own."""
+    script = SCRIPT.read_text()
+    for name, more in (("with", ""), ("without", "\n[mlflow]\nenabled = false\n")):
+        (root / name).mkdir()
+        (root / name / "m5ws.toml").write_text(_SETTINGS + more)
+        (root / name / "step.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    m5ws = [sys.executable, "-m", "m5ws", "-C"]
+    arguments = ["step.py", str(out), str(steps)]
+    bare = [*torchrun, str(root / "with" / "step.py"), *arguments[1:]]
+    return {
+        "torchrun": [*bare, "bare"],
+        "torchrun, deterministic": [*bare, "deterministic"],
+        "m5ws run, without MLflow": [*m5ws, str(root / "without"), "run", "--no-progress", "--", *arguments, "session"],
+        "m5ws run": [*m5ws, str(root / "with"), "run", "--no-progress", "--", *arguments, "session"],
+    }
 
 
 def main() -> None:
@@ -40,31 +69,27 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        (root / "m5ws.toml").write_text(_SETTINGS)
-        (root / "step.py").write_text(SCRIPT.read_text())
-        out, steps = root / "times.json", str(arguments.steps)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        m5ws = [sys.executable, "-m", "m5ws", "run", "--no-progress"]
-        commands = {
-            "torchrun": [*torchrun, "step.py", str(out), steps, "bare"],
-            "m5ws run": [*m5ws, "--", "step.py", str(out), steps, "session"],
-        }
-        for command in commands.values():
+        out = root / "times.json"
+        rows = commands(root, out, arguments.steps)
+        for command in rows.values():
             measure(command, out, root)
         rounds = [
-            {name: measure(command, out, root) for name, command in commands.items()} for _ in range(arguments.rounds)
+            {name: measure(command, out, root) for name, command in rows.items()} for _ in range(arguments.rounds)
         ]
     result = {
-        name: {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]} for name in commands
+        name: {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]} for name in rows
     }
-    ours, bare = result["m5ws run"], result["torchrun"]
-    print("| | start-up s | between steps ms | whole step ms |\n|---|---|---|---|")
+    bare = result["torchrun"]
+    print(
+        "| | start-up s | between steps ms | whole step ms | against torchrun | CPU s |\n|---|---:|---:|---:|---:|---:|"
+    )
     for name, row in result.items():
-        print(f"| {name} | {row['startup_s']:.2f} | {row['gap_ms']:.3f} | {row['step_ms']:.1f} |")
-    added = ours["gap_ms"] - bare["gap_ms"]
+        more = statistics.median(one[name]["step_ms"] / one["torchrun"]["step_ms"] for one in rounds)
+        numbers = f"{row['startup_s']:.2f} | {row['gap_ms']:.3f} | {row['step_ms']:.1f} | {100 * more - 100:+.1f} %"
+        print(f"| {name} | {numbers} | {row['cpu_s']:.1f} |")
+    added = result["m5ws run"]["gap_ms"] - bare["gap_ms"]
     share = 100 * added / bare["step_ms"]
     print(f"\nbetween steps, m5ws adds {added:.3f} ms: {share:.2f} % of a step of {bare['step_ms']:.0f} ms")
-    print(f"start-up: {ours['startup_s'] - bare['startup_s']:+.2f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
 

@@ -3,6 +3,7 @@
 Each port is the contract its conformance suite in tests/contract checks; an adapter adds nothing to it.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -53,10 +54,14 @@ class ObjectStore(Protocol):
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A file of the author's to be captured: `path` inside the tree, `location` on this machine (`os.fsdecode`d)."""
+    """A file of the author's to be captured: `path` inside the tree, `location` on this machine (`os.fsdecode`d).
+
+    `found` is what `lstat` said of it, where that was asked already.
+    """
 
     path: bytes
     location: Path | str
+    found: os.stat_result | None = None
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +69,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
     `files` are tracked and untracked-not-ignored files that are in the working tree, submodules and nested
     repositories included; `changed` is what of it, or missing from it, differs from `commit`, which is None on an
-    unborn branch and without a repository. `remote` and `author` hold no credentials.
+    unborn branch and without a repository. `remote` and `author` hold no credentials. `stats` is what `lstat` said
+    meanwhile of files that did not differ, by path: so asking takes no time of its own.
     """
 
     commit: str | None
@@ -74,6 +80,11 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[bytes, ...]
     changed: tuple[bytes, ...] = ()
     notes: tuple[str, ...] = ()
+    stats: Mapping[bytes, os.stat_result] = {}
+
+    def says(self, other: "SourceState") -> bool:
+        """Return whether both say the same of the tree; stamps of files are not part of it."""
+        return msgspec.structs.replace(self, stats={}) == msgspec.structs.replace(other, stats={})
 
 
 class SourceControl(Protocol):

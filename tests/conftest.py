@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 
 _LOUD: list[str] = []
+
+# How long drawing takes says what else the machine does, and nothing of m5ws.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture

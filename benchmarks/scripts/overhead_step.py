@@ -1,6 +1,6 @@
 """FSDP2 training with steps of about 100 ms; writes when each step's body began and ended.
 
-Usage: torchrun --standalone --nproc-per-node 2 overhead_step.py OUT STEPS {bare,session}
+Usage: torchrun --standalone --nproc-per-node 2 overhead_step.py OUT STEPS {bare,deterministic,session}
 """
 
 import json
@@ -14,7 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from m5ws.records import Determinism
+from m5ws.training import determinism
+
 out, steps, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if mode == "deterministic":
+    determinism.apply(Determinism())
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))
@@ -35,7 +40,7 @@ def body() -> tuple[torch.Tensor, torch.Tensor]:
     return loss, norm
 
 
-if mode == "bare":
+if mode != "session":
     for _ in range(steps):
         began = time.time()
         body()

@@ -4,19 +4,20 @@ Pins are read as the YAML that they are, and files are checked against them here
 cache file for good (https://github.com/iterative/dvc/issues/9641). DVC itself is loaded to fetch, and only then.
 """
 
-import hashlib
 import json
 import os
 import posixpath
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from m5ws.errors import CorruptObject, M5Error, MissingExtra, NotFound
 from m5ws.ports import SourceFile, TrackedDataset
+
+if TYPE_CHECKING:
+    import hashlib
 
 _THREADS = 8
 _BLOCK_BYTES = 1 << 20
@@ -87,6 +88,8 @@ class Dvc:
             from dvc_data.index import DataIndexDirError
         except ImportError as error:
             raise MissingExtra(f"fetching {os.fsdecode(dataset.path)}", "dvc") from error
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="m5ws-dvc-site-") as site:
             try:
                 with Repo(os.fspath(root), config={"core": {"site_cache_dir": site}}) as repo:
@@ -205,7 +208,7 @@ class _Md5:
     """DVC's MD5. Pins of DVC before 3.0 hash text with its line ends as on Unix, judged block by block."""
 
     def __init__(self, legacy: bool) -> None:
-        self._digest = hashlib.md5(usedforsecurity=False)
+        self._digest = _hasher()
         self._legacy = legacy
 
     def update(self, block: bytes) -> None:
@@ -223,7 +226,16 @@ def _is_text(block: bytes) -> bool:
 def _md5_of_list(files: Any) -> str:
     """Return DVC's hash of a folder: the MD5 of its list of files, as JSON sorted by path."""
     rows = sorted(({"md5": digest, "relpath": name} for name, digest in files), key=lambda row: row["relpath"])
-    return hashlib.md5(json.dumps(rows, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+    digest = _hasher()
+    digest.update(json.dumps(rows, sort_keys=True).encode())
+    return digest.hexdigest() + ".dir"
+
+
+def _hasher() -> "hashlib._Hash":
+    """Return MD5 as DVC uses it; OpenSSL is loaded where there is something to check."""
+    import hashlib
+
+    return hashlib.md5(usedforsecurity=False)
 
 
 # --- fetching --------------------------------------------------------------------------------------

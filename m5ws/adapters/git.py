@@ -1,7 +1,8 @@
 """Git, through its own executable: what a working tree holds, and what it stands on.
 
 Nothing is ever written: optional locks are off, and no hook, monitor or fetch is started. File names are the
-file system's own bytes from end to end; `git status` and `git ls-files` run at the same time.
+file system's own bytes from end to end. While `git status` compares, the files that `git ls-files` named are asked
+for their stamps.
 """
 
 import os
@@ -36,6 +37,7 @@ class _Listing(msgspec.Struct):
     commit: str | None = None
     branch: str | None = None
     files: list[bytes] = msgspec.field(default_factory=list)
+    stats: dict[bytes, os.stat_result] = msgspec.field(default_factory=dict)
     changed: set[bytes] = msgspec.field(default_factory=set)
     nested: set[bytes] = msgspec.field(default_factory=set)
 
@@ -57,8 +59,8 @@ class Git:
         if not _in_repository(root):
             return _folder_state(root)
         with ThreadPoolExecutor(4, thread_name_prefix="m5ws-git") as pool:
-            facts = pool.submit(self._facts, root)
             listing = self._listing(root, pool)
+            facts = pool.submit(self._facts, root)
             if not listing.files and not listing.nested and self._ignored(root):
                 note = "the repository around the workspace ignores it: it was captured as a plain folder"
                 return _folder_state(root, (note,))
@@ -72,6 +74,7 @@ class Git:
             files=tuple(listing.files),
             changed=tuple(sorted(listing.changed)),
             notes=tuple(notes),
+            stats=listing.stats,
         )
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
@@ -90,12 +93,17 @@ class Git:
         return notes
 
     def _listing(self, root: Path, pool: ThreadPoolExecutor) -> _Listing:
-        tracked = pool.submit(self._run, root, *_LIST)
-        prefix = pool.submit(self._run, root, "rev-parse", "--show-prefix")
+        listed = pool.submit(self._run, root, *_LIST)
+        status = pool.submit(self._run, root, *_STATUS)
         listing = _Listing()
-        absent = _read_status(self._run(root, *_STATUS), prefix.result()[:-1], listing)
+        tracked = _read_files(root, listed.result(), listing)
+        listing.stats = _stats(root, tracked)
+        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if _in_folder(root) else b""
+        absent = _read_status(status.result(), prefix, listing)
         untracked = listing.files
-        listing.files = _read_files(root, tracked.result(), listing)
+        listing.files = tracked
+        for path in listing.changed:
+            listing.stats.pop(path, None)
         if untracked or absent or any(b".m5ws" in path for path in listing.files):
             present = {*listing.files}.difference(absent).union(untracked)
             listing.files = sorted(path for path in present if b".m5ws" not in path or not _never(path))
@@ -131,6 +139,11 @@ class Git:
 
 def _in_repository(root: Path) -> bool:
     return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
+
+
+def _in_folder(root: Path) -> bool:
+    """Return whether git could name paths from further up than `root`; it is asked where `.git` is not right here."""
+    return not os.path.lexists(root / ".git")
 
 
 def _read_status(output: bytes, prefix: bytes, listing: _Listing) -> set[bytes]:
@@ -185,6 +198,27 @@ def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
         elif not head.startswith(b"H 100") and (head.startswith((b"H", b"M")) or _present(root, path)):
             plain.append(path)
     return sorted(set(plain))
+
+
+def _stats(root: Path, paths: list[bytes]) -> dict[bytes, os.stat_result]:
+    """Return what `lstat` says of files, for each folder from within it: the rest of a path is not walked again."""
+    stats: dict[bytes, os.stat_result] = {}
+    folder, descriptor = b"", os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    stat = os.stat
+    try:
+        for path in paths:
+            start = path.rfind(b"/") + 1
+            try:
+                if path[:start] != folder:
+                    inner = os.open(os.path.join(os.fsencode(root), path[:start]), os.O_RDONLY | os.O_DIRECTORY)
+                    os.close(descriptor)
+                    folder, descriptor = path[:start], inner
+                stats[path] = stat(path[start:], dir_fd=descriptor, follow_symlinks=False)
+            except OSError:
+                continue
+    finally:
+        os.close(descriptor)
+    return stats
 
 
 def _present(root: Path, path: bytes) -> bool:

@@ -1,22 +1,24 @@
 """The machine, as the training processes will see it: `ports.Observer`.
 
 Every fact is read, none is guessed: what cannot be found is None. This process imports no torch; what only
-torch can tell is asked of a process of its own (`effective_facts`).
+torch can tell is asked of a process of its own (`effective_facts`). What observes is loaded when it is asked, since
+most snapshots only declare.
 """
 
 import os
-import platform
 import re
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import blake3
 
-from m5ws.adapters import distributions, hardware, native_libraries, variables
-from m5ws.adapters.effective_facts import EffectiveFacts, Facts
+from m5ws.adapters import variables
 from m5ws.errors import ConfigError
 from m5ws.records import Declared, Digest, Observed
+
+if TYPE_CHECKING:
+    from m5ws.adapters.effective_facts import Facts
 
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
 _IMAGE_HINT = (
@@ -46,7 +48,7 @@ class Machine:
         self._root = root or Path.cwd()
         self._variables = variables.allowed(variable_names)
         self._wanted = dict(wanted or {})
-        self._effective = EffectiveFacts(cache)
+        self._cache = cache
         self._base = base
         self._system = system
 
@@ -56,10 +58,13 @@ class Machine:
         What torch says (versions, vector capability, visible GPUs) comes from a process that is started for it;
         the rest is read from the system. With a cache, a second call starts none.
         """
+        from m5ws.adapters import distributions, native_libraries
+        from m5ws.adapters.effective_facts import EffectiveFacts
+
         merged = {**self._base, **environment}
         installed = distributions.installed()
         native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
-        effective = self._effective.read(merged, native, installed)
+        effective = EffectiveFacts(self._cache).read(merged, native, installed)
         noted = distributions.outside(self._root, merged)
         told = {name: value for name, value in effective.items() if value is not None or name not in native}
         facts = native | told | noted | variables.facts(self._variables, merged)
@@ -75,7 +80,12 @@ class Machine:
         locks = {name: digest for name in lock_files if (digest := _lock(root, name)) is not None}
         return Declared(locks=locks, image=image, wanted=self._wanted)
 
-    def _native(self, environment: Mapping[str, str]) -> Facts:
+    def _native(self, environment: Mapping[str, str]) -> "Facts":
+        import platform
+        import sysconfig
+
+        from m5ws.adapters import hardware, native_libraries
+
         release = hardware.os_release(self._system)
         return {
             "python": platform.python_version(),

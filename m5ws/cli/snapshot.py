@@ -1,5 +1,7 @@
 """`m5ws snapshot`, and the snapshot that `m5ws run` takes on the spot."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -35,9 +37,12 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
 
 def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
     """Take a snapshot of a workspace, and say on stderr what was captured. Raises as `operations.snapshot` does."""
+    from m5ws.operations.ahead import Ahead
+
+    source = Ahead(here.source(), Path(os.path.realpath(here.root)))
     from m5ws.operations import snapshot
 
-    ports = (here.source(), here.datasets(), here.tokenizers(), here.observer(), here.index_path)
+    ports = (source, here.datasets(), here.tokenizers(), here.observer(), here.index_path)
     with progress.Bar() as bar:
         if dry_run:
             taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)

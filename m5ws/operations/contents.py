@@ -31,7 +31,7 @@ _PROBED = "tokenizer"
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at, with what, and where it goes. `staging` is an empty folder for what must be fetched."""
+    """What to look at, with what, and where it goes. `staging` is a folder for what is fetched; fetching makes it."""
 
     root: Path
     settings: Settings
@@ -256,7 +256,7 @@ def _look_again(look: Look, contents: Contents) -> None:
     """Raise FileChanged unless everything is as it was at the first look."""
     if contents.inspected is not None:
         contents.inspected.check()
-    if look.source.state(look.root) != contents.state:
+    if not look.source.state(look.root).says(contents.state):
         raise FileChanged("files came, went or were committed while the workspace was captured")
     if look.dry_run:
         return
@@ -264,6 +264,7 @@ def _look_again(look: Look, contents: Contents) -> None:
         staged = any(str(file.location).startswith(str(look.staging)) for file in files[:1])
         if staged:
             continue
-        again = trees.write_tree(look.repo.objects, files, look.index, None, dry_run=True)
+        fresh = [SourceFile(path=file.path, location=file.location) for file in files]
+        again = trees.write_tree(look.repo.objects, fresh, look.index, None, dry_run=True)
         if again.digest != digest:
             raise FileChanged("files were changed while the workspace was captured")

@@ -7,7 +7,7 @@ materialised together they are the workspace.
 import os
 import posixpath
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -77,7 +77,7 @@ def divide(
         own = [path for path in own if not excluded(path)]
         changed = [path for path in changed if not excluded(path)]
     return Parts(
-        code=_sources(root, own),
+        code=_sources(root, own, state.stats),
         config=config,
         tokenizer=_tokenizer_files(tokenizer, pinned),
         datasets=tuple(_datasets(tokenizer, pinned)),
@@ -85,10 +85,12 @@ def divide(
     )
 
 
-def _sources(root: Path, paths: Iterable[bytes]) -> tuple[SourceFile, ...]:
+def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_result]) -> tuple[SourceFile, ...]:
     """Return files of the workspace; one call for each of tens of thousands, so that it is spelt out."""
     prefix, encoding, errors = os.path.join(root, ""), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-    return tuple([SourceFile(path=path, location=prefix + str(path, encoding, errors)) for path in paths])
+    return tuple(
+        [SourceFile(path=path, location=prefix + str(path, encoding, errors), found=stats.get(path)) for path in paths]
+    )
 
 
 def _tokenizer_files(tokenizer: Claim | None, pinned: Sequence[Claim]) -> tuple[SourceFile, ...] | None:

@@ -6,8 +6,9 @@ workspace at one moment: if anything moved meanwhile, it is captured again or no
 
 import os
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,7 @@ def capture(
     """
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
-    with Index(index_path) as index, tempfile.TemporaryDirectory(prefix="fetch-", dir=index_path.parent) as staging:
+    with Index(index_path) as index, _staging(index_path.parent) as staging:
         look = Look(
             root=Path(os.path.realpath(root)),
             settings=settings,
@@ -96,7 +97,7 @@ def capture(
             datasets=datasets,
             probe=tokenizer_probe,
             index=index,
-            staging=Path(os.path.realpath(staging)),
+            staging=staging,
             dry_run=dry_run,
             progress=progress,
         )
@@ -108,6 +109,19 @@ def capture(
             else:
                 return _captured(look, observer, contents, message)
     raise FileChanged(f"the workspace does not hold still: {trouble}") from trouble
+
+
+@contextmanager
+def _staging(home: Path) -> Iterator[Path]:
+    """Yield a folder for what must be fetched; it is made when something is, and removed at the end."""
+    staging = Path(os.path.realpath(home)) / f"fetch-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        yield staging
+    finally:
+        if staging.exists():
+            import shutil
+
+            shutil.rmtree(staging)
 
 
 def _captured(look: Look, observer: Observer, contents: Contents, message: str | None) -> Captured:

@@ -8,6 +8,7 @@ file system's clock would be invisible.
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import msgspec
 
@@ -45,35 +46,53 @@ class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     objects: tuple[tuple[Digest, int], ...]
 
 
-class _Content(msgspec.Struct, array_like=True):
+class _Files(msgspec.Struct, array_like=True):
+    """What is known of each file: of no use to an unchanged workspace, and by far the most of an index."""
+
     files: dict[bytes, tuple[Stamp, Digest]] = {}
     chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
     packs: dict[Digest, Digest] = {}
+
+
+class _Content(msgspec.Struct, array_like=True):
+    version: Literal[2] = 2
     trees: dict[Digest, KnownTree] = {}
-    marks: dict[str, set[str]] = {}
+    marks: dict[str, msgspec.Raw] = {}
+    files: msgspec.Raw = msgspec.Raw()
 
 
 class Index:
     """Context manager; what was learnt is saved, atomically, when it is left without an error.
 
-    `marks` are sets of remembered strings for other users (for example digests already scanned).
+    `marks` are sets of remembered strings for other users (for example digests already scanned). Files and marks are
+    decoded when they are first asked for.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._before = b""
         self._content = _Content()
         self._old_trees: dict[Digest, KnownTree] = {}
+        self._marks: dict[str, set[str]] = {}
+        self._known: _Files | None = None
 
     def __enter__(self) -> "Index":
         try:
-            self._before = self._path.read_bytes()
-            self._content = msgspec.msgpack.decode(self._before, type=_Content)
+            self._content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
         except (FileNotFoundError, msgspec.MsgspecError):
-            self._content = _Content(files={}, chunks={}, packs={}, trees={}, marks={})
+            self._content = _Content(trees={}, marks={})
         self._old_trees, self._content.trees = self._content.trees, {}
+        self._marks, self._known = {}, None
         self._dirty = False
         return self
+
+    @property
+    def _files(self) -> _Files:
+        if self._known is None:
+            try:
+                self._known = msgspec.msgpack.decode(self._content.files, type=_Files)
+            except msgspec.MsgspecError:
+                self._known = _Files(files={}, chunks={}, packs={})
+        return self._known
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,6 +100,10 @@ class Index:
         if kind is None and self._dirty:
             recent = list((self._old_trees | self._content.trees).items())[-_TREES:]
             self._content.trees = dict(recent)
+            for name, marks in self._marks.items():
+                self._content.marks[name] = msgspec.Raw(msgspec.msgpack.encode(marks))
+            if self._known is not None or not bytes(self._content.files):
+                self._content.files = msgspec.Raw(msgspec.msgpack.encode(self._files))
             self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
             temporary.write_bytes(msgspec.msgpack.encode(self._content))
@@ -88,32 +111,32 @@ class Index:
 
     def file(self, location: bytes, now: Stamp) -> Digest | None:
         """Return the digest of an unchanged file, or None."""
-        known = self._content.files.get(location)
+        known = self._files.files.get(location)
         return known[1] if known is not None and known[0] == now else None
 
     def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
         """Remember what a file held, unless it changed so lately that another change could hide."""
         if settled(seen, read_ns):
-            self._content.files[location] = (seen, digest)
+            self._files.files[location] = (seen, digest)
             self._dirty = True
 
     def chunks(self, location: bytes, now: Stamp) -> tuple[Slice, ...] | None:
         """Return the chunks of an unchanged large file, or None."""
-        known = self._content.chunks.get(location)
+        known = self._files.chunks.get(location)
         return known[1] if known is not None and known[0] == now else None
 
     def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
         """As `remember_file`, for a file that is cut into chunks."""
         if settled(seen, read_ns):
-            self._content.chunks[location] = (seen, chunks)
+            self._files.chunks[location] = (seen, chunks)
             self._dirty = True
 
     def pack(self, members: Digest) -> Digest | None:
         """Return the digest of the pack with these members, or None."""
-        return self._content.packs.get(members)
+        return self._files.packs.get(members)
 
     def remember_pack(self, members: Digest, digest: Digest) -> None:
-        self._content.packs[members] = digest
+        self._files.packs[members] = digest
         self._dirty = True
 
     def tree(self, signature: Digest) -> KnownTree | None:
@@ -126,10 +149,19 @@ class Index:
 
     def marks(self, kind: str) -> frozenset[str]:
         """Return the strings remembered under `kind`."""
-        return frozenset(self._content.marks.get(kind, ()))
+        if kind not in self._marks:
+            self._marks[kind] = _decoded(self._content.marks.get(kind))
+        return frozenset(self._marks[kind])
 
     def remember_marks(self, kind: str, marks: set[str]) -> None:
         """Replace the strings remembered under `kind`."""
-        if self._content.marks.get(kind) != marks:
-            self._content.marks[kind] = set(marks)
+        if self.marks(kind) != marks:
+            self._marks[kind] = set(marks)
             self._dirty = True
+
+
+def _decoded(marks: msgspec.Raw | None) -> set[str]:
+    try:
+        return msgspec.msgpack.decode(marks, type=set[str]) if marks is not None else set()
+    except msgspec.MsgspecError:
+        return set()

@@ -4,7 +4,6 @@ Everything that is read is checked against its name before anybody sees it (prom
 disk, cache or transfer is an error here and nowhere else.
 """
 
-import hashlib
 from typing import TypeVar
 
 import blake3
@@ -32,6 +31,8 @@ class Objects:
     def digest(self, data: Buffer) -> Digest:
         """Return the store's hash of `data`, in lower-case hex."""
         if self.format.hash == "sha256":
+            import hashlib
+
             return hashlib.sha256(data).hexdigest()
         return blake3.blake3(data).hexdigest()
 

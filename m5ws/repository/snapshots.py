@@ -4,7 +4,7 @@ A snapshot is published by its first annotation: the reference `snapshots/<id>/â
 object that the snapshot names, so whoever finds it can read all of it (promise 1).
 """
 
-import secrets
+import os
 
 from m5ws import codec
 from m5ws.errors import NotFound
@@ -15,7 +15,7 @@ from m5ws.repository import Repository
 def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation) -> Digest:
     """Publish a snapshot whose trees are durable already, and return its id."""
     digest = repo.objects.put_record(snapshot)
-    stamp = f"{int(annotation.created_s * 1000):014d}-{secrets.token_hex(4)}"
+    stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
     # Published from here on.
     repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
     return digest

@@ -6,6 +6,7 @@ zero byte (one in 256), or before it would pass `Format.pack_bytes`; so a change
 and, at most, those up to the next content-defined end (docs/format.md).
 """
 
+import operator
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from m5ws.records import Digest, Entry, Tree, path_text
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.index import Index, KnownTree, settled, stamp
 from m5ws.repository.objects import Objects
+
+_STAMPED = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +47,7 @@ def write_tree(
     """
     began_ns = time.time_ns()
     ordered = sorted(files, key=lambda file: file.path)
-    stats = [os.lstat(file.location) for file in ordered]
+    stats = [file.found or os.lstat(file.location) for file in ordered]
     signature = _signature(objects, ordered, stats)
     if index is not None and (known := _known(objects, index.tree(signature))):
         return known
@@ -76,15 +79,14 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
 
 def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> Digest:
     """Return a digest of every path and stamp: equal signatures mean that nothing needs to be looked at."""
-    rows = [
-        (file.path, os.fspath(file.location), found.st_mode, *stamp(found))
-        for file, found in zip(files, stats, strict=True)
-    ]
+    stamps = list(map(_STAMPED, stats))
+    paths = [file.path for file in files]
+    locations = [os.fspath(file.location) for file in files]
     try:
-        return objects.digest(codec.encode_plain(rows))
+        return objects.digest(codec.encode_plain((paths, locations, stamps)))
     except UnicodeEncodeError:
         # A location that is not UTF-8; the usual case is spared the conversion.
-        return objects.digest(codec.encode_plain([(row[0], os.fsencode(row[1]), *row[2:]) for row in rows]))
+        return objects.digest(codec.encode_plain((paths, list(map(os.fsencode, locations)), stamps)))
 
 
 def _known(objects: Objects, known: KnownTree | None) -> Written | None:

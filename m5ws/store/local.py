@@ -6,7 +6,6 @@ Nothing under a key is ever opened for writing.
 """
 
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -87,7 +86,7 @@ class LocalStore:
         """Return a synced file of `data` that has no key yet."""
         directory = self.root / _TEMPORARY
         _make_directory(directory)
-        path = directory / secrets.token_hex(12)
+        path = directory / os.urandom(12).hex()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         try:
             view = memoryview(data).cast("B")

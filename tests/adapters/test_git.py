@@ -290,7 +290,7 @@ def _name() -> st.SearchStrategy[bytes]:
     return st.lists(component, min_size=1, max_size=3).map(b"/".join)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(_name(), min_size=1, max_size=6), st.data())
 def test_any_name_that_a_file_can_have(
     tmp_path_factory: pytest.TempPathFactory, names: set[bytes], data: st.DataObject

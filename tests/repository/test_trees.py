@@ -37,7 +37,7 @@ def _read_back(folder: Path) -> dict[bytes, tuple[bytes, bool]]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=_files)
 def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, files: dict) -> None:  # type: ignore[type-arg]
     base = tmp_path_factory.mktemp("trees")

@@ -131,7 +131,7 @@ def test_any_value_is_read_back_as_it_was_set(value: object) -> None:
         assert flatten(name, result) == {"key": json.dumps(YAML(typ="safe", pure=True).load(text))}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(["yes", "on", "off", "1e5", "12:30", "n", "0777", "1_000", "0x1f", "~", "1.5e3"]))
 def test_old_yaml_readers_see_the_same_value(text: str) -> None:
     yaml = pytest.importorskip("yaml")

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.operations import tree_diff
@@ -63,7 +63,7 @@ def read(root: Path) -> dict[bytes, File]:
     return found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(states, states)
 def test_the_diff_applied_by_git_gives_the_other_tree(old: dict[bytes, File], new: dict[bytes, File]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -80,7 +80,7 @@ def test_the_diff_applied_by_git_gives_the_other_tree(old: dict[bytes, File], ne
         assert read(root / "old") == new
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(states)
 def test_a_tree_does_not_differ_from_itself(state: dict[bytes, File]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -90,7 +90,7 @@ def test_a_repeated_step_is_one_point_if_it_is_equal_and_two_if_not() -> None:
     assert [point.step for point in _points(other)] == [1, 2, 3, 4, 3, 4, 5, 6]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_portions_change_nothing(data: st.DataObject) -> None:
     attempts = {1: _attempt(1, 1, 5, world=3), 2: _attempt(2, 4, 8, world=2)}
