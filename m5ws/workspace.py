@@ -82,17 +82,23 @@ class Workspace:
             ignore.write_text("*\n")
         return self.home
 
-    def repository(self, *, create: bool = False) -> "Repository":
-        """Open the store, or make it with `create`. Raises NotFound if there is none."""
+    def repository(self, *, create: bool = False, imagined: bool = False) -> "Repository":
+        """Open the store, or make it with `create`. Raises NotFound if there is none.
+
+        With `imagined`, for a dry run, one that is not there is returned as it would be made.
+        """
         from m5ws.repository import Repository
 
         store = cast(Callable[[str], ObjectStore], _load("store"))(self.store_url)
-        if create:
+        if create or imagined:
             self.prepare()
+        if create:
             return Repository.create(store)
         try:
             return Repository.open(store)
         except NotFound as error:
+            if imagined:
+                return Repository.imagined(store)
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
 
     def source(self) -> SourceControl:

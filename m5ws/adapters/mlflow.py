@@ -4,6 +4,7 @@ Nothing here imports MLflow: starting a run costs it nothing, and a training ran
 or second with it. What MLflow says is asked in mlflow_query, when somebody asks.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,12 @@ class Following:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — it lives as long as this
         # A session of its own: Ctrl-C in the terminal stops the run, not what delivers how it ended.
         self._process = subprocess.Popen(
-            options.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True
+            options.argv,
+            env={**os.environ, **options.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
         )
 
     def close(self, timeout_s: float) -> bool:
@@ -98,8 +104,10 @@ class Mlflow:
         installed()
         artifacts = artifacts_dir(self.tracking_uri)
         where = ("--default-artifact-root", artifacts.as_uri()) if artifacts else ()
-        serve = ("--backend-store-uri", self.tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
-        return (*_QUIET, sys.executable, "-P", "-m", "mlflow", "server", *serve, *where)
+        # A variable, since the address may hold a password and everybody on a machine sees arguments.
+        database = f"MLFLOW_BACKEND_STORE_URI={self.tracking_uri}"
+        serve = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+        return (*_QUIET, database, sys.executable, "-P", "-m", "mlflow", "server", *serve, *where)
 
     def options(self, run: str, *, once: bool = False) -> Options:
         """Return what a follower of `run` is started with."""

@@ -1,6 +1,8 @@
 """The process that brings a run's ledger into MLflow, started beside the run or by hand afterwards.
 
-    python -m m5ws.adapters.mlflow_follower --store URL --run RUN --tracking-uri URI --experiment NAME [--once]
+    MLFLOW_TRACKING_URI=URI python -m m5ws.adapters.mlflow_follower --store URL --run RUN --experiment NAME [--once]
+
+The address is no argument, since it may hold a password and everybody on a machine sees arguments.
 
 It only reads the store, so nothing it meets can fail the run (promise 7). It goes on until its standard
 input ends, which the end of the supervisor brings about whatever way that ends, makes one last pass,
@@ -21,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from m5ws import secret_scan
 from m5ws.adapters import mlflow_subject
 from m5ws.adapters.mlflow_location import artifacts_dir
 from m5ws.adapters.mlflow_points import Point, Points
@@ -38,6 +41,7 @@ from m5ws.records import (
 from m5ws.repository import Repository, ledger, runs
 from m5ws.store import open_store
 
+_URI = "MLFLOW_TRACKING_URI"
 _POLL_S = 1.0
 _RETRY_S = 60.0
 _ADOPT_S = 30.0
@@ -57,10 +61,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def argv(self) -> list[str]:
         """The command line that starts a follower with these options."""
-        named = {"--store": self.store, "--run": self.run, "--tracking-uri": self.tracking_uri}
+        named = {"--store": self.store, "--run": self.run}
         words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
         # -P: the current directory may hold a folder that is called mlflow.
         return [sys.executable, "-P", "-m", "m5ws.adapters.mlflow_follower", *words, *["--once"] * self.once]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is set for that command line."""
+        return {_URI: self.tracking_uri}
 
 
 class Tail:
@@ -231,8 +240,10 @@ def main(arguments: Sequence[str]) -> int:
     if failure is None:
         return 0
     again = shlex.join(msgspec.structs.replace(options, once=True).argv)
-    print(f"not in MLflow ({options.tracking_uri}): {follower.undelivered}", file=sys.stderr)
-    print(f"because of {type(failure).__name__}: {failure}\nDeliver it later: {again}", file=sys.stderr)
+    uri = secret_scan.masked(options.tracking_uri)
+    print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
+    print(f"because of {type(failure).__name__}: {failure}", file=sys.stderr)
+    print(f"Deliver it later: {_URI}={shlex.quote(uri)} {again}", file=sys.stderr)
     return 1
 
 
@@ -271,10 +282,10 @@ def _told_to_stop(delay_s: float) -> bool:
 
 def _options(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m m5ws.adapters.mlflow_follower", description=__doc__)
-    for name in ("--store", "--run", "--tracking-uri", "--experiment"):
+    for name in ("--store", "--run", "--experiment"):
         parser.add_argument(name, required=True)
     parser.add_argument("--once", action="store_true")
-    return Options(**vars(parser.parse_args(arguments)))
+    return Options(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

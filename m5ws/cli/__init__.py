@@ -95,6 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         # click ends so when the reader of stdout (`head`, a pager) has left, and after completing for a shell.
         return NO_READER if end.code == 1 else 0
+    except click.exceptions.NoArgsIsHelpError as nothing:
+        click.echo(nothing.format_message())
+        return nothing.exit_code
     except click.ClickException as error:
         return _report(error.format_message(), _usage_hint(error), error.exit_code)
     except M5Error as error:

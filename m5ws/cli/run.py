@@ -44,7 +44,7 @@ class RunInterrupted(M5Error):
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
 @click.option("--detach", is_flag=True, help="Start it, print its id, and leave it to itself.")
-@click.option("--dry-run", is_flag=True, help="Print what would be launched, and launch nothing.")
+@click.option("--dry-run", is_flag=True, help="Launch nothing; print what would be. Takes a snapshot.")
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
 @click.option("--planned", type=click.Path(path_type=Path), hidden=True)
 @output.json_option

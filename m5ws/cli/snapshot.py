@@ -31,7 +31,7 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
       m5ws snapshot -m "warm-up of 200 steps"
     """
     here = names.workspace(context)
-    taken = take(here, here.repository(create=True), message, dry_run=dry_run)
+    taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else click.echo(taken.id)
 
 

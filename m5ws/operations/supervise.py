@@ -18,7 +18,7 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
-from m5ws.operations import delivery, drift, drift_watch, leftovers
+from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
 from m5ws.records import (
@@ -32,7 +32,6 @@ from m5ws.records import (
     Snapshot,
 )
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
-from m5ws.repository.index import Stamp, stamp
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.materialise import materialise
 from m5ws.repository.spool import SpoolWriter, genesis
@@ -174,7 +173,7 @@ class _Attempt:
 
     def supervise(self) -> Result:
         work = Path(self._plan.context.work_dir)
-        before = _stamps(work)
+        given = inputs.stamps(work)
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
@@ -193,12 +192,14 @@ class _Attempt:
             if process is not None and process.poll() is None:
                 process.stop(_GRACE_S)
         self._seen(self._delivery.deliver(final=True))
-        for path in _modified(work, before):
+        for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
         try:
             self._ingest_outputs(work)
         except (M5Error, OSError) as error:
             self._notice("save-failed", f"the output files were not stored: {error}")
+        if outcome == "finished":
+            inputs.remove(work, given)
         return self._end(outcome, exit_code, message, follower)
 
     def _follow(self, process: Process) -> int:
@@ -298,20 +299,3 @@ def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
             if (path.is_symlink() or path.is_file()) and not _NEVER.intersection(inside.parts):
                 found.append(SourceFile(path=os.fsencode(inside), location=path))
     return found
-
-
-def _stamps(work: Path) -> dict[Path, Stamp]:
-    return {path: stamp(path.lstat()) for path in work.rglob("*") if not path.is_dir()}
-
-
-def _modified(work: Path, before: dict[Path, Stamp]) -> list[str]:
-    """Return the inputs that were changed or removed, by their paths in the workspace."""
-    changed = []
-    for path, known in before.items():
-        try:
-            same = stamp(path.lstat()) == known
-        except FileNotFoundError:
-            same = False
-        if not same:
-            changed.append(str(path.relative_to(work)))
-    return changed

@@ -43,5 +43,10 @@ class Repository:
             return repository
         return cls(store, wanted)
 
+    @classmethod
+    def imagined(cls, store: ObjectStore) -> "Repository":
+        """Return a store that is not there as it would be made; nothing is written."""
+        return cls(store, Format())
+
 
 __all__ = ["Repository"]

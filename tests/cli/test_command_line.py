@@ -62,6 +62,11 @@ def test_the_version_is_printed(m5: Any) -> None:
     assert m5("--version").out == f"m5ws {m5ws.__version__}\n"
 
 
+def test_without_a_verb_the_help_is_shown(m5: Any) -> None:
+    done = m5()
+    assert (done.status, done.out, done.err) == (2, m5("--help").out, "")
+
+
 def test_an_unknown_verb_is_named_with_what_is_near(m5: Any) -> None:
     done = m5("snapshto")
     assert (done.status, done.out) == (2, "")
@@ -217,7 +222,7 @@ def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
     (place / "m5ws.toml").write_text("")
     document = m5("ui", "--port", "5123", "--json").document
     assert document["url"] == "http://127.0.0.1:5123"
-    assert f"sqlite:///{place}/.m5ws/mlflow.db" in document["command"]
+    assert f"MLFLOW_BACKEND_STORE_URI=sqlite:///{place}/.m5ws/mlflow.db" in document["command"]
     assert "5123" in document["command"]
 
 

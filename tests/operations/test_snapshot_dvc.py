@@ -20,6 +20,7 @@ from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.materialise import materialise
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
+from settling import settle
 
 pytest.importorskip("dvc")
 
@@ -137,6 +138,7 @@ def test_however_dvc_links_its_cache_the_snapshot_is_the_same(root: Path, repo: 
 
 
 def test_an_unchanged_dataset_is_verified_once_and_never_fetched(root: Path, repo: Repository) -> None:
+    settle(root)
     counting = Counting()
     for _ in range(3):
         take(root, repo, counting)

@@ -28,9 +28,9 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(tracker: Mlflow, run: Run, once: bool = False) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            tracker.options(run.id, once=once).argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        options = tracker.options(run.id, once=once)
+        environment = {**os.environ, **options.environment}
+        process = subprocess.Popen(options.argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
         return process
 
