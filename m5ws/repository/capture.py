@@ -21,6 +21,8 @@ from m5ws.repository.objects import Objects
 
 _ATTEMPTS = 5
 _IN_FLIGHT = 4
+_PACKS_TO_LIMIT = 8
+"""A pack has an eighth of `Format.pack_bytes` on the average."""
 
 
 class FileChanged(M5Error):
@@ -127,7 +129,7 @@ class TreeWriter:
             self._end_pack()
         self._pack.append(member)
         self._pack_bytes += member.size
-        if member.digest.startswith("00"):
+        if _ends_pack(member, self._objects.format.pack_bytes // _PACKS_TO_LIMIT):
             self._end_pack()
 
     def _end_pack(self) -> None:
@@ -204,6 +206,11 @@ class TreeWriter:
     def _put_chunk(self, chunk: bytes) -> Slice:
         digest = self.put(chunk)
         return Slice(object=digest, offset=0, size_bytes=len(chunk), digest=digest)
+
+
+def _ends_pack(member: _Member, aim_bytes: int) -> bool:
+    """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average."""
+    return int(member.digest[:8], 16) * aim_bytes < member.size << 32
 
 
 def _read_chunks(descriptor: int, chunk_bytes: int) -> Iterator[bytes]:

@@ -65,7 +65,7 @@ def test_a_dry_run_finds_the_same_digest_and_writes_nothing(repo: Repository, tm
 
 
 def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
-    repo = Repository.create(LocalStore(tmp_path / "store"))
+    repo = Repository.create(LocalStore(tmp_path / "store"), Format(pack_bytes=1 << 20))
     source = tmp_path / "source"
     source.mkdir()
     for number in range(3000):
