@@ -65,7 +65,9 @@ class Workspace:
     @property
     def store_url(self) -> str:
         """The store, with a relative path taken from the workspace."""
-        url = self.settings.store.url
+        return self._located(self.settings.store.url)
+
+    def _located(self, url: str) -> str:
         return url if "://" in url else str(self.root / url)
 
     @property
@@ -87,9 +89,13 @@ class Workspace:
 
         With `imagined`, for a dry run, one that is not there is returned as it would be made.
         """
+        return self.repository_at(self.settings.store.url, create=create, imagined=imagined)
+
+    def repository_at(self, url: str, *, create: bool = False, imagined: bool = False) -> "Repository":
+        """As `repository`, for a store of any URL; a relative path is taken from the workspace."""
         from m5ws.repository import Repository
 
-        store = cast(Callable[[str], ObjectStore], _load("store"))(self.store_url)
+        store = cast(Callable[[str], ObjectStore], _load("store"))(self._located(url))
         if create or imagined:
             self.prepare()
         if create:

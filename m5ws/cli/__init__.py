@@ -29,6 +29,8 @@ COMMANDS = {
     "diff": "Show what differs between two snapshots or runs.",
     "logs": "Print what the ranks of a run wrote.",
     "checkout": "Write a snapshot's files into a new directory.",
+    "push": "Copy snapshots and runs into another store.",
+    "pull": "Copy snapshots and runs from another store into this workspace's.",
     "fsck": "Read everything in the store and name what is damaged.",
     "ui": "Open MLflow on this workspace's runs.",
     "demo": "Snapshot, train and reproduce a small GPT, start to end.",

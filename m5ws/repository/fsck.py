@@ -12,10 +12,9 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Content, Digest, Run, Slice, Snapshot, Tree, Verdict
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.records import Annotation, Checkpoint, Digest, Run, Slice, Snapshot, Verdict
+from m5ws.repository import Repository, checkpoints, closure, ledger
 from m5ws.repository.objects import is_digest, key
-from m5ws.repository.trees import check_paths
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +140,7 @@ class _Check:
             annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, f"snapshot {snapshot_id}")
             if annotation is not None and annotation.observed is not None:
                 yield annotation.observed, 0
-        yield from self._reach(snapshot_id, Snapshot, self._of_snapshot)
+        yield from self._reach(snapshot_id, Snapshot)
 
     def _run(self, run_id: str) -> Iterator[_Need]:
         root = f"run {run_id}"
@@ -149,7 +148,7 @@ class _Check:
         if run is not None:
             if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
                 self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", (root,))
-            yield from self._reach(run.snapshot, Snapshot, self._of_snapshot)
+            yield from self._reach(run.snapshot, Snapshot)
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             self._decode(f"runs/{run_id}/verdict", Verdict, root)
         self._foreign(run_id)
@@ -164,7 +163,7 @@ class _Check:
         elif digest not in self._sizes:
             self._add("dangling", where, f"it names object {digest}, which is not there", (root,))
         else:
-            yield from self._reach(digest, Checkpoint, self._of_checkpoint)
+            yield from self._reach(digest, Checkpoint)
 
     def _ledgers(self, run_id: str, root: str) -> Iterator[_Need]:
         for attempt in ledger.attempts(self._repo, run_id):
@@ -203,42 +202,19 @@ class _Check:
 
     # --- what a record needs -----------------------------------------------------------------------
 
-    def _reach(
-        self, digest: Digest, kind: type[codec.R], needs: Callable[[codec.R], Iterator[_Need]]
-    ) -> frozenset[_Need]:
+    def _reach(self, digest: Digest, kind: type[codec.R]) -> frozenset[_Need]:
         """Return an object and all that it names; looked at once, however many references lead to it."""
         if digest not in self._reached:
             found: set[_Need] = {(digest, 0)}
             if digest in self._sizes and digest not in self._bad:
                 try:
-                    found.update(needs(codec.decode(self._repo.objects.get(digest), kind, f"object {digest}")))
+                    record = codec.decode(self._repo.objects.get(digest), kind, f"object {digest}")
+                    for named in closure.named(record):
+                        found.update([self._need(named)] if isinstance(named, Slice) else self._reach(*named))
                 except M5Error as error:
                     self._add("unreadable", key(digest), str(error))
             self._reached[digest] = frozenset(found)
         return self._reached[digest]
-
-    def _of_snapshot(self, snapshot: Snapshot) -> Iterator[_Need]:
-        for tree in snapshot.trees.values():
-            yield from self._reach(tree, Tree, self._of_tree)
-
-    def _of_tree(self, tree: Tree) -> Iterator[_Need]:
-        check_paths(tree.entries, "in the store")
-        for entry in tree.entries:
-            yield from map(self._need, entry.parts)
-
-    def _of_checkpoint(self, checkpoint: Checkpoint) -> Iterator[_Need]:
-        yield from self._reach(checkpoint.content, Content, self._of_content)
-
-    def _of_content(self, content: Content) -> Iterator[_Need]:
-        for tensor in content.tensors:
-            for shard in tensor.shards:
-                yield from map(self._need, shard.parts)
-        yield from map(self._need, content.blobs.values())
-        yield from map(self._need, content.ranks)
-        if content.common is not None:
-            yield self._need(content.common)
-        if content.tree is not None:
-            yield from self._reach(content.tree, Tree, self._of_tree)
 
     def _need(self, part: Slice) -> _Need:
         if part.digest != part.object:

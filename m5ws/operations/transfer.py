@@ -1,0 +1,143 @@
+"""`push` and `pull`: a snapshot or a run with all it needs, from one store to another.
+
+Objects first, references last, in the order of docs/format.md: whatever is killed when, the target holds nothing that
+is not whole, and the same command goes on with what is missing. Every byte is checked against its name on the way.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+
+import msgspec
+
+from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
+from m5ws.ports import Progress
+from m5ws.records import Digest
+from m5ws.repository import Repository, closure, presence
+from m5ws.repository.objects import key
+from m5ws.repository.refs import Kind
+
+_THREADS = 8
+"""Objects that are under way at once, each of at most 64 MiB: what bounds the memory."""
+
+
+class Conflict(M5Error):
+    """Two stores hold different things under one name."""
+
+    exit_code = 1
+    hint = "A run was continued in both stores. Both keep what they have; start a new run from its snapshot in one."
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What was copied (on a dry run: would be), of how much. `references` are new ones."""
+
+    snapshots: int
+    runs: int
+    objects: int
+    size_bytes: int
+    new_objects: int
+    new_bytes: int
+    references: int
+
+
+def copy(
+    source: Repository,
+    target: Repository,
+    wanted: Sequence[tuple[Kind, str]],
+    progress: Progress | None = None,
+    *,
+    dry_run: bool = False,
+) -> Copied:
+    """Copy snapshots and runs. Raises UsageError for stores of different formats, Conflict, NotFound, CorruptObject.
+
+    What a run that is still going publishes meanwhile is left for the next call.
+    """
+    _refuse_foreign(source, target)
+    roots = tuple(dict.fromkeys(closure.roots(source, wanted)))
+    references = {name: None for kind, found in roots for name in closure.references(source, kind, found)}
+    new = [name for name in references if not _there(source, target, name)]
+    needs: dict[Digest, int] = {}
+    for position, (kind, found) in enumerate(roots):
+        if progress:
+            progress("reading what is needed", position, len(roots))
+        needs |= closure.closure(source, kind, found)
+    lacking = presence.missing(target.objects, needs)
+    if not dry_run:
+        _copy_objects(source, target, [(digest, size) for digest, size in needs.items() if digest in lacking], progress)
+        for name in new:
+            _publish(source, target, name)
+    return Copied(
+        snapshots=sum(kind == "snapshot" for kind, _ in roots),
+        runs=sum(kind == "run" for kind, _ in roots),
+        objects=len(needs),
+        size_bytes=sum(needs.values()),
+        new_objects=len(lacking),
+        new_bytes=sum(needs[digest] for digest in lacking),
+        references=len(new),
+    )
+
+
+def _refuse_foreign(source: Repository, target: Repository) -> None:
+    ours, theirs = (msgspec.structs.replace(repo.format, home_region=None) for repo in (source, target))
+    if ours != theirs:
+        raise UsageError(
+            f"the stores {source.store.url} and {target.store.url} have different formats: {ours} and {theirs}",
+            hint="Ids are made of the store's hash and sizes: make the new store with those of the old one.",
+        )
+    if source.store.url == target.store.url:
+        raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another one.")
+
+
+def _there(source: Repository, target: Repository, name: str) -> bool:
+    """Return whether the target has a reference. Raises Conflict if it has another one of that name."""
+    try:
+        held = target.store.get(name)
+    except NotFound:
+        return False
+    if held != source.store.get(name):
+        raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}")
+    return True
+
+
+def _copy_objects(
+    source: Repository, target: Repository, lacking: Sequence[tuple[Digest, int]], progress: Progress | None
+) -> None:
+    total, done = sum(size for _, size in lacking), 0
+    for size in _in_parallel(source, target, lacking):
+        done += size
+        if progress:
+            progress("copying bytes", done, total)
+
+
+def _in_parallel(source: Repository, target: Repository, lacking: Iterable[tuple[Digest, int]]) -> Iterator[int]:
+    """Copy with a bounded number of objects under way, and yield the length of each as it is done."""
+    pending: set[Future[int]] = set()
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-copy") as pool:
+        try:
+            for digest, _ in lacking:
+                if len(pending) >= _THREADS:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+                pending.add(pool.submit(_copy_object, source, target, digest))
+            yield from (future.result() for future in pending)
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _copy_object(source: Repository, target: Repository, digest: Digest) -> int:
+    data = source.objects.get(digest)
+    # The name was checked on reading: it is not computed a second time.
+    with suppress(ObjectExists):
+        target.store.create(key(digest), data)
+    return len(data)
+
+
+def _publish(source: Repository, target: Repository, name: str) -> None:
+    data = source.store.get(name)
+    try:
+        # Published from here on: all that it names is there.
+        target.store.create(name, data)
+    except ObjectExists:
+        if target.store.get(name) != data:
+            raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}") from None

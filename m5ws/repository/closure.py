@@ -1,0 +1,128 @@
+"""All that a snapshot or a run needs: the objects, and the references in the order in which they are published.
+
+What one record names is said in one place, `named`; `fsck`, `gc`, `prefetch`, `push` and `pull` all walk by it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from m5ws import codec
+from m5ws.errors import NotFound
+from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot, Tree
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
+from m5ws.repository.ledger import LAUNCHER
+from m5ws.repository.refs import Kind
+from m5ws.repository.trees import check_paths
+
+Named = Slice | tuple[Digest, type[Record]]
+"""A part of an object of bytes, or an object that is a record of a kind."""
+
+
+def named(record: object) -> Iterator[Named]:
+    """Yield what a record names directly. Raises CorruptObject for a tree whose paths are not allowed."""
+    if isinstance(record, Snapshot):
+        yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
+    elif isinstance(record, Tree):
+        check_paths(record.entries, "in the store")
+        for entry in record.entries:
+            yield from entry.parts
+    elif isinstance(record, Checkpoint):
+        yield record.content, Content
+    elif isinstance(record, Content):
+        yield from _of_content(record)
+
+
+def _of_content(content: Content) -> Iterator[Named]:
+    for tensor in content.tensors:
+        for shard in tensor.shards:
+            yield from shard.parts
+    yield from content.blobs.values()
+    yield from content.ranks
+    if content.common is not None:
+        yield content.common
+    if content.tree is not None:
+        yield content.tree, Tree
+
+
+def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
+    """Return `wanted` with what they stand on: a run's snapshot before it, and before a replay its original."""
+    found: dict[tuple[Kind, str], None] = {}
+    for kind, name in wanted:
+        if kind == "run":
+            run = runs.load(repo, name)
+            found[("snapshot", run.snapshot)] = None
+            if run.reproduces is not None and ("run", run.reproduces) not in found:
+                found |= dict.fromkeys(roots(repo, [("run", run.reproduces)]))
+        found[(kind, name)] = None
+    return list(found)
+
+
+def references(repo: Repository, kind: Kind, name: str) -> list[str]:
+    """Return the keys that make a snapshot or run known, in publishing order. Raises NotFound.
+
+    Of a run that is going on it is a moment's: chains that are whole, and an attempt's end only with all before it.
+    """
+    if kind == "snapshot":
+        keys = [f"snapshots/{name}/{said}" for said in repo.store.names(f"snapshots/{name}/")]
+        if not keys:
+            raise NotFound(f"there is no snapshot {name}")
+        return keys
+    keys = [f"runs/{name}/run"]
+    for attempt in ledger.attempts(repo, name):
+        # The launcher first: its last event speaks of what the ranks had written by then.
+        launcher = _batches(repo, name, attempt, LAUNCHER)
+        ranks = [rank for rank in ledger.ranks(repo, name, attempt) if rank != LAUNCHER]
+        keys += launcher[:1]
+        for rank in ranks:
+            keys += _batches(repo, name, attempt, rank)
+        made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
+        keys += [f"runs/{name}/checkpoints/{label}" for label in made]
+        keys += launcher[1:]
+    if runs.verdict(repo, name) is not None:
+        keys.append(f"runs/{name}/verdict")
+    return keys
+
+
+def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
+    prefix = f"runs/{run}/ledger/{attempt:04d}/{rank}/"
+    return [prefix + batch for batch in repo.store.names(prefix) if batch.isdigit()]
+
+
+def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
+    """Return every object that a snapshot or run needs, with its length in bytes; what is named before what names it.
+
+    A run's objects are those of its ledger and checkpoints; `roots` says what else it stands on. Records are read,
+    and checked, on the way; of objects of bytes the length is the least that their names need, which is all of it
+    where they are named whole. Raises NotFound, CorruptObject.
+    """
+    needs: dict[Digest, int] = {}
+    if kind == "snapshot":
+        _walk(repo, name, Snapshot, needs)
+        for said in snapshots.annotations(repo, name):
+            if said.observed is not None:
+                _bytes(repo, said.observed, needs)
+        return needs
+    for attempt in ledger.attempts(repo, name):
+        for rank in ledger.ranks(repo, name, attempt):
+            for event in ledger.events(repo, name, attempt, rank):
+                if (observed := getattr(event, "observed", None)) is not None:
+                    _bytes(repo, observed, needs)
+    for label in checkpoints.names(repo, name):
+        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs)
+    return needs
+
+
+def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
+    if digest not in needs:
+        needs[digest] = len(repo.objects.get(digest))
+
+
+def _walk(repo: Repository, digest: Digest, kind: type[codec.R], needs: dict[Digest, int]) -> None:
+    if digest in needs:
+        return
+    data = repo.objects.get(digest)
+    for found in named(codec.decode(data, kind, f"object {digest}")):
+        if isinstance(found, Slice):
+            needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)
+        else:
+            _walk(repo, found[0], found[1], needs)
+    needs[digest] = len(data)

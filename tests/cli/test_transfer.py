@@ -1,0 +1,39 @@
+"""`m5ws push` and `m5ws pull`, through the command line."""
+
+from pathlib import Path
+from typing import Any
+
+from m5ws import workspace
+
+
+def test_a_run_goes_to_another_store_and_comes_back_elsewhere(m5: Any, made: Any, place: Path, tmp_path: Path) -> None:
+    team = tmp_path / "team"
+    pushed = m5("push", made.replay[:12], "--to", team, "--json").document
+    assert (pushed["runs"], pushed["snapshots"]) == (2, 1)
+    assert m5("push", made.replay, "--to", team, "--json").document["new_objects"] == 0
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
+    assert m5("-C", elsewhere, "pull", "--all", "--from", team).status == 0
+    assert m5("-C", elsewhere, "fsck").status == 0
+    shown = [m5("-C", root, "show", made.replay, "--json").document for root in (place, elsewhere)]
+    assert shown[0] == shown[1]
+
+
+def test_what_would_be_copied_is_said_and_no_store_is_made(m5: Any, made: Any, tmp_path: Path) -> None:
+    done = m5("push", "--all", "--to", tmp_path / "team", "--dry-run")
+    assert done.status == 0 and "would be copied" in done.out
+    assert not (tmp_path / "team").exists()
+
+
+def test_wrong_names_are_refused_before_a_store_is_made(m5: Any, made: Any, tmp_path: Path) -> None:
+    for words, status in (((), 2), (("ffff",), 3), ((made.run, "--all"), 2)):
+        assert m5("push", *words, "--to", tmp_path / "team").status == status
+        assert not (tmp_path / "team").exists()
+
+
+def test_a_store_that_is_not_there_is_not_pulled_from(m5: Any, place: Path, tmp_path: Path) -> None:
+    done = m5("pull", "--all", "--from", tmp_path / "nowhere")
+    assert done.status == 3 and "there is no m5ws store" in done.err
+    assert workspace.find(place, {}).home.exists() is False
