@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin
 import msgspec
 
 from m5ws.errors import ConfigError
-from m5ws.settings import Settings
+from m5ws.settings import Settings, StoreOptions
 
 Key = tuple[str, ...]
 Table = Mapping[str, object]
@@ -111,6 +111,16 @@ def _below(number: int | None, least: int) -> bool:
 
 _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
+    *(
+        (("store", name), lambda s: not s.store.url.startswith("s3://"), "does nothing: 'store.url' is not s3://…")
+        for name in StoreOptions.__struct_fields__
+    ),
+    (
+        ("store", "sse_kms_key"),
+        lambda s: s.store.sse not in ("aws:kms", "aws:kms:dsse"),
+        "does nothing unless 'store.sse' is aws:kms or aws:kms:dsse",
+    ),
+    (("store", "stall_s"), lambda s: s.store.stall_s <= 0, "is not positive"),
     (
         ("config", "files"),
         lambda s: any(map(_outside, s.config.files)),

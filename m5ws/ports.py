@@ -6,7 +6,7 @@ Each port is the contract its conformance suite in tests/contract checks; an ada
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -51,6 +51,20 @@ class ObjectStore(Protocol):
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return what is known of an object without reading it, or None if it is absent."""
+
+
+@runtime_checkable
+class Homed(Protocol):
+    """A store that is in a region, on a server that others run (S3): what is asked before it is made or joined."""
+
+    def home(self) -> str | None:
+        """Return the region of a store that is to be made. Raises M5Error if it is not the one configured."""
+
+    def visit(self, home_region: str | None) -> str:
+        """Return what a person should know who works from here, or "". Raises M5Error if it is not there at all."""
+
+    def probe(self) -> None:
+        """Try that `create` lets one writer win. Raises M5Error if it does not, or if this user may not write."""
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):

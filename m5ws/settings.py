@@ -11,8 +11,24 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class StoreSettings(_Section, frozen=True, kw_only=True):
-    """`url`: a directory, relative to the workspace or absolute."""
+class StoreOptions(_Section, frozen=True, kw_only=True):
+    """How an S3 store is reached and written; a directory has none of it (store/s3_location.py).
+
+    `integrity`: what lets the server refuse bytes that were damaged on the way. `stall_s`: seconds without progress
+    after which a transfer is abandoned and done again on a new connection.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    sse_kms_key: str | None = None
+    storage_class: str | None = None
+    integrity: Literal["signed", "crc64nvme", "unsigned"] = "signed"
+    stall_s: float = 20.0
+
+
+class StoreSettings(StoreOptions, frozen=True, kw_only=True):
+    """`url`: a directory, relative to the workspace or absolute, or s3://bucket/prefix."""
 
     url: str = ".m5ws/store"
 

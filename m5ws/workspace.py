@@ -6,6 +6,7 @@ verb pays for what it uses. Every directory under `.m5ws` is made when it is fir
 """
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from m5ws import configuration
 from m5ws.errors import NotFound
-from m5ws.ports import DatasetSource, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
+from m5ws.ports import DatasetSource, Homed, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
 from m5ws.settings import Settings
 
 if TYPE_CHECKING:
     from m5ws.operations.supervise import Ports
     from m5ws.repository import Repository
 
+_log = logging.getLogger(__name__)
 FILE = "m5ws.toml"
 STATE = ".m5ws"
 VARIABLES = {"MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none."}
@@ -64,11 +66,17 @@ class Workspace:
 
     @property
     def store_url(self) -> str:
-        """The store, with a relative path taken from the workspace."""
+        """The store, with a relative path taken from the workspace, and all that opens it."""
         return self._located(self.settings.store.url)
 
     def _located(self, url: str) -> str:
-        return url if "://" in url else str(self.root / url)
+        from m5ws.store import url_of
+
+        if "://" not in url:
+            return str(self.root / url)
+        # What m5ws.toml says of its own store is not said of another one.
+        own = url == self.settings.store.url
+        return url_of(url, self.settings.store) if own else url
 
     @property
     def tracking_uri(self) -> str:
@@ -99,13 +107,31 @@ class Workspace:
         if create or imagined:
             self.prepare()
         if create:
-            return Repository.create(store)
+            repository = Repository.create(store)
+            self._join(store)
+        else:
+            repository = self._open(store, imagined=imagined)
+        if repository.note:
+            _log.warning(repository.note)
+        return repository
+
+    def _open(self, store: ObjectStore, *, imagined: bool) -> "Repository":
+        from m5ws.repository import Repository
+
         try:
             return Repository.open(store)
         except NotFound as error:
             if imagined:
                 return Repository.imagined(store)
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
+
+    def _join(self, store: ObjectStore) -> None:
+        """Try, once in this workspace, that a server keeps what a store depends on."""
+        joined = self.home / "joined"
+        known = joined.read_text().splitlines() if joined.exists() else []
+        if isinstance(store, Homed) and store.url not in known:
+            store.probe()
+            joined.write_text("\n".join([*known, store.url]) + "\n")
 
     def source(self) -> SourceControl:
         return cast(SourceControl, _load("source")(self.environment))

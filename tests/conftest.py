@@ -1,14 +1,17 @@
 """Fixtures that every part uses, and the loud account of what could not run."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import ceph as ceph_server
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
+from s3_servers import ENVIRONMENT, S3Server, moto
 
-_LOUD: list[str] = []
+_LOUD = "NOT TESTED: "
 
 # How long drawing takes says what else the machine does, and nothing of m5ws.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,12 +28,47 @@ def repo(store: LocalStore) -> Repository:
     return Repository.create(store)
 
 
+@pytest.fixture(scope="session")
+def session_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A directory that all workers of a session share, and no other session."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def ceph(session_directory: Path) -> Iterator[ceph_server.Ceph]:
+    """A real Ceph RGW, one for all workers."""
+    if absent := ceph_server.missing():
+        loud_skip(f"nothing on Ceph: {', '.join(absent)} not found (apt-get install {ceph_server.PACKAGES})")
+    with ceph_server.hold(session_directory / "ceph") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A light S3 server, for the session."""
+    with moto(tmp_path_factory.mktemp("moto") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def s3_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of nobody's, and none of this machine's own configuration."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
 def loud_skip(reason: str) -> None:
     """Skip a test that lacks a server or program, and say so where nobody can miss it."""
-    _LOUD.append(reason)
-    pytest.skip(reason)
+    pytest.skip(_LOUD + reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for reason in dict.fromkeys(_LOUD):
-        terminalreporter.write_line(f"NOT TESTED: {reason}", red=True, bold=True)
+    # From the reports, which come from the workers' processes too.
+    reports = terminalreporter.stats.get("skipped", [])
+    texts = [str(report.longrepr[2]) for report in reports if isinstance(report.longrepr, tuple)]
+    for text in dict.fromkeys(texts):
+        if _LOUD in text:
+            terminalreporter.write_line(text.removeprefix("Skipped: "), red=True, bold=True)

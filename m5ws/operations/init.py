@@ -139,8 +139,15 @@ _TEXT = """\
 name = @NAME@
 
 [store]
-# A directory, relative to this file or absolute.
+# A directory, relative to this file or absolute; or a bucket, s3://bucket/prefix, to which the other keys belong.
 # url = ".m5ws/store"
+# region = "eu-west-1"
+# endpoint_url = "https://s3.example.org"
+# sse = "aws:kms"
+# sse_kms_key = "alias/training"
+# storage_class = "INTELLIGENT_TIERING"
+# integrity = "signed"
+# stall_s = 20.0
 
 [code]
 # All that git tracks, and what it neither tracks nor ignores, is captured as it is in the working tree.

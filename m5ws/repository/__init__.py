@@ -4,9 +4,11 @@ Invariant: leaves are written before what names them, and a reference is written
 killed when, everything that can be reached is whole.
 """
 
+import msgspec
+
 from m5ws import codec
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.ports import ObjectStore
+from m5ws.ports import Homed, ObjectStore
 from m5ws.records import Format
 from m5ws.repository.objects import Objects
 
@@ -14,11 +16,15 @@ _FORMAT = "format"
 
 
 class Repository:
-    """A store together with its `format`; open it with `Repository.open` or `.create`."""
+    """A store together with its `format`; open it with `Repository.open` or `.create`.
 
-    def __init__(self, store: ObjectStore, form: Format) -> None:
+    `note` is what a person should know of the store, for example that it is in another region.
+    """
+
+    def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
         self.store = store
         self.format = form
+        self.note = note
         self.objects = Objects(store, form)
 
     @classmethod
@@ -28,25 +34,37 @@ class Repository:
             data = store.get(_FORMAT)
         except NotFound as error:
             raise NotFound(f"there is no m5ws store at {store.url}", hint="`m5ws init` makes one.") from error
-        return cls(store, codec.decode(data, Format, f"{store.url}/{_FORMAT}"))
+        form = codec.decode(data, Format, f"{store.url}/{_FORMAT}")
+        note = store.visit(form.home_region) if isinstance(store, Homed) else ""
+        return cls(store, form, note)
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Make a store, or open the one that is there. Raises UsageError if that one has another format."""
-        wanted = form or Format()
+        try:
+            return cls._joined(store, form)
+        except NotFound:
+            wanted = form or Format()
+        if isinstance(store, Homed):
+            wanted = msgspec.structs.replace(wanted, home_region=store.home())
+            store.probe()
         try:
             store.create(_FORMAT, codec.encode(wanted))
         except ObjectExists:
-            repository = cls.open(store)
-            if form is not None and repository.format != form:
-                raise UsageError(f"the store at {store.url} has another format: {repository.format}") from None
-            return repository
+            return cls._joined(store, form)
         return cls(store, wanted)
 
     @classmethod
     def imagined(cls, store: ObjectStore) -> "Repository":
         """Return a store that is not there as it would be made; nothing is written."""
         return cls(store, Format())
+
+    @classmethod
+    def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
+        repository = cls.open(store)
+        if form is not None and msgspec.structs.replace(repository.format, home_region=form.home_region) != form:
+            raise UsageError(f"the store at {store.url} has another format: {repository.format}")
+        return repository
 
 
 __all__ = ["Repository"]

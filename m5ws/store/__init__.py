@@ -1,16 +1,46 @@
-"""Where bytes live. One contract (`ports.ObjectStore`), one conformance suite in tests/contract."""
+"""Where bytes live. One contract (`ports.ObjectStore`), one conformance suite in tests/contract.
+
+A store is opened by its URL alone: what else an S3 store needs is in the URL's query (`url_of` puts it there), so that
+launched processes and followers open the same one.
+"""
 
 from pathlib import Path
 
-from m5ws.errors import UsageError
+from m5ws.errors import MissingExtra, UsageError
 from m5ws.ports import ObjectStore
+from m5ws.settings import StoreOptions
 from m5ws.store.local import LocalStore
 
 
-def open_store(url: str) -> ObjectStore:
-    """Return the store at `url`, a directory path or file:// URL. Raises UsageError for another scheme."""
+def open_store(url: str, options: StoreOptions | None = None) -> ObjectStore:
+    """Return the store at `url`: a directory path, a file:// or an s3:// URL. Nothing is asked of it yet.
+
+    Raises UsageError for another scheme, MissingExtra where S3's libraries are not installed.
+    """
     if url.startswith("file://"):
         return LocalStore(Path(url.removeprefix("file://")))
+    if url.startswith("s3://"):
+        return _open_s3(url, options)
     if "://" in url:
-        raise UsageError(f"no store for {url!r}", hint="A store is a directory: give its path.")
+        raise UsageError(f"no store for {url!r}", hint="A store is a directory, or s3://bucket/prefix.")
     return LocalStore(Path(url).absolute())
+
+
+def url_of(url: str, options: StoreOptions) -> str:
+    """Return a URL that opens the same store without options. Raises UsageError."""
+    if not url.startswith("s3://"):
+        return url
+    from m5ws.store.s3_location import parse
+
+    return parse(url, options).url
+
+
+def _open_s3(url: str, options: StoreOptions | None) -> ObjectStore:
+    from m5ws.store.s3_location import parse
+
+    location = parse(url, options)
+    try:
+        from m5ws.store.s3 import S3Store
+    except ModuleNotFoundError as error:
+        raise MissingExtra("a store in S3", "s3") from error
+    return S3Store(location)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from m5ws.errors import NotFound, ObjectExists, UsageError
+from m5ws.errors import NotFound, ObjectExists
 from m5ws.ports import Buffer, ObjectStat
+from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
-_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/")
 
 
 class LocalStore:
@@ -78,9 +78,7 @@ class LocalStore:
             return None
 
     def _path(self, key: str) -> Path:
-        if not key or not _SAFE.issuperset(key) or any(part in ("", ".", "..") for part in key.split("/")):
-            raise UsageError(f"not a store key: {key!r}")
-        return self.root / key
+        return self.root / checked(key)
 
     def _temporary(self, data: Buffer) -> Path:
         """Return a synced file of `data` that has no key yet."""

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,12 +13,28 @@ from m5ws.ports import ObjectStore
 from m5ws.store import open_store
 from m5ws.store.local import LocalStore
 
-_MAKERS: dict[str, Callable[[Path], ObjectStore]] = {"local": lambda path: open_store(str(path / "contract"))}
+if TYPE_CHECKING:
+    from s3_servers import S3Server
+
+Maker = Callable[[pytest.FixtureRequest], ObjectStore]
+
+
+def _local(request: pytest.FixtureRequest) -> ObjectStore:
+    return open_store(str(request.getfixturevalue("tmp_path") / "contract"))
+
+
+def _s3(request: pytest.FixtureRequest) -> ObjectStore:
+    request.getfixturevalue("s3_environment")
+    server: S3Server = request.getfixturevalue("s3_server")
+    return open_store(server.url(server.bucket()))
+
+
+_MAKERS: dict[str, Maker] = {"local": _local, "s3": _s3}
 
 
 @pytest.fixture(params=sorted(_MAKERS))
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    return _MAKERS[request.param](tmp_path)
+def any_store(request: pytest.FixtureRequest) -> ObjectStore:
+    return _MAKERS[request.param](request)
 
 
 def test_what_was_created_is_read_back_whole_and_in_ranges(any_store: ObjectStore) -> None:
@@ -99,3 +116,13 @@ def test_unpublished_bytes_of_killed_writers_are_invisible_and_swept(tmp_path: P
     assert [found.key for found in store.list("")] == ["objects/ab/abc"]
     LocalStore(tmp_path)
     assert not left.exists()
+
+
+def test_a_listing_of_many_pages_is_whole_and_in_order(any_store: ObjectStore) -> None:
+    keys = sorted(f"objects/{number % 7}/{number}" for number in range(1010))
+    for key in keys:
+        any_store.create(key, b"")
+    assert [found.key for found in any_store.list("objects/")] == keys
+    assert [found.key for found in any_store.list("objects/3")] == [key for key in keys if key.startswith("objects/3")]
+    assert any_store.names("objects/") == tuple("0123456")
+    assert len(any_store.names("objects/3/")) == 144

@@ -29,4 +29,8 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run, expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["quantity"] == "file out/noise.txt"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
-    assert [path.relative_to(left).as_posix() for path in sorted(left.rglob("*"))] == ["out", "out/noise.txt"]
+    assert [path.relative_to(left).as_posix() for path in sorted(left.rglob("*"))] == [
+        "out",
+        "out/noise.txt",
+        "out/weights.txt",
+    ]

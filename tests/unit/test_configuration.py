@@ -42,7 +42,13 @@ def test_what_it_says_is_read(tmp_path: Path) -> None:
         ("[store]\nurl = 'a'\nulr = 'b'\n", "m5ws.toml:3: unknown key 'store.ulr'; did you mean 'url'?"),
         ("[run]\n\n[datas]\npaths = []\n", "m5ws.toml:3: unknown key 'datas'; did you mean 'data'?"),
         ("run.nprocs = 2\n", "m5ws.toml:1: unknown key 'run.nprocs'; did you mean 'nproc'?"),
-        ("[store]\nxyzzy = 1\n", "m5ws.toml:2: unknown key 'store.xyzzy'; known here: url"),
+        ("[code]\nxyzzy = 1\n", "m5ws.toml:2: unknown key 'code.xyzzy'; known here: exclude"),
+        ("[store]\nregion = 'eu-west-1'\n", "m5ws.toml:2: 'store.region' does nothing: 'store.url' is not s3://"),
+        (
+            "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
+            "m5ws.toml:3: 'store.sse_kms_key' does nothing unless 'store.sse' is aws:kms",
+        ),
+        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", "m5ws.toml:3: 'store.stall_s' is not positive"),
         ("[run]\nnproc = '2'\n", "m5ws.toml:2: 'run.nproc': Expected `int`, got `str`"),
         ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", "m5ws.toml:2: 'config.files': Expected `str`, got `int`"),
         ("store = 'there'\n", "m5ws.toml:1: 'store' is a table: write [store]"),
@@ -95,7 +101,9 @@ def test_every_line_that_init_comments_out_is_a_setting_that_is_accepted(tmp_pat
     planned = init.plan(tmp_path / "w")
     text = next(file.data for file in planned.files if file.path == "m5ws.toml").decode()
     lines = [line.removeprefix("# ") if " = " in line else line for line in text.splitlines()]
-    settings = _read(tmp_path, "\n".join(lines))
+    # The keys of a bucket are errors beside a directory.
+    settings = _read(tmp_path, "\n".join(lines).replace('url = ".m5ws/store"', 'url = "s3://bucket/prefix"'))
     assert settings.run.command == ("train.py",)
-    shown = {"store", "code", "config", "data", "determinism", "secrets"}
+    assert settings.store.sse == "aws:kms"
+    shown = {"code", "config", "data", "determinism", "secrets"}
     assert all(getattr(settings, name) == getattr(Settings(), name) for name in shown)

@@ -1,0 +1,229 @@
+"""The two clients of an S3 store, made when they are first needed, and the credentials both share.
+
+Credentials come from boto3's chain and are asked for again every half minute, so that what boto3 refreshes in the
+middle of long work reaches obstore too. Both clients retry nothing themselves: s3_retry does, in one place.
+"""
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.config
+import botocore.session
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+from obstore.store import S3Store as DataClient
+
+from m5ws.errors import UsageError
+from m5ws.store.s3_errors import DAMAGED, BucketMissing, NoCredentials, code_of, region_of, status_of, translate
+from m5ws.store.s3_location import Location
+
+T = TypeVar("T")
+_MIB = 2**20
+_FLOOR_BYTES_PER_S = 1 * _MIB
+"""Slower than this over a whole transfer, obstore's connection is given up; boto3 then waits for progress alone."""
+_CLASSES = (1 * _MIB, 8 * _MIB, 64 * _MIB, 1024 * _MIB)
+_CONNECT_S = 10.0
+_RENEW_EVERY_S = 2.0
+# obstore keeps credentials until five minutes before they expire: so it asks again after half a minute.
+_KEPT = dt.timedelta(minutes=5, seconds=30)
+_AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+
+
+class Connection:
+    """A bucket's clients. Safe to be used by many threads; not across a fork, after which it is to be made anew."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._lock = threading.RLock()
+        self._session: boto3.Session | None = None
+        self._authorities: str | None = None
+        self._control: Any = None
+        self._data: dict[tuple[int, bool], DataClient] = {}
+        self._renewed_s = float("-inf")
+        self._bucket_region: str | None = None
+        self._asked = False
+
+    @property
+    def session(self) -> boto3.Session:
+        """Credentials and settings, from where the AWS CLI has them (variables, profiles, SSO, roles, IMDS)."""
+        with self._lock:
+            if self._session is None:
+                try:
+                    core = botocore.session.get_session()
+                    self._authorities = core.get_config_variable("ca_bundle")
+                    self._session = boto3.Session(botocore_session=core)
+                except BotoCoreError as error:
+                    raise translate(error, self.location, "", None) from error
+            return self._session
+
+    @property
+    def control(self) -> Any:
+        """boto3's client, in the bucket's region."""
+        with self._lock:
+            if self._control is None:
+                self._control = self._client(self.region)
+            return self._control
+
+    @property
+    def here(self) -> str | None:
+        """The region that this machine is configured for, by variable or profile; None if it is not."""
+        region: str | None = self.session.region_name
+        return region
+
+    @property
+    def bucket_region(self) -> str | None:
+        """The region that the server says the bucket is in; None where servers have no regions. Asked once.
+
+        Raises BucketMissing, Passing and what else `translate` makes of an answer.
+        """
+        with self._lock:
+            if not self._asked:
+                self._bucket_region = self._ask_region()
+                self._asked = True
+            return self._bucket_region
+
+    @property
+    def region(self) -> str:
+        """The region that requests are signed for."""
+        return self.bucket_region or self.location.options.region or self.here or "us-east-1"
+
+    def data(self, size_bytes: int, *, reading: bool) -> tuple[DataClient, float]:
+        """Return obstore's client for a transfer of `size_bytes`, and the seconds after which it gives up.
+
+        A client has one time limit for all requests: there is one client for each class of sizes.
+        """
+        size = next((one for one in _CLASSES if size_bytes <= one), _CLASSES[-1])
+        limit_s = self.location.options.stall_s + size / _FLOOR_BYTES_PER_S
+        with self._lock:
+            if (size, reading) not in self._data:
+                self._data[size, reading] = self._data_client(limit_s, reading=reading)
+            return self._data[size, reading], limit_s
+
+    def call(self, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
+        """Return what `ask` reads off boto3's answer.
+
+        Raises what `translate` makes of errors: Passing, Absent, Taken, M5Error. An answer that was cut short may look
+        whole to boto3: what `ask` does not find in it is an error too.
+        """
+        control = self.control
+        try:
+            return ask(control)
+        except (ClientError, BotoCoreError, ResponseParserError, *DAMAGED) as error:
+            raise translate(error, self.location, action, path) from error
+
+    def renew(self) -> None:
+        """Forget all credentials: the next request reads them anew. Many threads at once renew once."""
+        with self._lock:
+            if time.monotonic() - self._renewed_s > _RENEW_EVERY_S:
+                self._renewed_s = time.monotonic()
+                self._session, self._control = None, None
+                self._data.clear()
+
+    def credentials(self) -> Any:
+        """Return credentials in obstore's form, as boto3 has them now. Raises NoCredentials."""
+        found = self.session.get_credentials()
+        if found is None:
+            raise NoCredentials(f"no credentials for {self.location.url}")
+        frozen = found.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": dt.datetime.now(dt.UTC) + _KEPT,
+        }
+
+    def _ask_region(self) -> str | None:
+        wanted = self.location.options.region or self.here or "us-east-1"
+        try:
+            response = self._client(wanted).head_bucket(Bucket=self.location.bucket)
+        except ClientError as error:
+            if code_of(error) in ("404", "NoSuchBucket"):
+                raise BucketMissing(f"there is no bucket {self.location.bucket} ({self.location.url})") from error
+            # Who may not ask is told the region all the same (AWS), or what is wrong by the request that follows.
+            if status_of(error) in (301, 307, 400, 403):
+                return region_of(error.response)
+            raise translate(error, self.location, "s3:ListBucket", None) from error
+        except BotoCoreError as error:
+            raise translate(error, self.location, "s3:ListBucket", None) from error
+        return region_of(response)
+
+    def _client(self, region: str) -> Any:
+        stall_s = self.location.options.stall_s
+        config = botocore.config.Config(
+            connect_timeout=_CONNECT_S,
+            read_timeout=stall_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=64,
+            # Some servers refuse checksums that S3 does not require; `s3` sends the one that it wants.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if self._path_style else "auto", "payload_signing_enabled": True},
+        )
+        try:
+            return self.session.client(
+                "s3", region_name=region, endpoint_url=self.location.options.endpoint_url, config=config
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise translate(error, self.location, "", None) from error
+
+    @property
+    def _path_style(self) -> bool:
+        return self.location.options.endpoint_url is not None or "." in self.location.bucket
+
+    def _data_client(self, limit_s: float, *, reading: bool) -> DataClient:
+        options = self.location.options
+        endpoint = str(self.control.meta.endpoint_url)
+        split = urlsplit(endpoint)
+        if options.integrity == "unsigned" and split.scheme != "https":
+            raise UsageError(
+                "[store] integrity = 'unsigned' needs https", hint="Over http nothing else would notice damaged bytes."
+            )
+        # AWS asks for the bucket in the host's name; its certificate does not cover names with dots.
+        virtual = (split.hostname or "").endswith(_AWS_HOSTS) and "." not in self.location.bucket
+        config: dict[str, Any] = {
+            "endpoint": f"{split.scheme}://{self.location.bucket}.{split.netloc}" if virtual else endpoint,
+            "region": self.region,
+            "virtual_hosted_style_request": virtual,
+            # obstore reads variables of its own for these; both clients are to do the same.
+            "skip_signature": False,
+            "unsigned_payload": options.integrity == "unsigned"
+            or (options.integrity == "crc64nvme" and split.scheme == "https"),
+        }
+        if options.integrity != "unsigned":
+            # A checksum is what Object Lock requires, and what the server can vouch for later.
+            config["checksum_algorithm"] = "SHA256" if options.integrity == "signed" else "CRC64NVME"
+        if options.sse:
+            config["server_side_encryption"] = options.sse
+        if options.sse_kms_key:
+            config["sse_kms_key_id"] = options.sse_kms_key
+        return DataClient(
+            self.location.bucket,
+            config=config,  # type: ignore[arg-type]
+            client_options=self._client_options(split.scheme, limit_s, config.get("checksum_algorithm"), reading),
+            retry_config={"max_retries": 0},
+            credential_provider=self.credentials,
+        )
+
+    def _client_options(self, scheme: str, limit_s: float, checksum: str | None, reading: bool) -> Any:
+        options: dict[str, Any] = {
+            "allow_http": scheme == "http",
+            "timeout": dt.timedelta(seconds=limit_s),
+            "connect_timeout": dt.timedelta(seconds=_CONNECT_S),
+            "pool_max_idle_per_host": "64",
+        }
+        if reading:
+            # Not for writing: obstore counts it from before an upload, which gives no sign of life until its end.
+            options["read_timeout"] = dt.timedelta(seconds=self.location.options.stall_s)
+        elif checksum:
+            # Some servers look at the checksum, or at Object Lock's need of one, by this header alone.
+            options["default_headers"] = {"x-amz-sdk-checksum-algorithm": checksum}
+        if self._authorities is not None:
+            options["root_certificate"] = Path(self._authorities).read_bytes()
+        return options

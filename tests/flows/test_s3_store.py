@@ -1,0 +1,110 @@
+"""A workspace whose store is a bucket: what works with a directory works with it, and in every process of a run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from m5ws.repository import Repository
+from m5ws.store import open_store
+from s3_servers import S3Server
+from workspaces import Workspace, make_workspace
+
+_RUN = 'outputs = ["out"]'
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3_environment: None) -> None:
+    pass
+
+
+def _with_store(workspace: Workspace, server: S3Server, bucket: str) -> Workspace:
+    settings = workspace.root / "m5ws.toml"
+    store = f'\n[store]\nurl = "s3://{bucket}/team"\nendpoint_url = "{server.endpoint}"\n'
+    settings.write_text(settings.read_text() + store)
+    return workspace
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> str:
+    return s3_server.bucket()
+
+
+@pytest.fixture
+def workspace(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, bucket: str) -> Workspace:
+    made = make_workspace(tmp_path_factory.mktemp("w") / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
+    return _with_store(made, s3_server, bucket)
+
+
+def test_a_snapshot_is_published_read_and_checked(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
+    first = workspace.m5ws("snapshot", "-m", "to the team").stdout.strip()
+    assert workspace.m5ws("snapshot").stdout.strip() == first
+    assert [one["id"] for one in workspace.json("ls")["snapshots"]] == [first]
+    assert "to the team" in workspace.m5ws("show", first).stdout
+    workspace.m5ws("checkout", first, str(copy := workspace.root.parent / "copy"))
+    assert (copy / "train.py").read_bytes() == (workspace.root / "train.py").read_bytes()
+    assert "all are as they were written" in workspace.m5ws("fsck").stdout
+    store = open_store(s3_server.url(bucket, "team"))
+    assert Repository.open(store).format.home_region == "eu-west-1"
+    assert {found.key.split("/")[0] for found in store.list("")} == {"format", "objects", "snapshots"}
+
+
+def test_a_run_and_its_reproduction_find_the_bucket_in_every_process(workspace: Workspace) -> None:
+    run = workspace.train()
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced"
+    assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 5
+
+
+def test_who_joins_from_another_region_is_told_and_works_on(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.m5ws("snapshot")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    done = workspace.m5ws("snapshot")
+    assert done.stderr.count("home region is eu-west-1, this machine's is us-west-2") == 1
+
+
+def test_a_store_is_not_made_in_another_region_by_accident(
+    workspace: Workspace, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    done = workspace.m5ws("snapshot", expect=3)
+    assert f"the bucket {bucket} is in eu-west-1, and us-west-2 is what is configured here" in done.stderr
+    assert "[store] region = 'eu-west-1'" in done.stderr
+    assert "Contents" not in s3_server.client().list_objects_v2(Bucket=bucket)
+
+
+def test_a_bucket_that_is_not_there_is_one_clear_error(workspace: Workspace, bucket: str) -> None:
+    settings = workspace.root / "m5ws.toml"
+    settings.write_text(settings.read_text().replace(bucket, "no-such-bucket"))
+    for verb in ("ls", "snapshot"):
+        assert "there is no bucket no-such-bucket" in workspace.m5ws(verb, expect=3).stderr
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_versioned_and_locked_buckets_work(workspace: Workspace, s3_server: S3Server, lock: bool) -> None:
+    client = s3_server.client()
+    bucket = s3_server.bucket(ObjectLockEnabledForBucket=lock)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    if lock:
+        rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+        configuration = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+        client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=configuration)
+    settings = workspace.root / "m5ws.toml"
+    text = settings.read_text()
+    settings.write_text(text[: text.index("[store]")])
+    _with_store(workspace, s3_server, bucket)
+    workspace.m5ws("snapshot")
+    assert "all are as they were written" in workspace.m5ws("fsck").stdout
+
+
+def test_a_directory_store_loads_no_s3_library(workspace: Workspace) -> None:
+    settings = workspace.root / "m5ws.toml"
+    text = settings.read_text()
+    settings.write_text(text[: text.index("[store]")])
+    code = "import sys; from m5ws.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-C", str(workspace.root), "snapshot"], capture_output=True, text=True, check=True
+    )
+    assert not {"boto3", "botocore", "obstore"}.intersection(done.stdout.split())

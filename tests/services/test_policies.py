@@ -1,0 +1,178 @@
+"""What each policy of docs/reference/policies allows and denies, tried by real users of a real Ceph."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ceph import Ceph
+from policies import PAGES, template, together
+from s3_client import answer_of, connect, fresh_bucket
+from tests.conftest import loud_skip
+
+pytestmark = pytest.mark.services
+
+DENIED = "403 AccessDenied"
+ROLES = ("reader", "researcher", "operator")
+
+
+class Bucket:
+    """A bucket of the admin's with one object of a team, and users to whom its policy gives roles."""
+
+    def __init__(self, ceph: Ceph) -> None:
+        self._ceph = ceph
+        self.admin = connect(ceph.endpoint, ceph.users["admin"])
+        self.name = fresh_bucket(self.admin)
+        for prefix in ("team", "other"):
+            self.admin.put_object(Bucket=self.name, Key=f"{prefix}/there", Body=b"first")
+
+    def allow(self, **templates: str) -> None:
+        """Apply templates by user."""
+        named = [
+            template(name, bucket=self.name, prefix="team", arn=self._ceph.users[user].arn)
+            for user, name in templates.items()
+        ]
+        self.admin.put_bucket_policy(Bucket=self.name, Policy=together(*named))
+
+    def tries(self, user: str) -> "Tries":
+        return Tries(connect(self._ceph.endpoint, self._ceph.users[user]), self.name)
+
+
+class Tries:
+    """What a user can try on a bucket; each returns "ok" or the refusal."""
+
+    def __init__(self, client: Any, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    def get(self, key: str) -> str:
+        return answer_of(self._client.get_object, Bucket=self._bucket, Key=key)
+
+    def head(self, key: str) -> str:
+        return answer_of(self._client.head_object, Bucket=self._bucket, Key=key)
+
+    def list(self, prefix: str) -> str:
+        return answer_of(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
+
+    def create(self, key: str) -> str:
+        return answer_of(self._client.put_object, Bucket=self._bucket, Key=key, Body=b"new", IfNoneMatch="*")
+
+    def overwrite(self, key: str) -> str:
+        return answer_of(self._client.put_object, Bucket=self._bucket, Key=key, Body=b"other")
+
+    def delete(self, key: str) -> str:
+        return answer_of(self._client.delete_object, Bucket=self._bucket, Key=key)
+
+    def set_policy(self) -> str:
+        empty = json.dumps({"Version": "2012-10-17", "Statement": []})
+        return answer_of(self._client.put_bucket_policy, Bucket=self._bucket, Policy=empty)
+
+
+@pytest.fixture
+def bucket(ceph: Ceph) -> Bucket:
+    return Bucket(ceph)
+
+
+def test_without_a_policy_nobody_but_the_owner_is_let_in(bucket: Bucket) -> None:
+    for user in ROLES:
+        tries = bucket.tries(user)
+        assert {tries.get("team/there"), tries.list("team/"), tries.create("team/new"), tries.delete("team/there")} == {
+            DENIED
+        }
+
+
+@pytest.fixture
+def roles(bucket: Bucket) -> Bucket:
+    bucket.allow(**{role: role for role in ROLES})
+    return bucket
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_reads_and_is_told_what_is_absent(roles: Bucket, role: str) -> None:
+    tries = roles.tries(role)
+    assert tries.get("team/there") == tries.head("team/there") == tries.list("team/") == "ok"
+    # Without s3:ListBucket this would be 403, and a store could not tell "absent" from "denied".
+    assert tries.head("team/absent") == "404 404" and tries.get("team/absent") == "404 NoSuchKey"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_reaches_another_prefix_or_the_policy(roles: Bucket, role: str) -> None:
+    tries = roles.tries(role)
+    assert tries.get("other/there") == tries.create("other/new") == tries.delete("other/there") == DENIED
+    assert tries.set_policy() == DENIED
+
+
+def test_a_reader_writes_nothing(roles: Bucket) -> None:
+    tries = roles.tries("reader")
+    assert tries.create("team/new") == tries.overwrite("team/there") == tries.delete("team/there") == DENIED
+
+
+def test_a_researcher_publishes_and_deletes_nothing(roles: Bucket) -> None:
+    tries = roles.tries("researcher")
+    assert tries.create("team/new") == "ok" and tries.create("team/new") == "412 PreconditionFailed"
+    assert tries.delete("team/new") == DENIED
+    assert tries.get("team/new") == "ok"
+
+
+def test_what_one_publishes_others_read_but_not_the_owner_of_the_bucket_without_a_role(roles: Bucket) -> None:
+    """An object belongs to who wrote it; the policy speaks of it all the same, to those whom it names."""
+    assert roles.tries("researcher").create("team/new") == "ok"
+    assert roles.tries("reader").get("team/new") == roles.tries("operator").get("team/new") == "ok"
+    assert roles.tries("operator").delete("team/new") == "ok"
+    assert roles.tries("researcher").create("team/newer") == "ok"
+    assert roles.tries("admin").get("team/newer") == DENIED
+
+
+def test_an_operator_publishes_and_deletes(roles: Bucket) -> None:
+    tries = roles.tries("operator")
+    assert tries.create("team/new") == tries.delete("team/new") == "ok"
+    assert tries.get("team/new") == "404 NoSuchKey"
+
+
+@pytest.fixture
+def ceph_16(ceph: Ceph) -> None:
+    if "version 16.2." not in ceph.version:
+        loud_skip(f"what the pages say of Ceph 16.2: here is {ceph.version}")
+
+
+def test_ceph_16_does_not_know_the_condition_that_keeps_a_researcher_from_overwriting(
+    ceph_16: None, roles: Bucket
+) -> None:
+    """On AWS this is 403; docs/how-to/access.md says what protects on a server like this one."""
+    assert roles.tries("researcher").overwrite("team/there") == "ok"
+
+
+def test_the_deny_of_write_once_would_keep_ceph_16_from_taking_anything(ceph_16: None, roles: Bucket) -> None:
+    """Which is why the page says to leave it out there."""
+    denying = template("write-once", bucket=roles.name, prefix="team")
+    allowing = [json.loads(roles.admin.get_bucket_policy(Bucket=roles.name)["Policy"])]
+    roles.admin.put_bucket_policy(Bucket=roles.name, Policy=together(*allowing, denying))
+    assert roles.tries("researcher").create("team/new") == DENIED
+
+
+def test_with_versions_an_overwrite_is_undone_but_conditions_are_not_kept(ceph_16: None, roles: Bucket) -> None:
+    """The trap of Ceph 16: versions, which would undo an overwrite, turn the conditional create off."""
+    versioning = {"Status": "Enabled"}
+    roles.admin.put_bucket_versioning(Bucket=roles.name, VersioningConfiguration=versioning)
+    tries = roles.tries("researcher")
+    assert tries.create("team/new") == "ok" and tries.create("team/new") == "ok"
+    versions = roles.admin.list_object_versions(Bucket=roles.name, Prefix="team/new")["Versions"]
+    assert len(versions) == 2
+
+
+def test_a_team_has_its_prefix_and_no_other(bucket: Bucket) -> None:
+    bucket.allow(researcher="team-prefix")
+    tries = bucket.tries("researcher")
+    assert tries.get("team/there") == tries.create("team/new") == tries.list("team/") == tries.list("team/x/") == "ok"
+    assert tries.head("team/absent") == "404 404"
+    assert tries.delete("team/there") == DENIED
+    assert tries.get("other/there") == tries.create("other/new") == tries.list("other/") == DENIED
+    # The page says so: a list without any prefix shows the names of all, or nothing absent could be told.
+    assert tries.list("") == "ok"
+
+
+def test_every_template_is_on_the_page() -> None:
+    page = (PAGES.parents[1] / "how-to" / "access.md").read_text(encoding="utf-8")
+    for path in PAGES.glob("*.json"):
+        assert f"(../reference/policies/{path.name})" in page
+        assert json.loads(path.read_text(encoding="utf-8"))["Version"] == "2012-10-17"

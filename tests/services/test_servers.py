@@ -1,0 +1,93 @@
+"""docs/reference/servers.md says what the servers do that are here: each cell is asked of the server itself.
+
+`python tests/services/test_servers.py` writes the cells anew.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ceph import Ceph, Keys, answers, free_ports, hold
+from s3_client import connect
+from server_checks import CHECKS, Server
+from tests.conftest import loud_skip
+
+pytestmark = pytest.mark.services
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "servers.md"
+_TABLE = re.compile(r"(<!-- servers: begin -->\n.*?\n.*?\n)(.*?)(<!-- servers: end -->)", re.DOTALL)
+
+
+def of_ceph(ceph: Ceph) -> Server:
+    """Return Ceph with two of its users."""
+    owner, other = (ceph.users[name] for name in ("admin", "researcher"))
+    return Server(connect(ceph.endpoint, owner), connect(ceph.endpoint, other), other.arn)
+
+
+@contextmanager
+def moto_server() -> Iterator[Server]:
+    """Run moto's server."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not answers(port):
+            assert process.poll() is None, "moto ended"
+            time.sleep(0.05)
+        yield Server(connect(f"http://127.0.0.1:{port}", Keys("anybody", "anybody", "anything")))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Server]:
+    with moto_server() as running:
+        yield running
+
+
+def cells(name: str) -> list[str]:
+    """Return a row's cells: AWS, Ceph, moto."""
+    rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
+    (found,) = (row[1:] for row in rows if row[0] == f"| {name}")
+    return [cell.removesuffix(" |") for cell in found]
+
+
+def test_the_page_has_a_row_for_each_check() -> None:
+    found = _TABLE.search(PAGE.read_text(encoding="utf-8"))
+    assert found and [line.split(" | ")[0][2:] for line in found[2].splitlines()] == list(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_ceph_does_what_the_page_says(ceph: Ceph, name: str) -> None:
+    if "version 16.2." not in ceph.version:
+        loud_skip(f"what the pages say of Ceph 16.2: here is {ceph.version}")
+    assert CHECKS[name](of_ceph(ceph)) == cells(name)[1]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_moto_does_what_the_page_says(moto: Server, name: str) -> None:
+    assert CHECKS[name](moto) == cells(name)[2]
+
+
+def write() -> None:
+    """Ask the servers and put their answers into the page."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+        hold(Path(directory)) as ceph,
+        moto_server() as moto,
+    ):
+        rows = [f"| {name} | {cells(name)[0]} | {ask(of_ceph(ceph))} | {ask(moto)} |" for name, ask in CHECKS.items()]
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[3], text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

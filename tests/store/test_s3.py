@@ -1,0 +1,277 @@
+"""The S3 store against a real server that misbehaves: what goes wrong is done again, or is one clear error."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import NotFound, ObjectExists, UsageError
+from m5ws.store.s3 import S3Store
+from m5ws.store.s3_errors import (
+    AccessDenied,
+    BucketMissing,
+    NoCredentials,
+    StoreError,
+    StoreFailing,
+    StoreUnreachable,
+    UnsafeServer,
+    WrongRegion,
+)
+from m5ws.store.s3_location import parse
+from m5ws.store.s3_retry import Patience
+from scripted_s3 import ScriptedS3
+
+_AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+_PASSING = ["InternalError", "SlowDown", "TooManyRequests", "RequestTimeout", "ExpiredToken", "reset"]
+_DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3_environment: None) -> None:
+    pass
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedS3]:
+    with ScriptedS3() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: ScriptedS3) -> S3Store:
+    return S3Store(parse(server.url()), _AT_ONCE)
+
+
+@pytest.mark.parametrize("fault", [*_PASSING, "ConditionalRequestConflict", "damage", "lost"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_create_is_done_again_until_it_is_there(server: ScriptedS3, store: S3Store, fault: str, times: int) -> None:
+    server.faults = [fault] * times
+    store.create("objects/ab/abc", _DATA)
+    assert server.objects == {"objects/ab/abc": _DATA}
+    assert not server.faults
+
+
+@pytest.mark.parametrize("fault", [*_PASSING, "half"])
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("span", [(0, None), (100, None), (100, 1000)])
+def test_a_read_is_done_again_until_it_is_whole(
+    server: ScriptedS3, store: S3Store, fault: str, times: int, span: tuple[int, int | None]
+) -> None:
+    server.objects["objects/ab/abc"] = _DATA
+    server.faults = [fault] * times
+    start, length = span
+    assert store.get("objects/ab/abc", start, length) == _DATA[start:][:length]
+    assert not server.faults
+
+
+@pytest.mark.parametrize("fault", _PASSING)
+def test_a_look_is_done_again_until_it_is_answered(server: ScriptedS3, store: S3Store, fault: str) -> None:
+    server.objects["a"] = _DATA
+    server.faults = [fault] * 3
+    found = store.stat("a")
+    assert found is not None and found.size_bytes == len(_DATA)
+
+
+@pytest.mark.parametrize("fault", [*_PASSING, "half"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_listing_is_done_again_until_it_is_whole(server: ScriptedS3, store: S3Store, fault: str, times: int) -> None:
+    server.objects |= {f"runs/{number:04d}/run": b"1" for number in range(1200)}
+    server.faults = [fault] * times
+    assert [found.key for found in store.list("runs/")] == sorted(server.objects)
+    server.faults = [fault] * times
+    assert store.names("runs/") == tuple(f"{number:04d}" for number in range(1200))
+    assert not server.faults
+
+
+def test_a_lost_answer_to_a_create_that_another_won_is_a_loss(server: ScriptedS3, store: S3Store) -> None:
+    server.faults = ["overtaken"]
+    with pytest.raises(ObjectExists):
+        store.create("runs/r/run", _DATA)
+    assert server.objects["runs/r/run"] == b"another's"
+
+
+def test_equal_bytes_that_were_there_before_are_no_success(server: ScriptedS3, store: S3Store) -> None:
+    server.objects["runs/r/run"] = _DATA
+    with pytest.raises(ObjectExists):
+        store.create("runs/r/run", _DATA)
+
+
+@pytest.mark.parametrize("faults", [["stall"], ["stall", "stall"]])
+def test_a_stalled_transfer_is_abandoned_and_done_again(server: ScriptedS3, faults: list[str]) -> None:
+    store = S3Store(parse(server.url(stall_s="0.2")), _AT_ONCE)
+    server.faults = list(faults)
+    store.create("a", _DATA)
+    server.faults = list(faults)
+    assert store.get("a") == _DATA
+    assert server.objects == {"a": _DATA}
+
+
+def test_a_server_that_says_slow_down_has_fewer_requests_at_a_time(server: ScriptedS3, store: S3Store) -> None:
+    server.objects["a"] = _DATA
+    before = store.requests.limiter.allowed
+    server.faults = ["SlowDown"] * 2
+    store.get("a")
+    assert store.requests.limiter.allowed <= before // 2 + 1
+
+
+def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> None:
+    store = S3Store(parse(server.url()), Patience(budget_s=0.0))
+    server.always = lambda method, _key: "InternalError" if method == "PUT" else None
+    with pytest.raises(StoreFailing, match=r"writing store/a on s3://bucket/store.*attempts.*InternalError"):
+        store.create("a", _DATA)
+    assert server.count("PUT") == 2
+
+
+def test_a_server_that_is_not_there_is_told_soon(server: ScriptedS3) -> None:
+    with ScriptedS3() as gone:
+        url = gone.url()
+    store = S3Store(parse(url), Patience(contact_s=0.0))
+    with pytest.raises(StoreUnreachable, match="nothing answers for s3://bucket/store"):
+        store.get("a")
+
+
+@pytest.mark.parametrize(
+    ("ask", "action"),
+    [
+        (lambda store: store.get("runs/a"), "s3:GetObject on arn:aws:s3:::bucket/store/runs/a was denied"),
+        (lambda store: store.create("runs/a", b""), "s3:PutObject on arn:aws:s3:::bucket/store/runs/a was denied"),
+        (lambda store: store.delete("runs/a"), "s3:DeleteObject on arn:aws:s3:::bucket/store/runs/a was denied"),
+        (lambda store: list(store.list("runs/")), "s3:ListBucket on arn:aws:s3:::bucket was denied"),
+    ],
+)
+def test_what_is_denied_names_the_action_and_the_object(
+    server: ScriptedS3, store: S3Store, ask: Callable[[S3Store], object], action: str
+) -> None:
+    server.always = lambda _method, _key: "AccessDenied"
+    with pytest.raises(AccessDenied, match=action):
+        ask(store)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        ("NoSuchBucket", BucketMissing, "there is no bucket bucket"),
+        ("InvalidAccessKeyId", NoCredentials, "does not accept the credentials"),
+        ("RequestTimeTooSkewed", StoreError, "scripted"),
+        ("NotImplemented", StoreError, "does not do what s3:PutObject needs"),
+    ],
+)
+def test_other_refusals_are_one_clear_error_each(
+    server: ScriptedS3, store: S3Store, code: str, error: type[StoreError], says: str
+) -> None:
+    server.always = lambda _method, key: code if key else None
+    with pytest.raises(error, match=says):
+        store.create("a", b"x")
+
+
+def test_without_credentials_the_way_to_have_some_is_named(
+    server: ScriptedS3, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(NoCredentials) as caught:
+        store.get("a")
+    assert "AWS_PROFILE" in caught.value.hint
+
+
+def test_credentials_that_expire_in_the_middle_are_read_anew(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    config = tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = {sys.executable} -c \"print(open('{keys}').read())\"\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    def valid(name: str) -> None:
+        expires = {"SessionToken": "t", "Expiration": "2099-01-01T00:00:00Z"}
+        keys.write_text(json.dumps({"Version": 1, "AccessKeyId": name, "SecretAccessKey": "s"} | expires))
+        server.accepted_key = name
+
+    store = S3Store(parse(server.url()), _AT_ONCE)
+    for name in ("first", "second"):
+        valid(name)
+        store.create(f"runs/{name}", _DATA)
+        assert store.get(f"runs/{name}") == _DATA
+
+
+def test_a_server_that_lets_several_win_is_refused(server: ScriptedS3, store: S3Store) -> None:
+    store.probe()
+    assert not server.objects
+    server.conditional = False
+    with pytest.raises(UnsafeServer, match="8 of 8 writers created probe/"):
+        S3Store(store.location, _AT_ONCE).probe()
+
+
+def test_who_may_only_read_is_not_asked_to_write(server: ScriptedS3, store: S3Store) -> None:
+    server.always = lambda method, _key: "AccessDenied" if method in ("PUT", "DELETE") else None
+    store.probe()
+
+
+@pytest.mark.parametrize("faults", [[], ["InternalError"]])
+def test_what_was_asked_for_is_sent_with_every_object(server: ScriptedS3, faults: list[str]) -> None:
+    wanted = {"sse": "aws:kms", "sse_kms_key": "alias/a", "storage_class": "STANDARD_IA"}
+    server.faults = list(faults)
+    S3Store(parse(server.url(**wanted)), _AT_ONCE).create("a", b"x")
+    method, _, headers = server.requests[-1]
+    assert method == "PUT" and headers["if-none-match"] == "*"
+    assert headers["x-amz-server-side-encryption"] == "aws:kms"
+    assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/a"
+    assert headers["x-amz-storage-class"] == "STANDARD_IA"
+    assert headers["x-amz-checksum-sha256"] == "LXEWQrcmsEQBYnyp+6wy9chTD7GQPMTbAiWHF5IaSIE="
+    assert len(headers["x-amz-content-sha256"]) == 64
+
+
+def test_a_crc_takes_the_place_of_the_checksum_and_not_of_the_signature_without_tls(server: ScriptedS3) -> None:
+    S3Store(parse(server.url(integrity="crc64nvme")), _AT_ONCE).create("a", b"x")
+    _, _, headers = server.requests[-1]
+    assert headers["x-amz-checksum-crc64nvme"] == "Lb1nAmRU5LE="
+    assert len(headers["x-amz-content-sha256"]) == 64
+
+
+def test_unsigned_bytes_are_not_sent_without_tls(server: ScriptedS3) -> None:
+    with pytest.raises(UsageError, match="needs https"):
+        S3Store(parse(server.url(integrity="unsigned")), _AT_ONCE).create("a", b"x")
+
+
+def test_a_store_is_made_where_its_bucket_is_meant_to_be(server: ScriptedS3, store: S3Store) -> None:
+    assert store.home() == "eu-west-1"
+    with pytest.raises(WrongRegion, match="the bucket bucket is in eu-west-1, and us-west-2 is what is configured"):
+        S3Store(parse(server.url(region="us-west-2"))).home()
+
+
+def test_joining_from_elsewhere_works_and_says_so(
+    server: ScriptedS3, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.visit("eu-west-1") == ""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    assert "eu-west-1, this machine's is us-west-2" in S3Store(store.location).visit("eu-west-1")
+    with pytest.raises(WrongRegion, match="is ap-south-1, and the bucket is in eu-west-1"):
+        S3Store(store.location).visit("ap-south-1")
+
+
+def test_many_threads_share_a_store(server: ScriptedS3, store: S3Store) -> None:
+    server.faults = ["SlowDown", "reset", "lost", "InternalError"] * 5
+    threads = [threading.Thread(target=store.create, args=(f"a/{number}", b"%d" % number)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.objects == {f"a/{number}": b"%d" % number for number in range(40)}
+
+
+def test_an_absent_object_is_not_found(store: S3Store) -> None:
+    with pytest.raises(NotFound):
+        store.get("a")
+    with pytest.raises(NotFound):
+        store.get("a", 0, 0)
+
+
+def test_a_store_leaves_no_variable_behind(server: ScriptedS3, store: S3Store) -> None:
+    before = dict(os.environ)
+    store.create("a", b"x")
+    assert dict(os.environ) == before

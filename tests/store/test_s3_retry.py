@@ -1,0 +1,93 @@
+"""How many requests are in flight, and when trying ends."""
+
+import threading
+
+import pytest
+
+from m5ws.store.s3_errors import Passing, StoreFailing, StoreUnreachable
+from m5ws.store.s3_retry import Limiter, Patience, Persistence
+
+
+def _persistence(patience: Patience, renewed: list[None] | None = None) -> Persistence:
+    kept: list[None] = [] if renewed is None else renewed
+    return Persistence("s3://bucket/store", patience, lambda: kept.append(None))
+
+
+def test_one_cut_is_made_for_all_that_was_in_flight_together() -> None:
+    now_s = [0.0]
+    limiter = Limiter(most=64, clock=lambda: now_s[0])
+    for _ in range(10):
+        limiter.slow_down()
+    assert limiter.allowed == 32
+    now_s[0] = 2.0
+    limiter.slow_down()
+    assert limiter.allowed == 16
+
+
+def test_what_goes_well_brings_one_more_a_round_up_to_the_most() -> None:
+    limiter = Limiter(most=8, clock=lambda: 0.0)
+    limiter.slow_down()
+    for _ in range(5):
+        limiter.well()
+    assert limiter.allowed == 5
+    for _ in range(100):
+        limiter.well()
+    assert limiter.allowed == 8
+
+
+def test_no_more_than_allowed_are_in_flight() -> None:
+    limiter, lock = Limiter(most=3), threading.Lock()
+    inside, seen = 0, []
+
+    def work() -> None:
+        nonlocal inside
+        for _ in range(50):
+            with limiter.slot():
+                with lock:
+                    inside += 1
+                    seen.append(inside)
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(seen) <= 3 and len(seen) == 500
+
+
+def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> None:
+    renewed: list[None] = []
+    numbers: list[int] = []
+
+    def attempt(number: int) -> str:
+        numbers.append(number)
+        if number < 3:
+            raise Passing("old", expired=number == 1)
+        return "done"
+
+    patience = Patience(first_s=0.0, longest_s=0.0)
+    assert _persistence(patience, renewed).do("a", attempt) == "done"
+    assert numbers == [0, 1, 2, 3] and len(renewed) == 1
+
+
+@pytest.mark.parametrize(("unreachable", "error"), [(False, StoreFailing), (True, StoreUnreachable)])
+def test_a_spent_budget_is_an_error_that_says_what_it_was(unreachable: bool, error: type[Exception]) -> None:
+    def attempt(_number: int) -> None:
+        raise Passing("the cause", unreachable=unreachable)
+
+    with pytest.raises(error, match=r"s3://bucket/store.*1 attempts.*the cause"):
+        _persistence(Patience(budget_s=0.0, contact_s=0.0)).do("reading a", attempt)
+
+
+def test_other_errors_are_not_tried_again() -> None:
+    calls: list[int] = []
+
+    def attempt(number: int) -> None:
+        calls.append(number)
+        raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        _persistence(Patience()).do("a", attempt)
+    assert calls == [0]

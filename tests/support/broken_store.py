@@ -1,0 +1,82 @@
+"""Stores that break one promise each, for tests of what is to notice it."""
+
+import itertools
+from collections.abc import Iterator
+
+from m5ws.errors import NotFound, ObjectExists
+from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.store.local import LocalStore
+
+# Of so many calls, one breaks.
+_EVERY = 5
+
+BREAKS = {
+    "forgets": "lost",
+    "stores other bytes": "lost",
+    "overwrites": "two winners",
+    "denies the winner": "no winner",
+    "says absent on get": "said absent",
+    "says absent on stat": "said absent",
+    "leaves out of list": "said absent",
+    "adds to names": "made up",
+    "cuts what it gets": "said damaged",
+    "cuts names": "wrong bytes",
+    "raises KeyError": "unclear error",
+    "raises without a word": "unclear error",
+}
+
+
+class BrokenStore:
+    """`ports.ObjectStore` on a directory that now and then does what `breaks` says, a key of `BREAKS`."""
+
+    def __init__(self, inner: LocalStore, breaks: str) -> None:
+        assert breaks in BREAKS
+        self._inner: ObjectStore = inner
+        self._root = inner.root
+        self._breaks = breaks
+        self._calls = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if self._now("says absent on get"):
+            raise NotFound(key)
+        if self._now("raises KeyError"):
+            raise KeyError(key)
+        if self._now("raises without a word"):
+            raise NotFound("")
+        found = self._inner.get(key, start, length)
+        cuts = self._now("cuts names") if not key.startswith("objects/") else self._now("cuts what it gets")
+        return found[:-1] if cuts else found
+
+    def create(self, key: str, data: Buffer) -> None:
+        if self._now("forgets"):
+            return
+        if self._now("stores other bytes") and memoryview(data).nbytes:
+            data = bytes(memoryview(data).nbytes)
+        if self._breaks == "overwrites" and key.startswith("races/"):
+            (self._root / key).parent.mkdir(exist_ok=True)
+            (self._root / key).write_bytes(data)
+            return
+        self._inner.create(key, data)
+        if self._breaks == "denies the winner" and key.startswith("races/"):
+            raise ObjectExists(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectStat]:
+        found = list(self._inner.list(prefix))
+        yield from found[:-1] if self._breaks == "leaves out of list" else found
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        found = self._inner.names(prefix)
+        return (*found, "zz") if self._breaks == "adds to names" else found
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        return None if self._now("says absent on stat") else self._inner.stat(key)
+
+    def _now(self, breaks: str) -> bool:
+        return self._breaks == breaks and next(self._calls) % _EVERY == 0

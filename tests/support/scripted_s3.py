@@ -1,0 +1,190 @@
+"""A real S3 server, of one bucket in memory, that misbehaves as its script says, once for each line of it."""
+
+import hashlib
+import http.server
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+from urllib.parse import parse_qsl, urlsplit
+
+_CODES = {
+    "InternalError": 500,
+    "SlowDown": 503,
+    "TooManyRequests": 429,
+    "RequestTimeout": 400,
+    "ExpiredToken": 400,
+    "ConditionalRequestConflict": 409,
+    "AccessDenied": 403,
+    "InvalidAccessKeyId": 403,
+    "RequestTimeTooSkewed": 403,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "PreconditionFailed": 412,
+    "InvalidRange": 416,
+    "NotImplemented": 501,
+    "XAmzContentSHA256Mismatch": 400,
+}
+
+
+class ScriptedS3:
+    """`faults` are taken from the front: an error code of S3, or a name of what else goes wrong (`_Handler`)."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.faults: list[str] = []
+        self.always: Callable[[str, str], str | None] = lambda _method, _key: None
+        self.conditional = True
+        self.region: str | None = "eu-west-1"
+        self.accepted_key: str | None = None
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+        handler = type("Handler", (_Handler,), {"s3": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def url(self, **options: str) -> str:
+        query = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"s3://bucket/store?endpoint_url={self.endpoint}{query}"
+
+    def count(self, method: str) -> int:
+        """Return how many requests for objects there were of a method."""
+        return sum(one == method and key != "" for one, key, _ in self.requests)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    s3: ScriptedS3
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    do_GET = do_PUT = do_DELETE = do_HEAD  # noqa: N815
+
+    def _serve(self) -> None:
+        key = urlsplit(self.path).path.removeprefix("/bucket").removeprefix("/").removeprefix("store/")
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.s3.requests.append((self.command, key, headers))
+        accepted = self.s3.accepted_key
+        if accepted is not None and f"Credential={accepted}/" not in headers.get("authorization", ""):
+            return self._refuse("ExpiredToken")
+        fault = self.s3.always(self.command, key)
+        if fault is None and self.s3.faults and (key or "list-type=2" in self.path):
+            fault = self.s3.faults.pop(0)
+        return self._act(key, body, headers, fault)
+
+    def _act(self, key: str, body: bytes, headers: dict[str, str], fault: str | None) -> None:
+        match fault:
+            case None | "half":
+                pass
+            case "reset":
+                return self._reset()
+            case "lost":  # done, and the answer lost on the way
+                self._put(key, body)
+                return self._reset()
+            case "overtaken":  # another writer was first, and the answer is lost
+                self._put(key, b"another's")
+                return self._reset()
+            case "stall":
+                self.close_connection = True
+                self.s3.closing.wait(30)
+                return None
+            case "damage":
+                body = bytes([body[0] ^ 1]) + body[1:]
+            case _:
+                return self._refuse(fault)
+        if not key:
+            return self._answer(200, self._listing() if self.command == "GET" else b"", half=fault == "half")
+        return self._put_checked(key, body, headers) if self.command == "PUT" else self._rest(key, headers, fault)
+
+    def _put_checked(self, key: str, body: bytes, headers: dict[str, str]) -> None:
+        claimed = headers["x-amz-content-sha256"]
+        if claimed != "UNSIGNED-PAYLOAD" and claimed != hashlib.sha256(body).hexdigest():
+            return self._refuse("XAmzContentSHA256Mismatch")
+        won = self._put(key, body)
+        return self._answer(200, b"") if won else self._refuse("PreconditionFailed")
+
+    def _put(self, key: str, body: bytes) -> bool:
+        with self.s3.lock:
+            if key in self.s3.objects and self.s3.conditional:
+                return False
+            self.s3.objects[key] = body
+            return True
+
+    def _rest(self, key: str, headers: dict[str, str], fault: str | None) -> None:
+        if self.command == "DELETE":
+            self.s3.objects.pop(key, None)
+            return self._answer(204, b"")
+        if key not in self.s3.objects:
+            return self._refuse("NoSuchKey")
+        data = self.s3.objects[key]
+        if "range" not in headers:
+            return self._answer(200, data, half=fault == "half")
+        first, _, last = headers["range"].removeprefix("bytes=").partition("-")
+        if int(first) >= len(data):
+            return self._refuse("InvalidRange")
+        end = min(int(last) + 1 if last else len(data), len(data))
+        span = f"bytes {first}-{end - 1}/{len(data)}"
+        return self._answer(206, data[int(first) : end], {"Content-Range": span}, half=fault == "half")
+
+    def _listing(self) -> bytes:
+        """Return a page of ListObjectsV2."""
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        prefix, after = asked.get("prefix", ""), asked.get("start-after", "")
+        most, cut = int(asked.get("max-keys", 1000)), asked.get("delimiter")
+        paths = sorted(path for key in self.s3.objects if (path := f"store/{key}").startswith(prefix) and path > after)
+        rests = [path[len(prefix) :] for path in paths]
+        folders = sorted({prefix + rest.split(cut)[0] + cut for rest in rests if cut in rest} if cut else ())
+        files = [prefix + rest for rest in rests if not (cut and cut in rest)][:most]
+        entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-02T00:00:00.000Z</LastModified></Contents>"
+        found = "".join(map(entry.format, files))
+        found += "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
+        more = str(len(paths) > most and not cut).lower()
+        head = f"<Name>bucket</Name><KeyCount>{len(files) + len(folders)}</KeyCount><IsTruncated>{more}</IsTruncated>"
+        return f"<ListBucketResult>{head}{found}</ListBucketResult>".encode()
+
+    def _answer(self, status: int, body: bytes, extra: dict[str, str] | None = None, *, half: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Last-Modified", self.date_time_string(time.time()))
+        self.send_header("ETag", '"0"')
+        self.send_header("Content-Length", str(len(body)))
+        if self.s3.region:
+            self.send_header("x-amz-bucket-region", self.s3.region)
+        for name, value in (extra or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if half else body)
+        if half:
+            self.close_connection = True
+
+    def _refuse(self, code: str) -> None:
+        self._answer(_CODES[code], f"<Error><Code>{code}</Code><Message>scripted</Message></Error>".encode())
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        # Closing with a linger of zero sends a reset.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.shutdown(socket.SHUT_RD)
+        self.connection.close()

@@ -1,0 +1,32 @@
+"""The campaign finds nothing on a store that is well, and each broken promise on one that is not."""
+
+from pathlib import Path
+
+import pytest
+
+from broken_store import BREAKS, BrokenStore
+from campaign_result import Result
+from m5ws.store.local import LocalStore
+from store_campaign import Campaign
+
+
+def test_a_good_store_has_nothing_to_answer_for(tmp_path: Path) -> None:
+    result = Campaign(lambda: LocalStore(tmp_path), operations=150, seed=1).run()
+    assert result.violations == [] and result.failed == {}
+    assert result.succeeded == 150 and len(result.by_operation) == 10, result.line()
+
+
+@pytest.mark.parametrize("breaks", sorted(BREAKS))
+def test_each_broken_promise_is_found(tmp_path: Path, breaks: str) -> None:
+    store = BrokenStore(LocalStore(tmp_path), breaks)
+    result = Campaign(lambda: store, operations=300, seed=1).run()
+    assert BREAKS[breaks] in result.kinds(), result.line()
+
+
+def test_only_answers_that_nothing_signs_may_mislead() -> None:
+    result = Result(operations=3, seed=1, misleading=True)
+    result.violated("said absent", "list", "k")
+    assert result.misled == 1 and result.violations == []
+    result.violated("said absent", "get", "k")
+    result.violated("unclear error", "list", "KeyError")
+    assert result.kinds() == {"said absent": 1, "unclear error": 1}
