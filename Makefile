@@ -27,7 +27,7 @@ demo: $(stamp) ## Snapshot, train and reproduce a small GPT, start to end.
 	$(bin)/m5ws demo $(ARGS)
 
 test: $(stamp) ## Run the tests, but for those that take long.
-	$(bin)/python -m pytest -n $(WORKERS) -m "not soak" $(ARGS)
+	$(bin)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
 	$(bin)/ruff check .

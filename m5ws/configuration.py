@@ -138,6 +138,8 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
     (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),
     (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 1), "is less than 1"),
+    (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
+    (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),
     (("determinism", "threads"), lambda s: s.determinism.threads < 1, "is less than 1"),
     (
         ("determinism", "python_hash_seed"),

@@ -89,6 +89,13 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
     experiment: str | None = None
 
 
+class RetentionSettings(_Section, frozen=True, kw_only=True):
+    """Which checkpoints `gc` keeps: the `last` of a run, and those at steps that `every` divides. Without both: all."""
+
+    last: int | None = None
+    every: int | None = None
+
+
 class SecretsSettings(_Section, frozen=True, kw_only=True):
     """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
 
@@ -108,4 +115,5 @@ class Settings(_Section, frozen=True, kw_only=True):
     determinism: Determinism = Determinism()
     run: RunSettings = RunSettings()
     mlflow: MlflowSettings = MlflowSettings()
+    retention: RetentionSettings = RetentionSettings()
     secrets: SecretsSettings = SecretsSettings()

@@ -32,6 +32,8 @@ COMMANDS = {
     "push": "Copy snapshots and runs into another store.",
     "pull": "Copy snapshots and runs from another store into this workspace's.",
     "fsck": "Read everything in the store and name what is damaged.",
+    "gc": "Delete what nothing needs: planned first, done after a grace period.",
+    "keep": "Keep a checkpoint for ever, whatever retention rules say.",
     "ui": "Open MLflow on this workspace's runs.",
     "demo": "Snapshot, train and reproduce a small GPT, start to end.",
     "completion": "Print the completion script of a shell.",

@@ -204,6 +204,11 @@ name = @NAME@
 # tracking_uri = "http://mlflow.example.org:5000"
 # experiment = "name of this workspace"
 
+[retention]
+# Without these, `m5ws gc` keeps every checkpoint. With them: the last n of each run, and those at every nth step.
+# last = 3
+# every = 1000
+
 [secrets]
 # Files that look like keys or passwords are refused. Patterns of those that are harmless.
 # allow = []

@@ -22,6 +22,7 @@ from m5ws.ports import SourceFile
 from m5ws.records import Annotation, Digest, Tree, path_text
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.materialise import materialise
+from m5ws.repository.publishing import repeated
 
 _FORM = re.compile(r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL)
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
@@ -62,10 +63,14 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     after = changed(before, [parse(text) for text in overrides])
     if after == before:
         return snapshot_id
-    config = _rewritten(repo, tree, {name: data for name, data in after.items() if data != before[name]})
-    annotation = _annotation(repo, snapshot_id, tuple(overrides))
-    # Published from here on: the new config tree is durable, and all else that the snapshot names was before.
-    return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
+
+    def attempt() -> Digest:
+        config = _rewritten(repo, tree, {name: data for name, data in after.items() if data != before[name]})
+        annotation = _annotation(repo, snapshot_id, tuple(overrides))
+        # Published from here on: the new config tree is durable, and all else that the snapshot names was before.
+        return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
+
+    return repeated(attempt)
 
 
 def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:

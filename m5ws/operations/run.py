@@ -122,8 +122,8 @@ def plan(
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts else []
-    resumable = [label for label in valid if _resumable(repo, run.id, label)]
-    resume = resumable[-1] if resumable else None
+    # The newest is never retired; gc may be retiring earlier ones at this moment.
+    resume = next((label for label in reversed(valid) if _resumable(repo, run.id, label)), None)
     directory = home / "runs" / run.id / f"{attempt:04d}"
     context = _context(repo, run, snapshot, attempt, directory, author_dir, resume)
     request = _request(context, directory, environment, tracker)

@@ -20,6 +20,7 @@ from m5ws.records import Annotation, Code, Declared, Digest, Snapshot
 from m5ws.repository import Repository, snapshots
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
+from m5ws.repository.publishing import Patience, repeated
 from m5ws.settings import Settings
 
 _ATTEMPTS = 3
@@ -59,13 +60,17 @@ def take(
 
     A snapshot that is published already gets another annotation only if there is something new to say.
     """
-    captured = capture(
-        root, settings, repo, source, datasets, tokenizer_probe, observer, index_path, message, False, progress
-    )
-    if not captured.annotated:
-        # Published from here on: every tree, and the observed environment, is durable.
-        snapshots.publish(repo, captured.snapshot, captured.annotation)
-    return captured
+
+    def attempt() -> Captured:
+        captured = capture(
+            root, settings, repo, source, datasets, tokenizer_probe, observer, index_path, message, False, progress
+        )
+        if not captured.annotated:
+            # Published from here on: every tree, and the observed environment, is durable.
+            snapshots.publish(repo, captured.snapshot, captured.annotation, Patience(progress=progress))
+        return captured
+
+    return repeated(attempt)
 
 
 def capture(
@@ -185,7 +190,9 @@ def _said_before(look: Look, snapshot_id: Digest) -> Annotation | None:
     if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_SAID):
         return None
     said = snapshots.annotations(look.repo, snapshot_id)
-    return said[-1] if said else None
+    # What gc took away from under a publication that was late is observed again.
+    whole = said and (said[-1].observed is None or look.repo.objects.has(said[-1].observed))
+    return said[-1] if whole else None
 
 
 def _installation(look: Look) -> Digest:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ from m5ws.records import (
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.materialise import materialise
+from m5ws.repository.publishing import repeated
 from m5ws.repository.spool import SpoolWriter, genesis
 
 _log = logging.getLogger(__name__)
@@ -142,7 +144,7 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
         time_s=time.time(),
         attempt=plan.attempt,
         host=socket.gethostname(),
-        observed=ports.repo.objects.put_record(observed),
+        observed=(put := partial(ports.repo.objects.put_record, observed))(),
         inherits=tuple(checkpoints.valid(ports.repo, plan.run.id)),
         resume=plan.resume,
     )
@@ -152,7 +154,7 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     if writer.seq:
         raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
     # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
-    writer.append([codec.encode(started)])
+    writer.append([codec.encode(started)], repair=put)
     for change in drift.unmet(declared, observed):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
 
@@ -195,7 +197,7 @@ class _Attempt:
         for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
         try:
-            self._ingest_outputs(work)
+            repeated(lambda: self._ingest_outputs(work))
         except (M5Error, OSError) as error:
             self._notice("save-failed", f"the output files were not stored: {error}")
         if outcome == "finished":

@@ -4,7 +4,7 @@ Objects first, references last, in the order of docs/format.md: whatever is kill
 is not whole, and the same command goes on with what is missing. Every byte is checked against its name on the way.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ import msgspec
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.ports import Progress
 from m5ws.records import Digest
-from m5ws.repository import Repository, closure, presence
+from m5ws.repository import Repository, closure, presence, publishing
 from m5ws.repository.objects import key
 from m5ws.repository.refs import Kind
 
@@ -53,6 +53,7 @@ def copy(
     What a run that is still going publishes meanwhile is left for the next call.
     """
     _refuse_foreign(source, target)
+    began = target.objects.begin()
     roots = tuple(dict.fromkeys(closure.roots(source, wanted)))
     references = {name: None for kind, found in roots for name in closure.references(source, kind, found)}
     new = [name for name in references if not _there(source, target, name)]
@@ -63,9 +64,15 @@ def copy(
         needs |= closure.closure(source, kind, found)
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
-        _copy_objects(source, target, [(digest, size) for digest, size in needs.items() if digest in lacking], progress)
-        for name in new:
-            _publish(source, target, name)
+        _copy_objects(source, target, needs, lacking, progress)
+        publishing.publish(
+            target,
+            lambda: {bytes.fromhex(digest) for digest in needs},
+            lambda: _publish(source, target, new),
+            patience=publishing.Patience(progress=progress),
+            began=began,
+            repair=lambda: _copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
+        )
     return Copied(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
         runs=sum(kind == "run" for kind, _ in roots),
@@ -100,21 +107,22 @@ def _there(source: Repository, target: Repository, name: str) -> bool:
 
 
 def _copy_objects(
-    source: Repository, target: Repository, lacking: Sequence[tuple[Digest, int]], progress: Progress | None
+    source: Repository, target: Repository, needs: Mapping[Digest, int], lacking: set[Digest], progress: Progress | None
 ) -> None:
-    total, done = sum(size for _, size in lacking), 0
-    for size in _in_parallel(source, target, lacking):
+    """Copy what is lacking, in the order of `needs`: what is named before what names it."""
+    total, done = sum(needs[digest] for digest in lacking), 0
+    for size in _in_parallel(source, target, [digest for digest in needs if digest in lacking]):
         done += size
         if progress:
             progress("copying bytes", done, total)
 
 
-def _in_parallel(source: Repository, target: Repository, lacking: Iterable[tuple[Digest, int]]) -> Iterator[int]:
+def _in_parallel(source: Repository, target: Repository, lacking: Iterable[Digest]) -> Iterator[int]:
     """Copy with a bounded number of objects under way, and yield the length of each as it is done."""
     pending: set[Future[int]] = set()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-copy") as pool:
         try:
-            for digest, _ in lacking:
+            for digest in lacking:
                 if len(pending) >= _THREADS:
                     done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
@@ -133,11 +141,10 @@ def _copy_object(source: Repository, target: Repository, digest: Digest) -> int:
     return len(data)
 
 
-def _publish(source: Repository, target: Repository, name: str) -> None:
-    data = source.store.get(name)
-    try:
-        # Published from here on: all that it names is there.
-        target.store.create(name, data)
-    except ObjectExists:
-        if target.store.get(name) != data:
+def _publish(source: Repository, target: Repository, names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            # Published from here on: all that it names is there.
+            publishing.create_once(target, name, source.store.get(name))
+        except ObjectExists:
             raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}") from None

@@ -4,6 +4,8 @@ Invariant: leaves are written before what names them, and a reference is written
 killed when, everything that can be reached is whole.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from m5ws import codec
@@ -12,6 +14,9 @@ from m5ws.ports import Homed, ObjectStore
 from m5ws.records import Format
 from m5ws.repository.objects import Objects
 
+if TYPE_CHECKING:
+    from m5ws.repository.publishing import Patience
+
 _FORMAT = "format"
 
 
@@ -19,6 +24,7 @@ class Repository:
     """A store together with its `format`; open it with `Repository.open` or `.create`.
 
     `note` is what a person should know of the store, for example that it is in another region.
+    `patience` is how publishing waits for a `gc` that is in its way, where it is not as usual.
     """
 
     def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
@@ -26,6 +32,7 @@ class Repository:
         self.format = form
         self.note = note
         self.objects = Objects(store, form)
+        self.patience: Patience | None = None
 
     @classmethod
     def open(cls, store: ObjectStore) -> "Repository":

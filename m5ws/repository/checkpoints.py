@@ -7,10 +7,17 @@ attempt that the next one did not list. So no clock, lease or lock is needed to 
 
 import re
 
-from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
+from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UsageError
 from m5ws.records import AttemptStarted, Checkpoint, Digest
-from m5ws.repository import Repository, ledger
+from m5ws.repository import Repository, ledger, publishing
 from m5ws.repository.objects import is_digest
+from m5ws.repository.reach import Reach
+
+# Ranks wait for the one that publishes, and give up after minutes; a save that fails is tried again.
+_PATIENCE = publishing.Patience(limit_s=60.0)
+
+PINS = "pins/"
+"""Where checkpoints are named that are kept for ever: `pins/<run>/<checkpoint>`, a line as the reference's."""
 
 
 def name(step: int, attempt: int) -> str:
@@ -33,23 +40,52 @@ def attempt_of(checkpoint_name: str) -> int:
     return int(checkpoint_name.partition("-")[2])
 
 
-def publish(repo: Repository, checkpoint: Checkpoint) -> Digest:
+def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | None = None) -> Digest:
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
-    Raises Fenced if a newer attempt has begun, or if another checkpoint has this name.
+    `began` is what `Objects.begin` says on all ranks. Raises Fenced if a newer attempt has begun, or if another
+    checkpoint has this name; Vanished if gc deleted some of it meanwhile, after which all is to be saved again.
     """
     newest = max(ledger.attempts(repo, checkpoint.run), default=0)
     if newest > checkpoint.attempt:
         raise Fenced(f"attempt {checkpoint.attempt} of run {checkpoint.run} was superseded by attempt {newest}")
     record = repo.objects.put_record(checkpoint)
     label = name(checkpoint.step, checkpoint.attempt)
-    try:
-        # Published from here on.
-        repo.store.create(_key(checkpoint.run, label), f"{record}\n".encode())
-    except ObjectExists as error:
-        if digest(repo, checkpoint.run, label) != record:
-            raise Fenced(f"checkpoint {label} of run {checkpoint.run} is there with another content") from error
+
+    def create() -> None:
+        try:
+            # Published from here on.
+            repo.store.create(key(checkpoint.run, label), _line(record))
+        except ObjectExists as error:
+            if digest(repo, checkpoint.run, label) != record:
+                raise Fenced(f"checkpoint {label} of run {checkpoint.run} is there with another content") from error
+
+    publishing.publish(repo, lambda: _needs(repo, record), create, patience=repo.patience or _PATIENCE, began=began)
     return record
+
+
+def keep(repo: Repository, run: str, label: str) -> None:
+    """Keep a checkpoint for ever, whatever retention rules say; nothing undoes it. Raises NotFound, Vanished."""
+    record = digest(repo, run, label)
+    if label not in valid(repo, run):
+        raise UsageError(f"checkpoint {label} of run {run} does not count: a newer attempt had begun")
+    pin = f"{PINS}{run}/{label}"
+    publishing.publish(repo, lambda: _needs(repo, record), lambda: publishing.create_once(repo, pin, _line(record)))
+
+
+def kept(repo: Repository, run: str) -> list[str]:
+    """Return the names of a run's checkpoints that are kept for ever."""
+    return [label for label in repo.store.names(f"{PINS}{run}/") if is_name(label)]
+
+
+def _needs(repo: Repository, record: Digest) -> set[bytes]:
+    reach = Reach(repo.objects)
+    reach.checkpoint(record)
+    return reach.digests
+
+
+def _line(record: Digest) -> bytes:
+    return f"{record}\n".encode()
 
 
 def load(repo: Repository, run: str, label: str) -> Checkpoint:
@@ -78,16 +114,22 @@ def inherited(repo: Repository, run: str, attempt: int) -> set[str]:
     return set(started.inherits) if isinstance(started, AttemptStarted) else set()
 
 
-def _key(run: str, label: str) -> str:
+def key(run: str, label: str) -> str:
+    """Return the key of a checkpoint's reference."""
     return f"runs/{run}/checkpoints/{label}"
 
 
 def digest(repo: Repository, run: str, label: str) -> Digest:
     """Return the digest of a checkpoint's record. Raises NotFound, CorruptObject."""
     try:
-        text = repo.store.get(_key(run, label)).decode("ascii", "replace").strip()
+        return named(repo, key(run, label))
     except NotFound as error:
         raise NotFound(f"run {run} has no checkpoint {label}") from error
+
+
+def named(repo: Repository, reference: str) -> Digest:
+    """Return the digest that a reference holds. Raises NotFound, CorruptObject."""
+    text = repo.store.get(reference).decode("ascii", "replace").strip()
     if not is_digest(text):
-        raise CorruptObject(f"{_key(run, label)} does not hold a digest")
+        raise CorruptObject(f"{reference} does not hold a digest")
     return text

@@ -1,46 +1,14 @@
-"""All that a snapshot or a run needs: the objects, and the references in the order in which they are published.
+"""All that a snapshot or a run needs: the objects, and the references in the order in which they are published."""
 
-What one record names is said in one place, `named`; `fsck`, `gc`, `prefetch`, `push` and `pull` all walk by it.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from m5ws import codec
 from m5ws.errors import NotFound
-from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot, Tree
+from m5ws.records import Checkpoint, Digest, Slice, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
+from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
-from m5ws.repository.trees import check_paths
-
-Named = Slice | tuple[Digest, type[Record]]
-"""A part of an object of bytes, or an object that is a record of a kind."""
-
-
-def named(record: object) -> Iterator[Named]:
-    """Yield what a record names directly. Raises CorruptObject for a tree whose paths are not allowed."""
-    if isinstance(record, Snapshot):
-        yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
-    elif isinstance(record, Tree):
-        check_paths(record.entries, "in the store")
-        for entry in record.entries:
-            yield from entry.parts
-    elif isinstance(record, Checkpoint):
-        yield record.content, Content
-    elif isinstance(record, Content):
-        yield from _of_content(record)
-
-
-def _of_content(content: Content) -> Iterator[Named]:
-    for tensor in content.tensors:
-        for shard in tensor.shards:
-            yield from shard.parts
-    yield from content.blobs.values()
-    yield from content.ranks
-    if content.common is not None:
-        yield content.common
-    if content.tree is not None:
-        yield content.tree, Tree
 
 
 def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
@@ -95,8 +63,9 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     where they are named whole. Raises NotFound, CorruptObject.
     """
     needs: dict[Digest, int] = {}
+    walked: set[Digest] = set()
     if kind == "snapshot":
-        _walk(repo, name, Snapshot, needs)
+        _walk(repo, name, Snapshot, needs, walked)
         for said in snapshots.annotations(repo, name):
             if said.observed is not None:
                 _bytes(repo, said.observed, needs)
@@ -107,7 +76,7 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                 if (observed := getattr(event, "observed", None)) is not None:
                     _bytes(repo, observed, needs)
     for label in checkpoints.names(repo, name):
-        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs)
+        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, walked)
     return needs
 
 
@@ -116,13 +85,15 @@ def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
         needs[digest] = len(repo.objects.get(digest))
 
 
-def _walk(repo: Repository, digest: Digest, kind: type[codec.R], needs: dict[Digest, int]) -> None:
-    if digest in needs:
+def _walk(repo: Repository, digest: Digest, kind: type[codec.R], needs: dict[Digest, int], walked: set[Digest]) -> None:
+    # Not by `needs`: a file may have the bytes of a record, and then nothing was said of what the record names.
+    if digest in walked:
         return
+    walked.add(digest)
     data = repo.objects.get(digest)
     for found in named(codec.decode(data, kind, f"object {digest}")):
         if isinstance(found, Slice):
             needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)
         else:
-            _walk(repo, found[0], found[1], needs)
+            _walk(repo, found[0], found[1], needs, walked)
     needs[digest] = len(data)

@@ -12,8 +12,9 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Digest, Run, Slice, Snapshot, Verdict
-from m5ws.repository import Repository, checkpoints, closure, ledger
+from m5ws.records import Annotation, Checkpoint, Digest, Done, GcPlan, Run, Slice, Snapshot, Verdict
+from m5ws.repository import Repository, checkpoints, ledger, plans
+from m5ws.repository.naming import named
 from m5ws.repository.objects import is_digest, key
 
 
@@ -42,9 +43,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(repo: Repository, progress: Progress | None = None) -> Report:
-    """Read the whole store and return what is wrong with it. Raises nothing for damage."""
+    """Read the whole store and return what is wrong with it. Raises nothing for damage.
+
+    What gc deletes between two looks seems damaged; so if it was at work, damage counts when it is seen again.
+    """
+    for _ in range(_LOOKS - 1):
+        before = plans.look(repo.store)
+        report = _Check(repo, progress).report()
+        if report.clean or (not before.executing and plans.look(repo.store) == before):
+            return report
     return _Check(repo, progress).report()
 
+
+_LOOKS = 4
 
 _Need = tuple[Digest, int]
 """An object and the least length it must have."""
@@ -70,6 +81,9 @@ class _Check:
             self._root(f"snapshot {snapshot}", lambda snapshot=snapshot: self._snapshot(snapshot))  # type: ignore[misc]
         for run in runs:
             self._root(f"run {run}", lambda run=run: self._run(run))  # type: ignore[misc]
+        for run in self._repo.store.names(checkpoints.PINS):
+            self._root(f"run {run}", lambda run=run: self._pins(run))  # type: ignore[misc]
+        self._plans()
         self._judge_objects()
         return Report(
             objects=len(self._sizes),
@@ -93,7 +107,9 @@ class _Check:
             self._sizes[digest] = found.size_bytes
             try:
                 self._repo.objects.get(digest)
-            except (CorruptObject, NotFound, OSError) as error:
+            except NotFound:
+                del self._sizes[digest]  # Deleted since it was listed: missing, if anything needs it.
+            except (CorruptObject, OSError) as error:
                 self._bad[digest] = str(error)
         self._progress("checking objects", len(listed), len(listed))
 
@@ -156,11 +172,31 @@ class _Check:
         for name in checkpoints.names(self._repo, run_id):
             yield from self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
 
+    def _pins(self, run_id: str) -> Iterator[_Need]:
+        for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):
+            where = f"{checkpoints.PINS}{run_id}/{name}"
+            if checkpoints.is_name(name):
+                yield from self._checkpoint(where, f"run {run_id}")
+            else:
+                self._add("foreign", where, "m5ws did not write this; move it away")
+
+    def _plans(self) -> None:
+        """Read what says how gc's plans stand; it names nothing that must be there."""
+        for name in self._repo.store.names(plans.PREFIX):
+            if name.endswith(".plan"):
+                self._decode(f"{plans.PREFIX}{name}", GcPlan, "gc")
+            elif name.endswith(".done"):
+                self._decode(f"{plans.PREFIX}{name}", Done, "gc")
+
     def _checkpoint(self, where: str, root: str) -> Iterator[_Need]:
-        digest = self._repo.store.get(where).decode("ascii", "replace").strip()
-        if not is_digest(digest):
+        try:
+            digest = checkpoints.named(self._repo, where)
+        except NotFound:
+            return  # Retired by gc since it was listed.
+        except CorruptObject:
             self._add("corrupt", where, "it does not hold a digest", (root,))
-        elif digest not in self._sizes:
+            return
+        if digest not in self._sizes:
             self._add("dangling", where, f"it names object {digest}, which is not there", (root,))
         else:
             yield from self._reach(digest, Checkpoint)
@@ -209,8 +245,8 @@ class _Check:
             if digest in self._sizes and digest not in self._bad:
                 try:
                     record = codec.decode(self._repo.objects.get(digest), kind, f"object {digest}")
-                    for named in closure.named(record):
-                        found.update([self._need(named)] if isinstance(named, Slice) else self._reach(*named))
+                    for one in named(record):
+                        found.update([self._need(one)] if isinstance(one, Slice) else self._reach(*one))
                 except M5Error as error:
                     self._add("unreadable", key(digest), str(error))
             self._reached[digest] = frozenset(found)

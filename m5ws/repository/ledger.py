@@ -4,14 +4,14 @@ Batch n of a rank is published once, under its number, and names the chain's hea
 after its last event. A dropped, reordered, edited or foreign batch breaks the chain and is an error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
-from m5ws.records import AnyEvent, AttemptEnded, Batch
-from m5ws.repository import Repository
+from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, Batch
+from m5ws.repository import Repository, plans, publishing
 from m5ws.repository.spool import chain, genesis
 
 LAUNCHER = "launcher"
@@ -35,8 +35,11 @@ class Writer:
             self.head, self.seq = batch.head, batch.seq + 1
             self.events += len(batch.events)
 
-    def append(self, events: Sequence[bytes]) -> None:
-        """Publish events, given in their stored bytes, as the next batch. Raises Fenced if another writer was first."""
+    def append(self, events: Sequence[bytes], repair: Callable[[], object] | None = None) -> None:
+        """Publish events, given in their stored bytes, as the next batch. Raises Fenced if another writer was first.
+
+        `repair` uploads again the objects that they name, if gc took them away meanwhile.
+        """
         if not events:
             return
         head = self.head
@@ -52,12 +55,26 @@ class Writer:
             events=tuple(msgspec.Raw(event) for event in events),
         )
         key = f"{_prefix(self._run, self._attempt, self._rank)}{self.seq:08d}"
-        try:
-            # Published from here on.
-            self._repo.store.create(key, codec.encode(batch))
-        except ObjectExists as error:
-            raise Fenced(f"{key} was written by another process") from error
+
+        def create() -> None:
+            try:
+                # Published from here on.
+                self._repo.store.create(key, codec.encode(batch))
+            except ObjectExists as error:
+                raise Fenced(f"{key} was written by another process") from error
+
+        # Almost all batches name no object, and cost one request.
+        if named := _named(events):
+            publishing.publish(self._repo, lambda: named, create, repair=repair)
+        else:
+            create()
         self.head, self.seq, self.events = head, self.seq + 1, self.events + len(events)
+
+
+def _named(events: Sequence[bytes]) -> set[bytes]:
+    """Return the objects that events name as references: what an attempt observed."""
+    started = (decode_event(event) for event in events if b"attempt-started" in event)
+    return plans.packed(event.observed for event in started if isinstance(event, AttemptStarted))
 
 
 def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | None = None) -> Iterator[Batch]:

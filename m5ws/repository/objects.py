@@ -4,6 +4,7 @@ Everything that is read is checked against its name before anybody sees it (prom
 disk, cache or transfer is an error here and nowhere else.
 """
 
+import threading
 from typing import TypeVar
 
 import blake3
@@ -12,6 +13,7 @@ from m5ws import codec
 from m5ws.errors import CorruptObject, ObjectExists
 from m5ws.ports import Buffer, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
+from m5ws.repository import plans
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -28,6 +30,19 @@ class Objects:
     def __init__(self, store: ObjectStore, form: Format) -> None:
         self.store = store
         self.format = form
+        self._began: frozenset[str] | None = None
+        self._beginning = threading.Lock()
+
+    def begin(self) -> frozenset[str]:
+        """Return the gc plans that were done before this process first asked whether an object is there.
+
+        What those deleted, it has never seen; what is seen from now on, any other plan may delete (publishing.py).
+        """
+        if self._began is None:
+            with self._beginning:
+                if self._began is None:
+                    self._began = plans.look(self.store).done
+        return self._began
 
     def digest(self, data: Buffer) -> Digest:
         """Return the store's hash of `data`, in lower-case hex."""
@@ -43,6 +58,7 @@ class Objects:
         Raises CorruptObject if the object that is there has another length: it was damaged after it was written.
         """
         digest = self.digest(data)
+        self.begin()
         try:
             self.store.create(key(digest), data)
         except ObjectExists:
@@ -51,6 +67,7 @@ class Objects:
 
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""
+        self.begin()
         found = self.store.stat(key(digest))
         if found is None:
             return False

@@ -9,15 +9,31 @@ import os
 from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Digest, Snapshot
-from m5ws.repository import Repository
+from m5ws.repository import Repository, publishing
+from m5ws.repository.publishing import Patience
+from m5ws.repository.reach import Reach
 
 
-def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation) -> Digest:
-    """Publish a snapshot whose trees are durable already, and return its id."""
+def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation, patience: Patience | None = None) -> Digest:
+    """Publish a snapshot whose trees are durable already, and return its id.
+
+    Raises Vanished if gc deleted some of it meanwhile, after which all is to be uploaded and published again.
+    """
     digest = repo.objects.put_record(snapshot)
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    # Published from here on.
-    repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
+
+    def needs() -> set[bytes]:
+        reach = Reach(repo.objects)
+        reach.snapshot(digest)
+        if annotation.observed is not None:
+            reach.add(annotation.observed)
+        return reach.digests
+
+    def create() -> None:
+        # Published from here on.
+        repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
+
+    publishing.publish(repo, needs, create, patience=patience)
     return digest
 
 

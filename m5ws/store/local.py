@@ -59,8 +59,9 @@ class LocalStore:
         start = self.root / directory if directory else self.root
         for path in _walk(start):
             key = path.relative_to(self.root).as_posix()
-            if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/"):
-                yield _stat(key, path.stat())
+            # What gc deletes while it is listed is not there.
+            if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/") and (found := self.stat(key)):
+                yield found
 
     def names(self, prefix: str) -> tuple[str, ...]:
         try:

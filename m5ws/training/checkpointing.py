@@ -14,10 +14,13 @@ from m5ws.errors import CorruptObject, Fenced, M5Error
 from m5ws.records import Checkpoint, CheckpointPublished, Content, Digest, Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
+from m5ws.repository.publishing import Vanished
 from m5ws.training import control
 from m5ws.training.backend import Backend, Plain, Saved
 from m5ws.training.context import Active
 from m5ws.training.plain import RestoreError, StateError
+
+_REPEATS = 3
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,6 +47,7 @@ class _Written:
     problem: str | None
     state: Slice | None
     head: Digest
+    began: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class _Outcome:
     content: Digest = ""
     problem: str | None = None
     fenced: str | None = None
+    vanished: bool = False
 
 
 def save(active: Active, backend: Backend, group: "ProcessGroup | None", state: State) -> bool:
@@ -62,27 +67,37 @@ def save(active: Active, backend: Backend, group: "ProcessGroup | None", state: 
     Raises Fenced, on all ranks, if a newer attempt of the run has begun.
     """
     started = time.perf_counter()
+    outcome = _save(active, backend, group, state)
+    for _ in range(_REPEATS):
+        if not outcome.vanished:
+            break
+        # The training waits here, so that the state is still this one: what gc took away is uploaded again.
+        outcome = _save(active, backend, group, state)
+    if outcome.fenced is not None:
+        raise Fenced(outcome.fenced)
+    if active.rank == 0:
+        _announce(active, outcome, state.step, time.perf_counter() - started)
+    return outcome.published is not None
+
+
+def _save(active: Active, backend: Backend, group: "ProcessGroup | None", state: State) -> _Outcome:
+    """Write all ranks' bytes and publish them; collective, and the outcome is the same on all ranks."""
     objects = active.repo.objects
-    saved, problem, mine = Saved(), None, None
+    saved, problem, mine, began = Saved(), None, None, frozenset[str]()
     try:
+        began = objects.begin()
         saved = backend.save(objects, group)
         mine = _put_plain(objects, {"backend": saved.rank, **state.rank})
     except (Fenced, StateError, RestoreError):
         raise
     except (M5Error, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
-    written = control.gather(_Written(problem, mine, active.spool.head), group)
+    written = control.gather(_Written(problem, mine, active.spool.head, began), group)
     problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
     if problems:
-        outcome = _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
-    else:
-        mine_alone = _publish(active, backend, saved, state, written) if active.rank == 0 else None
-        outcome = control.broadcast(mine_alone, group)
-    if outcome.fenced is not None:
-        raise Fenced(outcome.fenced)
-    if active.rank == 0:
-        _announce(active, outcome, state.step, time.perf_counter() - started)
-    return outcome.published is not None
+        return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
+    mine_alone = _publish(active, backend, saved, state, written) if active.rank == 0 else None
+    return control.broadcast(mine_alone, group)
 
 
 def _publish(active: Active, backend: Backend, saved: Saved, state: State, written: list[_Written]) -> _Outcome:
@@ -107,9 +122,12 @@ def _publish(active: Active, backend: Backend, saved: Saved, state: State, writt
             ledger={str(rank): report.head for rank, report in enumerate(written)},
         )
         # All ranks' bytes are durable: they have said so. Published from here on.
-        digest = checkpoints.publish(active.repo, checkpoint)
+        began = frozenset.intersection(*(report.began for report in written))
+        digest = checkpoints.publish(active.repo, checkpoint, began)
     except Fenced as error:
         return _Outcome(fenced=str(error))
+    except Vanished as error:
+        return _Outcome(problem=str(error), vanished=True)
     except (M5Error, OSError) as error:
         return _Outcome(problem=f"{type(error).__name__}: {error}")
     return _Outcome(published=digest, content=checkpoint.content)

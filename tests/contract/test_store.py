@@ -12,6 +12,7 @@ from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.ports import ObjectStore
 from m5ws.store import open_store
 from m5ws.store.local import LocalStore
+from memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from s3_servers import S3Server
@@ -29,7 +30,11 @@ def _s3(request: pytest.FixtureRequest) -> ObjectStore:
     return open_store(server.url(server.bucket()))
 
 
-_MAKERS: dict[str, Maker] = {"local": _local, "s3": _s3}
+def _memory(request: pytest.FixtureRequest) -> ObjectStore:
+    return MemoryStore()
+
+
+_MAKERS: dict[str, Maker] = {"local": _local, "memory": _memory, "s3": _s3}
 
 
 @pytest.fixture(params=sorted(_MAKERS))

@@ -1,0 +1,35 @@
+"""What a record names: the one place that says it. `fsck`, `gc`, `prefetch`, `push` and `pull` all walk by it."""
+
+from collections.abc import Iterator
+
+from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot, Tree
+from m5ws.repository.trees import check_paths
+
+Named = Slice | tuple[Digest, type[Record]]
+"""A part of an object of bytes, or an object that is a record of a kind."""
+
+
+def named(record: object) -> Iterator[Named]:
+    """Yield what a record names directly. Raises CorruptObject for a tree whose paths are not allowed."""
+    if isinstance(record, Snapshot):
+        yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
+    elif isinstance(record, Tree):
+        check_paths(record.entries, "in the store")
+        for entry in record.entries:
+            yield from entry.parts
+    elif isinstance(record, Checkpoint):
+        yield record.content, Content
+    elif isinstance(record, Content):
+        yield from _of_content(record)
+
+
+def _of_content(content: Content) -> Iterator[Named]:
+    for tensor in content.tensors:
+        for shard in tensor.shards:
+            yield from shard.parts
+    yield from content.blobs.values()
+    yield from content.ranks
+    if content.common is not None:
+        yield content.common
+    if content.tree is not None:
+        yield content.tree, Tree

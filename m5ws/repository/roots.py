@@ -1,0 +1,179 @@
+"""All that must stay: every snapshot, every run, every kept checkpoint, and what each of them leads to.
+
+A root that cannot be read stops the reading with an error: nothing may be deleted while it is unknown what is needed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import NotFound
+from m5ws.ports import ObjectStat, Progress
+from m5ws.records import Annotation, AttemptEnded, AttemptStarted, Checkpoint, Content, Digest, Retired, Rules, Verdict
+from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository.reach import Reach
+
+_RESUMABLE = ("dcp/1", "deepspeed/1")
+T = TypeVar("T")
+
+Workers = Callable[[], Executor]
+
+MayRetire = Callable[[Retired, ObjectStat], bool]
+"""Asked of each checkpoint that the rules retire, with what the store says of its reference."""
+
+
+class Roots(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed, and the references that are to be deleted, which lead nowhere any more."""
+
+    reach: Reach
+    retired: tuple[Retired, ...]
+
+
+def threads() -> Executor:
+    """Return what reads and deletes many things at once, where each costs a round trip."""
+    return ThreadPoolExecutor(16, thread_name_prefix="m5ws-gc")
+
+
+def read(
+    repo: Repository, rules: Rules, may_retire: MayRetire, progress: Progress | None = None, workers: Workers = threads
+) -> Roots:
+    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for one that is damaged."""
+    reach = Reach(repo.objects)
+    retired: list[Retired] = []
+    say = progress or (lambda *_: None)
+    with workers() as pool:
+
+        def each(what: str, names: Sequence[str], act: Callable[[str], T]) -> Iterator[T]:
+            for position, found in enumerate(pool.map(act, names)):
+                say(what, position, len(names))
+                yield found
+
+        # Pins first: a reference is deleted only if no pin was there before its run was read.
+        _drain(each("reading kept checkpoints", repo.store.names(checkpoints.PINS), partial(_pins, repo, reach)))
+        _drain(each("reading snapshots", repo.store.names("snapshots/"), partial(_snapshot, repo, reach)))
+        names = runs.ids(repo)
+        evidence = _evidence(each("reading verdicts", names if rules.retire else [], partial(runs.verdict, repo)))
+
+        def of_run(run: str) -> list[Retired]:
+            return _run(repo, reach, run, rules, evidence.get(run, set()), may_retire)
+
+        for found in each("reading runs", names, of_run):
+            retired += found
+    return Roots(reach=reach, retired=tuple(retired))
+
+
+def _drain(work: Iterator[None]) -> None:
+    for _ in work:
+        pass
+
+
+def _pins(repo: Repository, reach: Reach, run: str) -> None:
+    for label in checkpoints.kept(repo, run):
+        reach.checkpoint(checkpoints.named(repo, f"{checkpoints.PINS}{run}/{label}"))
+
+
+def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
+    for stat in repo.store.list(f"snapshots/{snapshot}/"):
+        observed = codec.decode(repo.store.get(stat.key), Annotation, stat.key).observed
+        if observed is not None:
+            reach.add(observed)
+    reach.snapshot(snapshot)
+
+
+def _run(
+    repo: Repository, reach: Reach, run: str, rules: Rules, evidence: set[int], may_retire: MayRetire
+) -> list[Retired]:
+    """Add a run and its checkpoints; return those that are retired instead."""
+    reach.snapshot(runs.load(repo, run).snapshot)
+    kept = _attempts(repo, reach, run)
+    stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
+    found = list(_references(repo, run))
+    past = _past(repo, run, found, rules, evidence) - kept if rules.retire else set()
+    retired = []
+    for reference in found:
+        label = reference.checkpoint
+        stat = stats.get(checkpoints.key(run, label))
+        if label in past and stat is not None and may_retire(reference, stat):
+            retired.append(reference)
+        else:
+            _add(repo, reach, reference)
+    return retired
+
+
+def _references(repo: Repository, run: str) -> Iterator[Retired]:
+    """Yield all references of a run to checkpoints; one that is gone since it was listed was retired by another gc."""
+    for label in checkpoints.names(repo, run):
+        try:
+            yield Retired(run=run, checkpoint=label, digest=checkpoints.digest(repo, run, label))
+        except NotFound:
+            continue
+
+
+def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
+    try:
+        reach.checkpoint(reference.digest)
+    except NotFound:
+        if not _retired_meanwhile(repo, reference):
+            raise
+
+
+def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
+    """Return whether another gc has retired the checkpoint since it was listed."""
+    return repo.store.stat(checkpoints.key(reference.run, reference.checkpoint)) is None
+
+
+def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
+    """Add what attempts observed; return what the newest resumed from, if it has not ended."""
+    resumed: set[str] = set()
+    for attempt in ledger.attempts(repo, run):
+        resumed.clear()
+        for event in ledger.events(repo, run, attempt, ledger.LAUNCHER):
+            if isinstance(event, AttemptStarted):
+                reach.add(event.observed)
+                resumed.update([event.resume] if event.resume else [])
+            elif isinstance(event, AttemptEnded):
+                resumed.clear()
+    return resumed
+
+
+def _past(repo: Repository, run: str, found: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
+    """Return the checkpoints that the rules retire. Only those that a run could resume from: output files stay."""
+    valid = set(checkpoints.valid(repo, run))
+    resumable = [reference.checkpoint for reference in found if _resumable(repo, reference)]
+    kept = retained([label for label in resumable if label in valid], rules)
+    kept.update(label for label in resumable if checkpoints.step_of(label) in evidence)
+    return set(resumable) - kept - set(checkpoints.kept(repo, run))
+
+
+def retained(labels: Sequence[str], rules: Rules) -> set[str]:
+    """Return those of a run's checkpoints, in order of steps, that the rules keep; the newest is always one."""
+    if not rules.retire:
+        return set(labels)
+    kept = set(labels[-(rules.last or 1) :])
+    if rules.every is not None:
+        kept.update(label for label in labels if checkpoints.step_of(label) % rules.every == 0)
+    return kept
+
+
+def _resumable(repo: Repository, reference: Retired) -> bool:
+    try:
+        checkpoint = repo.objects.get_record(reference.digest, Checkpoint)
+        return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE
+    except NotFound:
+        if not _retired_meanwhile(repo, reference):
+            raise
+        return False
+
+
+def _evidence(verdicts: Iterable[Verdict | None]) -> dict[str, set[int]]:
+    """Return, for both runs of each verdict, the steps of the divergence that it names: their checkpoints show it."""
+    steps: dict[str, set[int]] = {}
+    for verdict in verdicts:
+        if verdict is not None and verdict.first is not None:
+            for run in (verdict.run, verdict.replay):
+                steps.setdefault(run, set()).update({verdict.first.step, verdict.first.tensor_step or 0})
+    return steps

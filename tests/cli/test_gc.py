@@ -1,0 +1,114 @@
+"""`m5ws gc` and `m5ws keep`: a plan, a grace period, and what is printed when it cannot be done."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws import codec
+from m5ws.operations import gc_execute
+from m5ws.records import Checkpoint, Content, Executing
+from m5ws.repository import Repository, checkpoints, fsck, plans
+from tests.cli.conftest import M5, Made
+
+
+@pytest.fixture
+def left(home: Repository, made: Made, place: Path) -> Repository:
+    """The store of `made`, with what a killed writer left, and rules that retire one checkpoint."""
+    with open(place / "m5ws.toml", "a", encoding="utf-8") as settings:
+        settings.write("[retention]\nlast = 1\n")
+    home.objects.put(b"left by a killed writer")
+    content = home.objects.put_record(Content(format="dcp/1", world=1))
+    record = Checkpoint(run=made.run, snapshot=made.snapshot, attempt=1, step=9, content=content)
+    checkpoints.publish(home, record)
+    return home
+
+
+def test_it_plans_waits_and_deletes(m5: M5, left: Repository, made: Made) -> None:
+    old = checkpoints.name(3, 1)
+    tried = m5("gc", "--dry-run", "--older-than", "0s")
+    assert "1 checkpoints, 2 objects" in tried.out and "a dry run" in tried.out
+    assert left.store.names("gc/") == ()
+    planned = m5("gc", "--older-than", "0s", "--json").document
+    assert planned["state"] == "planned" and planned["would"]["objects"] == 2
+    assert {one["run"] for one in planned["would"]["freed"]} == {made.run, None}
+    waiting = m5("gc", "--json").document
+    assert (waiting["state"], waiting["plan"]) == ("waiting", planned["plan"])
+    early = m5("gc", "--execute", planned["plan"][:12])
+    assert early.status == 2 and "may be executed in" in early.err
+    assert old in checkpoints.names(left, made.run)
+    done = m5("gc", "--grace", "0s", "--json").document
+    assert done["deleted"]["checkpoints"] == 1 and done["deleted"]["objects"] == 2
+    assert old not in checkpoints.names(left, made.run)
+    report = fsck.check(left)
+    assert report.clean and report.unreachable == 0
+    assert "nothing to delete" in m5("gc", "--older-than", "0s").out
+    assert m5("show", made.run).status == 0 and m5("ls").status == 0
+
+
+def test_what_is_young_is_not_planned(m5: M5, left: Repository) -> None:
+    assert m5("gc", "--json").document["state"] == "nothing"
+
+
+def test_what_is_named_meanwhile_is_spared(m5: M5, left: Repository, made: Made) -> None:
+    m5("gc", "--older-than", "0s")
+    kept = m5("keep", made.run, "3", "--json").document
+    assert kept == {"run": made.run, "checkpoint": checkpoints.name(3, 1)}
+    done = m5("gc", "--grace", "0s", "--json").document["deleted"]
+    assert (done["checkpoints"], done["objects"], done["spared"]) == (0, 1, 1)
+    assert checkpoints.valid(left, made.run) == [checkpoints.name(3, 1), checkpoints.name(9, 1)]
+    assert fsck.check(left).clean
+
+
+def test_keep_takes_a_step_a_name_or_the_newest(m5: M5, left: Repository, made: Made) -> None:
+    assert checkpoints.name(9, 1) in m5("keep", made.run).out
+    assert m5("keep", made.run, checkpoints.name(3, 1)).status == 0
+    assert checkpoints.kept(left, made.run) == [checkpoints.name(3, 1), checkpoints.name(9, 1)]
+    assert m5("keep", made.run, "7").status == 3
+
+
+def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
+    m5: M5, left: Repository, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: object, key: str) -> None:
+        raise PermissionError(13, "Permission denied", key)
+
+    m5("gc", "--older-than", "0s")
+    monkeypatch.setattr("m5ws.store.local.LocalStore.delete", refuse)
+    denied = m5("gc", "--grace", "0s")
+    assert denied.status == 2
+    assert "could not be deleted from" in denied.err and "permission to delete" in denied.err
+    assert not plans.look(left.store).executing
+
+
+def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, left: Repository) -> None:
+    plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
+    left.store.create(plans.executing_key(plan), codec.encode(Executing(holder="another", host="far")))
+    refused = m5("gc", "--grace", "0s")
+    assert refused.status == 2 and "on far" in refused.err and "--take-over" in refused.err
+    assert m5("gc", "--execute", plan, "--take-over").status == 0
+    assert m5("gc", "--take-over").status == 2
+    assert m5("gc", "--execute", plan).status == 3
+
+
+def test_two_gcs_of_one_workspace_are_never_at_work_together(m5: M5, left: Repository, place: Path) -> None:
+    with gc_execute.alone(place / ".m5ws"):
+        assert "another gc of this workspace" in m5("gc").err
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-1d", "1y"])
+def test_an_age_is_a_number_and_a_unit(m5: M5, left: Repository, text: str) -> None:
+    assert m5("gc", "--older-than", text).status == 2
+
+
+def test_old_plans_are_cleared_away_but_what_they_did_stays(m5: M5, left: Repository) -> None:
+    first = m5("gc", "--older-than", "0s", "--json").document["plan"]
+    m5("gc", "--grace", "0s")
+    left.objects.put(b"more")
+    second = m5("gc", "--older-than", "0s", "--json").document["plan"]
+    m5("gc", "--grace", "0s")
+    gc_execute.clear(left, second)
+    assert list(left.store.list(plans.folder(first)))
+    gc_execute.clear(left, second, older_than_s=-1e9)
+    assert not list(left.store.list(plans.folder(first)))
+    assert plans.look(left.store).done == {first, second}
+    assert fsck.check(left).clean

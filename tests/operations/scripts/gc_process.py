@@ -1,0 +1,77 @@
+"""One process of tests/operations/test_gc_processes.py: `write` snapshots of overlapping trees, or `collect`."""
+
+import random
+import sys
+from pathlib import Path
+
+from m5ws.errors import M5Error
+from m5ws.operations import gc, gc_execute
+from m5ws.ports import SourceFile
+from m5ws.records import Annotation, Code, Declared, Determinism, Format, Observed, Rules, Snapshot
+from m5ws.repository import Repository, snapshots, trees
+from m5ws.repository.index import Index
+from m5ws.repository.publishing import Vanished, repeated
+from m5ws.store import open_store
+
+
+def repository(store: str) -> Repository:
+    return Repository.create(open_store(store), Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024))
+
+
+def write(store: str, folder: str, seed: str, count: str) -> None:
+    """Publish `count` snapshots, each printed when it is; between them, leave what is never published."""
+    draw = random.Random(int(seed))
+    home = Path(folder)
+    home.mkdir(parents=True)
+    for _ in range(int(count)):
+        names = draw.sample(range(12), 5)
+        for name in range(12):
+            (home / f"{name}").unlink(missing_ok=True)
+        for name in names:
+            (home / f"{name}").write_bytes(bytes([name]) * (200 + 700 * name))
+        files = [SourceFile(path=b"%d" % name, location=home / f"{name}") for name in names]
+        repo = repository(store)
+
+        def attempt(repo: Repository = repo, files: list[SourceFile] = files) -> str:
+            with Index(home.with_suffix(".index")) as index:
+                tree = trees.write_tree(repo.objects, files, index).digest
+            observed = repo.objects.put_record(Observed(facts={"seed": seed}))
+            snapshot = Snapshot(
+                code=Code(commit=None, dirty=False, tree=tree),
+                config=tree,
+                tokenizer=None,
+                datasets=(),
+                declared=Declared(),
+                determinism=Determinism(),
+            )
+            return snapshots.publish(repo, snapshot, Annotation(created_s=1.0, observed=observed))
+
+        if draw.random() < 0.3:
+            trees.write_tree(repo.objects, files)
+            continue
+        while True:
+            try:
+                print(repeated(attempt), flush=True)
+                break
+            except Vanished:
+                continue
+
+
+def collect(store: str, home: str, rounds: str) -> None:
+    """Plan and execute, with no grace, `rounds` times; go on first with what a killed process has begun."""
+    repo = repository(store)
+    for _ in range(int(rounds)):
+        try:
+            with gc_execute.alone(Path(home)) as holder:
+                due = gc_execute.due(repo, 0.0)
+                plan = due.plan if due is not None else gc.plan(repo, Rules(), 0.0, part_objects=5).id
+                if plan is not None:
+                    done = gc_execute.execute(repo, plan, holder, grace_s=0.0)
+                    print(done.objects, done.spared, flush=True)
+        except M5Error as error:
+            # A writer slept through the grace period, of no time at all, and is about to repair what it published.
+            print(f"# {error}", flush=True)
+
+
+if __name__ == "__main__":
+    {"write": write, "collect": collect}[sys.argv[1]](*sys.argv[2:])

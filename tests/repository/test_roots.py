@@ -1,0 +1,142 @@
+"""Which checkpoints the rules retire, and which never go, whatever the rules say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws import codec
+from m5ws.errors import NotFound, UsageError
+from m5ws.records import (
+    Annotation,
+    AttemptEnded,
+    AttemptStarted,
+    Checkpoint,
+    Code,
+    Content,
+    Declared,
+    Determinism,
+    Divergence,
+    Event,
+    LaunchSpec,
+    Observed,
+    Rules,
+    Run,
+    Snapshot,
+    Tree,
+    Verdict,
+)
+from m5ws.repository import Repository, checkpoints, fsck, ledger, roots, runs, snapshots
+from m5ws.repository.objects import key
+
+RUN = "a" * 12
+_LABELS = [checkpoints.name(step, 1) for step in range(10, 110, 10)]
+
+
+@pytest.fixture
+def trained(repo: Repository) -> Repository:
+    """A store with a run that published ten checkpoints, at steps 10, 20 … 100."""
+    tree = repo.objects.put_record(Tree(entries=()))
+    snapshot = Snapshot(
+        code=Code(commit=None, dirty=False, tree=tree),
+        config=tree,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(),
+        determinism=Determinism(),
+    )
+    runs.publish(
+        repo,
+        Run(
+            id=RUN,
+            snapshot=snapshots.publish(repo, snapshot, Annotation(created_s=1.0)),
+            spec=LaunchSpec(command=("x",)),
+        ),
+    )
+    append(repo, 1, AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed())))
+    for step in range(10, 110, 10):
+        save(repo, step)
+    return repo
+
+
+def append(repo: Repository, attempt: int, event: Event) -> None:
+    ledger.Writer(repo, RUN, attempt, ledger.LAUNCHER).append([codec.encode(event)])
+
+
+def save(repo: Repository, step: int, attempt: int = 1, kind: str = "dcp/1") -> None:
+    content = Content(format=kind, world=step)  # type: ignore[arg-type]
+    snapshot = runs.load(repo, RUN).snapshot
+    record = repo.objects.put_record(content)
+    checkpoints.publish(repo, Checkpoint(run=RUN, snapshot=snapshot, attempt=attempt, step=step, content=record))
+
+
+def steps(repo: Repository, rules: Rules) -> list[int]:
+    """Return the steps whose checkpoints are retired."""
+    found = roots.read(repo, rules, lambda *_: True).retired
+    return [checkpoints.step_of(one.checkpoint) for one in found]
+
+
+@given(count=st.integers(0, 20), last=st.none() | st.integers(1, 25), every=st.none() | st.integers(1, 50))
+def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int | None, every: int | None) -> None:
+    labels = [checkpoints.name(10 * number, 1) for number in range(1, count + 1)]
+    kept = roots.retained(labels, Rules(last=last, every=every))
+    assert set(labels[-1:]) <= kept <= set(labels)
+    if last is None and every is None:
+        assert kept == set(labels)
+    assert set(labels[-(last or 1) :]) <= kept
+    assert all(every is None or checkpoints.step_of(label) % every or label in kept for label in labels)
+
+
+def test_by_default_nothing_is_retired(trained: Repository) -> None:
+    assert steps(trained, Rules()) == []
+
+
+def test_the_last_and_every_nth_stay(trained: Repository) -> None:
+    assert steps(trained, Rules(last=2, every=40)) == [10, 20, 30, 50, 60, 70]
+
+
+def test_what_is_kept_by_name_stays_and_fsck_knows_it(trained: Repository) -> None:
+    checkpoints.keep(trained, RUN, _LABELS[0])
+    checkpoints.keep(trained, RUN, _LABELS[0])
+    assert steps(trained, Rules(last=8)) == [20]
+    assert fsck.check(trained).clean
+    digest = checkpoints.digest(trained, RUN, _LABELS[0])
+    trained.store.delete(key(digest))
+    pin = f"pins/{RUN}/{_LABELS[0]}"
+    assert ("dangling", pin) in {(one.kind, one.key) for one in fsck.check(trained).damage}
+
+
+def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository) -> None:
+    with pytest.raises(NotFound):
+        checkpoints.keep(trained, RUN, checkpoints.name(7, 1))
+    append(trained, 2, AttemptStarted(attempt=2, host="h", observed=trained.objects.put_record(Observed())))
+    with pytest.raises(UsageError):
+        checkpoints.keep(trained, RUN, _LABELS[0])
+
+
+def test_what_a_live_attempt_resumed_from_stays_until_it_has_ended(trained: Repository) -> None:
+    observed = trained.objects.put_record(Observed())
+    started = AttemptStarted(attempt=2, host="h", observed=observed, inherits=tuple(_LABELS), resume=_LABELS[3])
+    append(trained, 2, started)
+    assert 40 not in steps(trained, Rules(last=1))
+    append(trained, 2, AttemptEnded(outcome="finished", exit_code=0))
+    assert 40 in steps(trained, Rules(last=1))
+
+
+def test_files_that_a_script_wrote_are_never_retired(trained: Repository) -> None:
+    save(trained, 101, kind="files/1")
+    save(trained, 102, kind="files/1")
+    assert steps(trained, Rules(last=1)) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
+    snapshot = runs.load(trained, RUN).snapshot
+    runs.publish(trained, Run(id="b" * 12, snapshot=snapshot, spec=LaunchSpec(command=("x",)), reproduces=RUN))
+    first = Divergence(step=20, rank=0, quantity="loss", original="1", replayed="2", tensor_step=30)
+    runs.publish_verdict(trained, Verdict(run=RUN, replay="b" * 12, outcome="diverged", first=first))
+    assert {20, 30}.isdisjoint(steps(trained, Rules(last=1)))
+
+
+def test_nothing_is_said_of_a_store_that_is_damaged(trained: Repository) -> None:
+    trained.store.delete(key(checkpoints.digest(trained, RUN, _LABELS[0])))
+    with pytest.raises(NotFound):
+        roots.read(trained, Rules(), lambda *_: True)

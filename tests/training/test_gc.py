@@ -1,0 +1,33 @@
+"""A checkpoint whose publication slept through a grace period of gc: the state is still there, and is saved again."""
+
+from pathlib import Path
+
+from m5ws.operations import gc, gc_execute
+from m5ws.ports import SourceFile
+from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Rules, Run, Snapshot
+from m5ws.repository import Repository, checkpoints, fsck, runs, snapshots, trees
+from m5ws.store.local import LocalStore
+from sleeping_store import SleepingStore
+from tests.training.test_crash import _RUN, _save
+
+
+def test_a_checkpoint_that_slept_through_a_grace_period_is_saved_again(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    tree = trees.write_tree(repo.objects, list[SourceFile]()).digest
+    code = Code(commit=None, dirty=False, tree=tree)
+    record = Snapshot(
+        code=code, config=tree, tokenizer=None, datasets=(), declared=Declared(), determinism=Determinism()
+    )
+    snapshot = snapshots.publish(repo, record, Annotation(created_s=1.0))
+    runs.publish(repo, Run(id=_RUN, snapshot=snapshot, spec=LaunchSpec(command=("x.py",))))
+
+    def meanwhile() -> None:
+        plan = gc.plan(repo, Rules(), 0.0)
+        done = gc_execute.execute(repo, str(plan.id), "lock", grace_s=0.0)
+        assert done.objects > 2
+
+    asleep = SleepingStore(repo.store, f"runs/{_RUN}/checkpoints/", meanwhile)
+    assert _save(Repository(asleep, repo.format), tmp_path)
+    assert asleep.slept and checkpoints.valid(repo, _RUN) == []
+    assert checkpoints.names(repo, _RUN) == [checkpoints.name(1, 1)]
+    assert fsck.check(repo).clean
