@@ -122,6 +122,12 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     ),
     (("store", "stall_s"), lambda s: s.store.stall_s <= 0, "is not positive"),
     (
+        ("store", "cache_limit"),
+        lambda s: s.store.cache_limit_bytes is None,
+        "is not a size: write bytes, or a text such as '50 GiB'",
+    ),
+    (("store", "cache"), lambda s: s.store.cache_limit_bytes == 0, "does nothing while 'store.cache_limit' is 0"),
+    (
         ("config", "files"),
         lambda s: any(map(_outside, s.config.files)),
         "holds a path that is not inside the workspace",

@@ -67,6 +67,36 @@ class Homed(Protocol):
         """Try that `create` lets one writer win. Raises M5Error if it does not, or if this user may not write."""
 
 
+@runtime_checkable
+class OnDisk(Protocol):
+    """What a store can do besides, whose objects may lie in files of this machine: a directory, a cache."""
+
+    def descriptor(self, key: str) -> int | None:
+        """Return an open descriptor of a file that holds an object, for reading; the caller closes it.
+
+        None if there is no such file here. The bytes are as unverified as those of `get`.
+        """
+
+
+@runtime_checkable
+class Near(Protocol):
+    """What a store can do besides, that keeps copies of objects on this machine's disk: a cache."""
+
+    @property
+    def copies(self) -> tuple[Path, int]:
+        """The directory of the copies, and how many bytes they may have together."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much it keeps for certain before it drops what was used least lately."""
+
+    def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """As `get`, from the store itself, whatever the copy is: it is dropped. Raises NotFound."""
+
+    def held(self, key: str) -> int | None:
+        """Return the size of an object's copy, which counts as used now, or None if there is none."""
+
+
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A file of the author's to be captured: `path` inside the tree, `location` on this machine (`os.fsdecode`d).
 

@@ -206,7 +206,8 @@ class Run(Record, tag="run/1", frozen=True, kw_only=True):
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `resume` is the digest of the checkpoint to go on from.
+    `resume` is the digest of the checkpoint to go on from; `copies` where copies of what is read are kept, of at most
+    `copies_bytes`.
     """
 
     store: str
@@ -221,6 +222,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     output_dir: str
     author_dir: str
     resume: Digest | None = None
+    copies: str = ""
+    copies_bytes: int = 0
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """What `m5ws.toml` can say, with every default. `workspace` parses it; everybody else gets this record."""
 
+import re
 from typing import Literal
 
 import msgspec
@@ -28,9 +29,20 @@ class StoreOptions(_Section, frozen=True, kw_only=True):
 
 
 class StoreSettings(StoreOptions, frozen=True, kw_only=True):
-    """`url`: a directory, relative to the workspace or absolute, or s3://bucket/prefix."""
+    """`url`: a directory, relative to the workspace or absolute, or s3://bucket/prefix.
+
+    `cache`: where copies of remote objects are kept, the user's cache directory if empty; `cache_limit`: how much of
+    them, in bytes or as text ("50 GiB"), 0 for none.
+    """
 
     url: str = ".m5ws/store"
+    cache: str = ""
+    cache_limit: str | int = "50 GiB"
+
+    @property
+    def cache_limit_bytes(self) -> int | None:
+        """The limit in bytes; None if it is no size."""
+        return size_bytes(self.cache_limit)
 
 
 class CodeSettings(_Section, frozen=True, kw_only=True):
@@ -100,6 +112,15 @@ class SecretsSettings(_Section, frozen=True, kw_only=True):
     """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
 
     allow: tuple[str, ...] = ()
+
+
+def size_bytes(text: str | int) -> int | None:
+    """Return a size in bytes, from "50 GiB", "1.5 TB" or a number of bytes; None if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B|B)?", str(text).strip())
+    if found is None:
+        return None
+    amount, unit, binary = found.groups()
+    return int(float(amount) * (1024 if binary else 1000) ** (" KMGT".index(unit) if unit else 0))
 
 
 class Settings(_Section, frozen=True, kw_only=True):

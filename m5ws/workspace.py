@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 FILE = "m5ws.toml"
 STATE = ".m5ws"
-VARIABLES = {"MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none."}
+VARIABLES = {
+    "XDG_CACHE_HOME": "Where copies of remote objects are kept, in `m5ws`, if `m5ws.toml` names no place; `~/.cache`.",
+    "MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none.",
+}
 _ADAPTERS = {
     "store": "m5ws.store:open_store",
+    "cache": "m5ws.store.cache:cached",
     "source": "m5ws.adapters.git:Git",
     "datasets": "m5ws.adapters.dvc:Dvc",
     "observer": "m5ws.adapters.machine:Machine",
@@ -79,6 +83,19 @@ class Workspace:
         return url_of(url, self.settings.store) if own else url
 
     @property
+    def cache_dir(self) -> Path | None:
+        """Where copies of the store's objects are kept; None for a store in a directory, unless it is asked for."""
+        named = self.settings.store.cache
+        if named:
+            return self.root / Path(named).expanduser()
+        url = self.store_url
+        if "://" not in url or url.startswith("file://"):
+            return None
+        # The XDG base directory specification ignores a path that is not absolute.
+        base = Path(self.environment.get("XDG_CACHE_HOME", ""))
+        return (base if base.is_absolute() else Path.home() / ".cache") / "m5ws"
+
+    @property
     def tracking_uri(self) -> str:
         """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else this workspace's own file."""
         own = f"sqlite:///{self.home / 'mlflow.db'}"
@@ -92,15 +109,20 @@ class Workspace:
             ignore.write_text("*\n")
         return self.home
 
-    def repository(self, *, create: bool = False, imagined: bool = False) -> "Repository":
+    def repository(self, *, create: bool = False, imagined: bool = False, near: bool = True) -> "Repository":
         """Open the store, or make it with `create`. Raises NotFound if there is none.
 
-        With `imagined`, for a dry run, one that is not there is returned as it would be made.
+        With `imagined`, for a dry run, one that is not there is returned as it would be made. Without `near`, all
+        that is read is the store's own, and no copy on this machine's disk.
         """
-        return self.repository_at(self.settings.store.url, create=create, imagined=imagined)
+        repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined)
+        if not near or self.cache_dir is None:
+            return repository
+        limit_bytes = self.settings.store.cache_limit_bytes
+        return repository.through(cast(ObjectStore, _load("cache")(repository.store, self.cache_dir, limit_bytes)))
 
     def repository_at(self, url: str, *, create: bool = False, imagined: bool = False) -> "Repository":
-        """As `repository`, for a store of any URL; a relative path is taken from the workspace."""
+        """As `repository`, for a store of any URL, without copies; a relative path is taken from the workspace."""
         from m5ws.repository import Repository
 
         store = cast(Callable[[str], ObjectStore], _load("store"))(self._located(url))

@@ -29,6 +29,7 @@ COMMANDS = {
     "diff": "Show what differs between two snapshots or runs.",
     "logs": "Print what the ranks of a run wrote.",
     "checkout": "Write a snapshot's files into a new directory.",
+    "prefetch": "Fetch what a snapshot or run needs into this machine's cache.",
     "push": "Copy snapshots and runs into another store.",
     "pull": "Copy snapshots and runs from another store into this workspace's.",
     "fsck": "Read everything in the store and name what is damaged.",

@@ -22,7 +22,8 @@ def command(context: click.Context, as_json: bool) -> None:
     """
     from m5ws.repository import fsck
 
-    repo = names.workspace(context).repository()
+    # What is checked is the store, not the copies of it that this machine has.
+    repo = names.workspace(context).repository(near=False)
     with progress.Bar() as bar:
         report = fsck.check(repo, bar)
     if as_json:

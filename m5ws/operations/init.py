@@ -148,6 +148,9 @@ name = @NAME@
 # storage_class = "INTELLIGENT_TIERING"
 # integrity = "signed"
 # stall_s = 20.0
+# Copies of what is read from a remote store. Empty: m5ws in the user's cache directory. A limit of 0 keeps none.
+# cache = ""
+# cache_limit = "50 GiB"
 
 [code]
 # All that git tracks, and what it neither tracks nor ignores, is captured as it is in the working tree.

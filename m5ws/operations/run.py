@@ -16,7 +16,7 @@ import msgspec
 
 from m5ws import determinism, secret_scan
 from m5ws.errors import MissingExtra, NotFound, UsageError
-from m5ws.ports import Tracker
+from m5ws.ports import Near, Tracker
 from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
@@ -175,6 +175,7 @@ def _resumable(repo: Repository, run_id: str, label: str) -> bool:
 def _context(
     repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
 ) -> Context:
+    copies, copies_bytes = repo.store.copies if isinstance(repo.store, Near) else ("", 0)
     return Context(
         store=repo.store.url,
         run=run.id,
@@ -188,6 +189,8 @@ def _context(
         output_dir=str(directory / "output"),
         author_dir=str(author_dir),
         resume=checkpoints.digest(repo, run.id, resume) if resume else None,
+        copies=str(copies),
+        copies_bytes=copies_bytes,
     )
 
 

@@ -61,6 +61,10 @@ class Repository:
             return cls._joined(store, form)
         return cls(store, wanted)
 
+    def through(self, store: ObjectStore) -> "Repository":
+        """Return the same store as `store` shows it, which keeps copies of it."""
+        return Repository(store, self.format, self.note)
+
     @classmethod
     def imagined(cls, store: ObjectStore) -> "Repository":
         """Return a store that is not there as it would be made; nothing is written."""

@@ -80,6 +80,16 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     return needs
 
 
+def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
+    """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint."""
+    if kind == "snapshot":
+        return closure(repo, kind, name)
+    needs = closure(repo, "snapshot", runs.load(repo, name).snapshot)
+    for label in checkpoints.valid(repo, name)[-1:]:
+        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, set())
+    return needs
+
+
 def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
     if digest not in needs:
         needs[digest] = len(repo.objects.get(digest))

@@ -1,21 +1,27 @@
 """Trees to files: a fresh directory that holds exactly what the trees name, every byte verified.
 
 Nothing is ever written outside the target, whatever a tree says: its paths are checked, files are created
-exclusively before any link exists, and links are made last.
+exclusively before any link exists, and links are made last. Packs are read, not files: 100,000 small files are
+hundreds of reads. Memory is bounded by _BUDGET_BYTES and one chunk, whatever is written.
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.ports import Progress
-from m5ws.records import Digest, Entry, Tree, path_text
-from m5ws.repository.objects import Objects
+from m5ws.ports import OnDisk, Progress
+from m5ws.records import Digest, Entry, Slice, Tree, path_text
+from m5ws.repository import copying
+from m5ws.repository.flight import Job, fly
+from m5ws.repository.objects import Objects, key
 from m5ws.repository.trees import check_paths
 
-_THREADS = 4
+_THREADS = 16
+"""More than there are processors: from a store that is far away, most of them wait."""
+_BUDGET_BYTES = 512 * 2**20
 
 
 def materialise(
@@ -28,17 +34,24 @@ def materialise(
     """
     entries = tuple(entry for tree in trees for entry in tree.entries)
     check_paths(entries, "to materialise")
+    _check_sizes(entries)
     _prepare(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-materialise") as pool:
-        for size in _bounded(pool, objects, target, entries, read_only):
-            done += size
-            if progress:
-                progress("materialising", done, total)
+    for size in fly(_Writer(objects, target, read_only).jobs(entries), _THREADS, _BUDGET_BYTES):
+        done += size
+        if progress:
+            progress("materialising", done, total)
     for entry in entries:
         if entry.link is not None:
             os.symlink(path_text(entry.link), target / path_text(entry.path))
+
+
+def _check_sizes(entries: tuple[Entry, ...]) -> None:
+    for entry in entries:
+        size = sum(part.size_bytes for part in entry.parts)
+        if entry.link is None and size != entry.size_bytes:
+            raise CorruptObject(f"file {entry.name!r} has {size} bytes instead of {entry.size_bytes}")
 
 
 def _prepare(target: Path, entries: tuple[Entry, ...]) -> None:
@@ -49,60 +62,111 @@ def _prepare(target: Path, entries: tuple[Entry, ...]) -> None:
         (target / path_text(folder)).mkdir(parents=True, exist_ok=True)
 
 
-def _bounded(
-    pool: ThreadPoolExecutor, objects: Objects, target: Path, entries: tuple[Entry, ...], read_only: bool
-) -> Iterator[int]:
-    """Yield the bytes of each finished job, with a bounded number of jobs (packs or files) in flight."""
-    pending: list[Future[int]] = []
-    for pack, members in _jobs(entries):
-        pending.append(pool.submit(_write, objects, target, pack, members, read_only))
-        if len(pending) > 2 * _THREADS:
-            yield pending.pop(0).result()
-    for future in pending:
-        yield future.result()
+class _Writer:
+    """Makes the files of a target: one job a pack, and one a chunk, so that a large file is read in parallel."""
+
+    def __init__(self, objects: Objects, target: Path, read_only: bool) -> None:
+        self._objects = objects
+        self._on_disk = objects.store if isinstance(objects.store, OnDisk) else None
+        self._root = os.fspath(target) + "/"
+        self._write_bits = 0o222 if read_only else 0
+
+    def jobs(self, entries: tuple[Entry, ...]) -> Iterator[Job[int]]:
+        """Yield all jobs, large files first; each returns how many bytes it has written."""
+        packs: dict[Digest, list[Entry]] = {}
+        for entry in entries:
+            if entry.link is not None:
+                continue
+            if len(entry.parts) == 1 and entry.parts[0].object != entry.parts[0].digest:
+                packs.setdefault(entry.parts[0].object, []).append(entry)
+            else:
+                yield from self._chunks(entry)
+        for pack, members in packs.items():
+            size = max(entry.parts[0].offset + entry.size_bytes for entry in members)
+            yield size, lambda pack=pack, members=members: self._pack(pack, members)  # type: ignore[misc]
+
+    def _chunks(self, entry: Entry) -> Iterator[Job[int]]:
+        if not entry.parts:
+            self._whole(entry, memoryview(b""))
+            return
+        file = _File(self._create(entry), self._mode(entry), len(entry.parts))
+        position = 0
+        for part in entry.parts:
+            yield part.size_bytes, lambda part=part, position=position: self._chunk(file, part, position)  # type: ignore[misc]
+            position += part.size_bytes
+
+    def _chunk(self, file: "_File", part: Slice, position: int) -> int:
+        try:
+            if not self._copied(file, part, position):
+                copying.write(file.descriptor, self._objects.read(part), position)
+        finally:
+            file.leave()
+        return part.size_bytes
+
+    def _copied(self, file: "_File", part: Slice, position: int) -> bool:
+        """Copy a chunk that lies on this machine's disk; one that is damaged there is left to `Objects.read`."""
+        if self._on_disk is None or part.object != part.digest:
+            return False
+        source = self._on_disk.descriptor(key(part.object))
+        if source is None:
+            return False
+        try:
+            return copying.copy(self._objects, source, part, file.descriptor, position)
+        except OSError:
+            # The disk cannot read it; if it is the target that cannot be written, the next write says so.
+            return False
+        finally:
+            os.close(source)
+
+    def _pack(self, pack: Digest, entries: list[Entry]) -> int:
+        pieces = self._objects.pieces(pack, [entry.parts[0] for entry in entries])
+        for entry, piece in zip(entries, pieces, strict=True):
+            self._whole(entry, piece)
+        return sum(entry.size_bytes for entry in entries)
+
+    def _whole(self, entry: Entry, data: memoryview) -> None:
+        descriptor = self._create(entry)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            _set_mode(descriptor, self._mode(entry))
+        finally:
+            os.close(descriptor)
+
+    def _create(self, entry: Entry) -> int:
+        location = self._root + path_text(entry.path)
+        return os.open(location, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, self._mode(entry))
+
+    def _mode(self, entry: Entry) -> int:
+        return (0o755 if entry.mode == "exec" else 0o644) & ~self._write_bits
 
 
-def _jobs(entries: tuple[Entry, ...]) -> Iterator[tuple[Digest | None, list[Entry]]]:
-    """Yield (pack, the files in it) for packed files, so that a pack is read once, and (None, [file]) for others."""
-    packs: dict[Digest, list[Entry]] = {}
-    for entry in entries:
-        if entry.link is not None:
-            continue
-        if len(entry.parts) == 1 and entry.size_bytes < (1 << 20):
-            packs.setdefault(entry.parts[0].object, []).append(entry)
-        else:
-            yield None, [entry]
-    yield from packs.items()
+class _File:
+    """A large file that several jobs write to; the last one that leaves gives it its mode and closes it."""
+
+    def __init__(self, descriptor: int, mode: int, jobs: int) -> None:
+        self.descriptor = descriptor
+        self._mode = mode
+        self._jobs = jobs
+        self._lock = threading.Lock()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._jobs -= 1
+            last = not self._jobs
+        if last:
+            _set_mode(self.descriptor, self._mode)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        # Jobs that were never begun, because another has failed, do not leave.
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                os.close(self.descriptor)
 
 
-def _write(objects: Objects, target: Path, pack: Digest | None, entries: list[Entry], read_only: bool) -> int:
-    if pack is None:
-        (entry,) = entries
-        _write_file(target, entry, (objects.read(part) for part in entry.parts), read_only)
-        return entry.size_bytes
-    data = memoryview(objects.get(pack))
-    for entry in entries:
-        part = entry.parts[0]
-        piece = data[part.offset : part.offset + part.size_bytes]
-        if objects.digest(piece) != part.digest:
-            raise CorruptObject(f"file {entry.name!r} is not where its tree says, in object {pack}")
-        _write_file(target, entry, (piece,), read_only)
-    return sum(entry.size_bytes for entry in entries)
-
-
-def _write_file(target: Path, entry: Entry, pieces: Iterable[bytes | memoryview], read_only: bool) -> None:
-    mode = 0o755 if entry.mode == "exec" else 0o644
-    location = target / path_text(entry.path)
-    descriptor = os.open(location, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    size = 0
-    try:
-        for piece in pieces:
-            view = memoryview(piece)
-            size += view.nbytes
-            while view:
-                view = view[os.write(descriptor, view) :]
-        os.fchmod(descriptor, mode & ~0o222 if read_only else mode)
-    finally:
-        os.close(descriptor)
-    if size != entry.size_bytes:
-        raise CorruptObject(f"file {entry.name!r} has {size} bytes instead of {entry.size_bytes}")
+def _set_mode(descriptor: int, mode: int) -> None:
+    """Give back what the umask took; most umasks take nothing, and to set a mode costs as much as to make the file."""
+    if os.fstat(descriptor).st_mode & 0o777 != mode:
+        os.fchmod(descriptor, mode)

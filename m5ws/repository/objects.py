@@ -1,17 +1,19 @@
 """Objects named by the digest of exactly their bytes.
 
 Everything that is read is checked against its name before anybody sees it (promise 5), so a damaged
-disk, cache or transfer is an error here and nowhere else.
+disk, cache or transfer is an error here and nowhere else. A store that keeps copies near is asked once for
+fresh bytes before that.
 """
 
 import threading
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import blake3
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, ObjectExists
-from m5ws.ports import Buffer, ObjectStore
+from m5ws.ports import Buffer, Near, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
 from m5ws.repository import plans
 
@@ -22,6 +24,14 @@ _READS = 3
 def key(digest: Digest) -> str:
     """Return the store key of an object."""
     return f"objects/{digest[:2]}/{digest}"
+
+
+class Hasher(Protocol):
+    """The store's hash of what comes in pieces."""
+
+    def update(self, data: Buffer, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
 
 
 class Objects:
@@ -52,6 +62,14 @@ class Objects:
             return hashlib.sha256(data).hexdigest()
         return blake3.blake3(data).hexdigest()
 
+    def hasher(self) -> Hasher:
+        """Return the store's hash, of nothing yet."""
+        if self.format.hash == "sha256":
+            import hashlib
+
+            return hashlib.sha256()
+        return blake3.blake3()
+
     def put(self, data: Buffer) -> Digest:
         """Make `data` durable and return its digest. Bytes that are there already are not written again.
 
@@ -77,19 +95,45 @@ class Objects:
 
     def get(self, digest: Digest) -> bytes:
         """Return an object's bytes, verified; what is damaged is read again. Raises NotFound, CorruptObject."""
-        for _ in range(_READS):
-            data = self.store.get(key(digest))
+        for data in self._readings(key(digest)):
             if self.digest(data) == digest:
                 return data
         raise CorruptObject(f"object {digest} does not have the bytes it was written with")
 
     def read(self, part: Slice) -> bytes:
         """Return a slice's bytes, verified by its own digest, as `get` does. Raises NotFound, CorruptObject."""
-        for _ in range(_READS):
-            data = self.store.get(key(part.object), part.offset, part.size_bytes)
-            if self.digest(data) == part.digest:
+        whole = part.object == part.digest
+        where = (key(part.object),) if whole else (key(part.object), part.offset, part.size_bytes)
+        for data in self._readings(*where):
+            if self._is(data, part):
                 return data
-        raise CorruptObject(f"bytes {part.offset}+{part.size_bytes} of object {part.object} are not what was written")
+        raise _not_as_written(part)
+
+    def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
+        """Return slices of one object, read once; each is verified by its own digest. Raises as `read`."""
+        wrong: Slice | None = None
+        for data in self._readings(key(pack)):
+            found, wrong = self._cut(data, parts)
+            if wrong is None:
+                return found
+        assert wrong is not None
+        raise _not_as_written(wrong)
+
+    def _readings(self, *where: Any) -> Iterator[bytes]:
+        """Yield what the store says: at first from a cache's copy, if it has one, then from the store itself."""
+        yield self.store.get(*where)
+        for _ in range(_READS - 1):
+            yield self.store.fresh(*where) if isinstance(self.store, Near) else self.store.get(*where)
+
+    def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
+        """Return slices of `data`, and the first that is not what its digest says."""
+        view = memoryview(data)
+        found = [view[part.offset : part.offset + part.size_bytes] for part in parts]
+        wrong = (part for part, piece in zip(parts, found, strict=True) if not self._is(piece, part))
+        return found, next(wrong, None)
+
+    def _is(self, data: bytes | memoryview, part: Slice) -> bool:
+        return len(data) == part.size_bytes and self.digest(data) == part.digest
 
     def put_record(self, record: Record) -> Digest:
         """Make a record durable and return the digest of its stored bytes."""
@@ -98,6 +142,11 @@ class Objects:
     def get_record(self, digest: Digest, kind: type[R]) -> R:
         """Return the record stored as `digest`. Raises NotFound, CorruptObject, UnknownSchema."""
         return codec.decode(self.get(digest), kind, f"object {digest}")
+
+
+def _not_as_written(part: Slice) -> CorruptObject:
+    where = f"bytes {part.offset}+{part.size_bytes} of object {part.object}"
+    return CorruptObject(f"{where} are not what was written, or not what a record says")
 
 
 def is_digest(text: str) -> bool:

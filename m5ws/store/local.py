@@ -17,13 +17,19 @@ from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
+_STALE_COPY_S = 3600.0
 
 
 class LocalStore:
-    """`ports.ObjectStore` on a directory, which is made with the first object."""
+    """`ports.ObjectStore` on a directory, which is made with the first object.
 
-    def __init__(self, root: Path) -> None:
+    A store whose objects can be had again (a cache) need not be `durable`: nothing is synced, and a torn file
+    after a power failure is found by its digest.
+    """
+
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
+        self._durable = durable
         self._sweep()
 
     @property
@@ -35,7 +41,7 @@ class LocalStore:
             with open(self._path(key), "rb", buffering=0) as file:
                 if start:
                     file.seek(start)
-                return _read(file.fileno(), -1 if length is None else length)
+                return read(file.fileno(), -1 if length is None else length)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(f"{key} is not in the store {self.root}") from error
 
@@ -43,7 +49,7 @@ class LocalStore:
         target = self._path(key)
         if target.exists():
             raise ObjectExists(key)
-        _make_directory(target.parent)
+        self._make_directory(target.parent)
         temporary = self._temporary(data)
         try:
             # Published from here on: the bytes are complete and synced, the link is atomic and exclusive.
@@ -52,7 +58,8 @@ class LocalStore:
             raise ObjectExists(key) from error
         finally:
             os.unlink(temporary)
-        _sync_directory(target.parent)
+        if self._durable:
+            _sync_directory(target.parent)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         directory, _, _ = prefix.rpartition("/")
@@ -78,20 +85,27 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def descriptor(self, key: str) -> int | None:
+        try:
+            return os.open(self._path(key), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 
     def _temporary(self, data: Buffer) -> Path:
         """Return a synced file of `data` that has no key yet."""
         directory = self.root / _TEMPORARY
-        _make_directory(directory)
+        self._make_directory(directory)
         path = directory / os.urandom(12).hex()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         try:
             view = memoryview(data).cast("B")
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            if self._durable:
+                os.fsync(descriptor)
         except BaseException:
             os.unlink(path)
             raise
@@ -99,11 +113,21 @@ class LocalStore:
             os.close(descriptor)
         return path
 
+    def _make_directory(self, directory: Path) -> None:
+        """Make `directory` durable: a new name is synced in its parent, or a crash could lose the object below it."""
+        if directory.is_dir():
+            return
+        self._make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        if self._durable:
+            _sync_directory(directory.parent)
+
     def _sweep(self) -> None:
         """Remove what killed writers left: unpublished files that no writer can still be filling."""
+        oldest_s = time.time() - (_STALE_S if self._durable else _STALE_COPY_S)
         try:
             with os.scandir(self.root / _TEMPORARY) as found:
-                stale = [entry.path for entry in found if entry.stat().st_mtime < time.time() - _STALE_S]
+                stale = [entry.path for entry in found if entry.stat().st_mtime < oldest_s]
         except (FileNotFoundError, NotADirectoryError):
             return
         for path in stale:
@@ -112,8 +136,8 @@ class LocalStore:
                 os.unlink(path)
 
 
-def _read(descriptor: int, length: int) -> bytes:
-    """Read `length` bytes, or all if negative; os.read alone may return less than asked."""
+def read(descriptor: int, length: int) -> bytes:
+    """Read `length` bytes of a file, or all if negative; os.read alone may return less than asked."""
     wanted = os.fstat(descriptor).st_size - os.lseek(descriptor, 0, os.SEEK_CUR)
     wanted = max(0, wanted if length < 0 else min(length, wanted))
     first = os.read(descriptor, wanted) if wanted else b""
@@ -140,15 +164,6 @@ def _walk(start: Path) -> Iterator[Path]:
             yield from _walk(Path(entry.path))
         else:
             yield Path(entry.path)
-
-
-def _make_directory(directory: Path) -> None:
-    """Make `directory` durable: a new name is synced in its parent, or a crash could lose the object below it."""
-    if directory.is_dir():
-        return
-    _make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
-    _sync_directory(directory.parent)
 
 
 def _sync_directory(directory: Path) -> None:

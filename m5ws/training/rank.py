@@ -19,6 +19,7 @@ from m5ws.records import Context, RankEnded, RankStarted
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store
+from m5ws.store.cache import cached
 from m5ws.training import context, determinism, facts, isolation
 from m5ws.training.stop import Stop
 
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = Stop(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
+    if orders.copies:
+        repo = repo.through(cached(repo.store, Path(orders.copies), orders.copies_bytes))
     determinism.apply(orders.determinism)
     active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders))
     context.activate(active)

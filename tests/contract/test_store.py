@@ -11,6 +11,7 @@ import pytest
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.ports import ObjectStore
 from m5ws.store import open_store
+from m5ws.store.cache import cached
 from m5ws.store.local import LocalStore
 from memory_store import MemoryStore
 
@@ -34,7 +35,18 @@ def _memory(request: pytest.FixtureRequest) -> ObjectStore:
     return MemoryStore()
 
 
-_MAKERS: dict[str, Maker] = {"local": _local, "memory": _memory, "s3": _s3}
+def _cached(request: pytest.FixtureRequest, limit_bytes: int = 2**20) -> ObjectStore:
+    path = request.getfixturevalue("tmp_path")
+    return cached(open_store(str(path / "contract")), path / "cache", limit_bytes)
+
+
+_MAKERS: dict[str, Maker] = {
+    "cached": _cached,
+    "cache-too-small": lambda request: _cached(request, 10),
+    "local": _local,
+    "memory": _memory,
+    "s3": _s3,
+}
 
 
 @pytest.fixture(params=sorted(_MAKERS))

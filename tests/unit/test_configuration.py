@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from m5ws import configuration
 from m5ws.errors import ConfigError
 from m5ws.operations import init
-from m5ws.settings import Settings
+from m5ws.settings import Settings, StoreSettings
 
 
 def _read(tmp_path: Path, text: str) -> Settings:
@@ -49,6 +49,9 @@ def test_what_it_says_is_read(tmp_path: Path) -> None:
             "m5ws.toml:3: 'store.sse_kms_key' does nothing unless 'store.sse' is aws:kms",
         ),
         ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", "m5ws.toml:3: 'store.stall_s' is not positive"),
+        ("[store]\ncache_limit = '50 gigs'\n", "m5ws.toml:2: 'store.cache_limit' is not a size: write bytes"),
+        ("[store]\ncache_limit = -1\n", "m5ws.toml:2: 'store.cache_limit' is not a size: write bytes"),
+        ("[store]\ncache = 'x'\ncache_limit = 0\n", "m5ws.toml:2: 'store.cache' does nothing while"),
         ("[run]\nnproc = '2'\n", "m5ws.toml:2: 'run.nproc': Expected `int`, got `str`"),
         ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", "m5ws.toml:2: 'config.files': Expected `str`, got `int`"),
         ("store = 'there'\n", "m5ws.toml:1: 'store' is a table: write [store]"),
@@ -66,6 +69,22 @@ def test_what_it_says_is_read(tmp_path: Path) -> None:
 )
 def test_a_problem_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in _problem(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("50 GiB", 50 * 2**30),
+        ("1.5TB", 15 * 10**11),
+        ("200 MB", 2 * 10**8),
+        ("7", 7),
+        (7, 7),
+        ("0", 0),
+        ("8 KiB", 8192),
+    ],
+)
+def test_a_size_is_text_or_a_number_of_bytes(text: str | int, expected: int) -> None:
+    assert StoreSettings(cache_limit=text).cache_limit_bytes == expected
 
 
 def test_all_problems_are_named_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -78,6 +78,27 @@ def test_the_tracking_store_is_the_files_then_the_variables_then_our_own(
     assert here.tracking_uri == expected.format(root=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("", {}, None),
+        ("url = 'file:///somewhere'", {}, None),
+        ("cache = 'near'", {}, "{root}/near"),
+        ("url = 's3://bucket/a'", {}, "{home}/.cache/m5ws"),
+        ("url = 's3://bucket/a'", {"XDG_CACHE_HOME": "/fast"}, "/fast/m5ws"),
+        ("url = 's3://bucket/a'", {"XDG_CACHE_HOME": "not/absolute"}, "{home}/.cache/m5ws"),
+        ("url = 's3://bucket/a'\ncache = '/nvme'", {"XDG_CACHE_HOME": "/fast"}, "/nvme"),
+        ("url = 's3://bucket/a'\ncache = '~/near'", {}, "{home}/near"),
+    ],
+)
+def test_a_store_that_is_not_a_directory_has_a_cache(
+    tmp_path: Path, text: str, environment: dict[str, str], expected: str | None
+) -> None:
+    here = workspace.find(_workspace(tmp_path, f"[store]\n{text}\n"), environment)
+    wanted = expected and Path(expected.format(root=tmp_path, home=Path.home()))
+    assert here.cache_dir == wanted
+
+
 def test_its_name_is_the_directorys_where_none_is_given(tmp_path: Path) -> None:
     assert workspace.find(_workspace(tmp_path / "gpt"), {}).name == "gpt"
     assert workspace.find(_workspace(tmp_path / "other", "name = 'gpt'\n"), {}).name == "gpt"

@@ -1,0 +1,186 @@
+"""Materialising: exact for every shape of file, from every kind of store, and never a wrong byte."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from counting_store import CountingStore
+from m5ws.errors import CorruptObject
+from m5ws.ports import ObjectStore, SourceFile
+from m5ws.records import Entry, Format, Slice, Tree
+from m5ws.repository import Repository, copying, materialise, trees
+from m5ws.repository.objects import key
+from m5ws.store.cache import Cached
+from m5ws.store.local import LocalStore
+
+_SMALL = Format(chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
+_SIZES = (0, 1, 100, 5000, 16383, 16384, 65535, 65536, 65537, 3 * 65536, 10 * 65536 + 17)
+
+
+def _written(repo: Repository, source: Path) -> tuple[Tree, dict[str, bytes]]:
+    """Capture files of every size, some in folders, and return their tree and contents."""
+    drawn = random.Random(1)
+    contents = {f"{'deep/er/' * (number % 2)}{size}": drawn.randbytes(size) for number, size in enumerate(_SIZES)}
+    for name, data in contents.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    files = [SourceFile(path=name.encode(), location=source / name) for name in contents]
+    return trees.load(repo.objects, trees.write_tree(repo.objects, files).digest), contents
+
+
+def _read(target: Path) -> dict[str, bytes]:
+    return {path.relative_to(target).as_posix(): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+
+
+def _stores(base: Path) -> dict[str, ObjectStore]:
+    """The store in `base`, as a directory, far away, and through a cache."""
+    directory = LocalStore(base / "store")
+    far = CountingStore(directory)
+    return {"directory": directory, "far": far, "cache": Cached(far, base / "cache", 2**30)}
+
+
+@pytest.mark.parametrize("kind", ["directory", "far", "cache"])
+def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: str) -> None:
+    repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
+    tree, contents = _written(repo, tmp_path / "source")
+    for name in ("first", "again"):
+        materialise.materialise(repo.objects, [tree], tmp_path / name)
+        assert _read(tmp_path / name) == contents
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / name).rglob("*") if path.is_file()} == {0o444}
+
+
+def test_the_umask_takes_nothing_from_a_mode(repo: Repository, tmp_path: Path) -> None:
+    tree, _ = _written(repo, tmp_path / "source")
+    before = os.umask(0o077)
+    try:
+        for read_only, expected in ((True, 0o444), (False, 0o644)):
+            target = tmp_path / str(expected)
+            materialise.materialise(repo.objects, [tree], target, read_only=read_only)
+            assert {path.stat().st_mode & 0o777 for path in target.rglob("*") if path.is_file()} == {expected}
+    finally:
+        os.umask(before)
+
+
+def test_once_in_the_cache_nothing_is_asked_of_the_store(tmp_path: Path) -> None:
+    far = CountingStore(LocalStore(tmp_path / "store"))
+    tree, contents = _written(Repository.create(far, _SMALL), tmp_path / "source")
+    objects = Repository.open(Cached(far, tmp_path / "cache", 2**30)).objects
+    materialise.materialise(objects, [tree], tmp_path / "first")
+    far.gone = True
+    materialise.materialise(objects, [tree], tmp_path / "second")
+    assert _read(tmp_path / "second") == contents
+
+
+def test_packs_are_read_not_files(tmp_path: Path) -> None:
+    far = CountingStore(LocalStore(tmp_path / "store"))
+    repo = Repository.create(far)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(300):
+        (source / f"{number:03d}").write_bytes(b"%d" % number * 20)
+    files = [SourceFile(path=path.name.encode(), location=path) for path in source.iterdir()]
+    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
+    far.gets.clear()
+    materialise.materialise(repo.objects, [tree], tmp_path / "target")
+    assert sorted(far.gets) == sorted({key(entry.parts[0].object) for entry in tree.entries})
+    assert len(far.gets) < 30
+
+
+@pytest.mark.parametrize("kind", ["directory", "far"])
+def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
+    tree, _ = _written(repo, tmp_path / "source")
+    for position, digest in enumerate({part.object for entry in tree.entries for part in entry.parts}):
+        path = tmp_path / "store" / key(digest)
+        path.chmod(0o644)
+        data = path.read_bytes()
+        for number, wrong in enumerate(
+            (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], bytes(byte ^ 255 for byte in data))
+        ):
+            path.write_bytes(wrong)
+            with pytest.raises(CorruptObject, match=digest):
+                materialise.materialise(repo.objects, [tree], tmp_path / f"{position}-{number}")
+        path.write_bytes(data)
+
+
+def test_every_damaged_entry_of_a_cache_is_made_good(tmp_path: Path) -> None:
+    repo = Repository.create(_stores(tmp_path)["cache"], _SMALL)
+    tree, contents = _written(repo, tmp_path / "source")
+    materialise.materialise(repo.objects, [tree], tmp_path / "first")
+    for digest in {part.object for entry in tree.entries for part in entry.parts}:
+        path = tmp_path / "cache" / key(digest)
+        path.chmod(0o644)
+        data = path.read_bytes()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    materialise.materialise(repo.objects, [tree], tmp_path / "second")
+    assert _read(tmp_path / "second") == contents
+
+
+def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
+    """Whoever may write to a checkout, root above all, must not thereby write to the store."""
+    repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
+    tree, _ = _written(repo, tmp_path / "source")
+    materialise.materialise(repo.objects, [tree], tmp_path / "target", read_only=False)
+    for path in (tmp_path / "target").rglob("*"):
+        if path.is_file():
+            assert path.stat().st_nlink == 1
+            path.write_bytes(b"changed")
+    for digest in {part.object for entry in tree.entries for part in entry.parts}:
+        assert repo.objects.get(digest)
+
+
+def test_a_claimed_size_that_is_not_there_is_an_error(repo: Repository, tmp_path: Path) -> None:
+    digest = repo.objects.put(b"x" * 100)
+    for number, part in enumerate(
+        (
+            Slice(object=digest, offset=0, size_bytes=10**13, digest=digest),
+            Slice(object=digest, offset=0, size_bytes=10**13, digest="0" * 64),
+            Slice(object=digest, offset=10**13, size_bytes=100, digest="0" * 64),
+        )
+    ):
+        entry = Entry(path=b"x", mode="file", size_bytes=part.size_bytes, digest=digest, parts=(part,))
+        with pytest.raises(CorruptObject, match=digest):
+            materialise.materialise(repo.objects, [Tree(entries=(entry,))], tmp_path / f"{number}")
+    short = Entry(path=b"x", mode="file", size_bytes=7, digest=digest)
+    with pytest.raises(CorruptObject, match="has 0 bytes instead of 7"):
+        materialise.materialise(repo.objects, [Tree(entries=(short,))], tmp_path / "short")
+
+
+def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that says how much was being read at once."""
+    monkeypatch.setattr(materialise, "_BUDGET_BYTES", 3 * 65536)
+    repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
+    (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))
+    files = [SourceFile(path=b"large", location=tmp_path / "large")]
+    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
+    begun, most, sizes = 0, 0, []
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal most
+        most = max(most, begun - done)
+        sizes.append(done)
+
+    class Slow(CountingStore):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            nonlocal begun
+            begun += 65536
+            return super().get(key, start, length)
+
+    objects = Repository.open(Slow(repo.store)).objects
+    begun = 0
+    materialise.materialise(objects, [tree], tmp_path / "target", progress)
+    assert sizes[-1] == 40 * 65536 and most <= 4 * 65536
+    assert (tmp_path / "target" / "large").read_bytes() == (tmp_path / "large").read_bytes()
+
+
+def test_a_chunk_that_is_copied_or_cloned_is_verified(repo: Repository, tmp_path: Path) -> None:
+    data, other = os.urandom(200_000), os.urandom(200_000)
+    digest = repo.objects.put(data)
+    part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+    (tmp_path / "other").write_bytes(other)
+    for name, expected in ((tmp_path / "store" / key(digest), True), (tmp_path / "other", False)):
+        with open(name, "rb") as source, open(tmp_path / "target", "w+b") as target:
+            assert copying.copy(repo.objects, source.fileno(), part, target.fileno(), 0) is expected
+            assert (target.read() == data) is expected

@@ -1,0 +1,41 @@
+"""A process of a node: reads objects of a store through a cache, in an order of its own, and says what it read.
+
+    reader.py STORE CACHE LIMIT_BYTES SEED ROUNDS [FSIZE_BYTES]
+
+It prints `ready` when it begins, and at the end the number of reads and of what the store was asked for. A wrong
+byte is an error. With FSIZE_BYTES no file it writes may grow larger: the kernel refuses, as it does on a full disk.
+"""
+
+import random
+import resource
+import sys
+from pathlib import Path
+
+from counting_store import CountingStore
+from m5ws.records import Slice
+from m5ws.repository import Repository
+from m5ws.store.cache import Cached
+from m5ws.store.local import LocalStore
+
+
+def main(store: str, cache: str, limit: str, seed: str, rounds: str, fsize: str = "") -> None:
+    if fsize:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(fsize), int(fsize)))
+    far = CountingStore(LocalStore(Path(store)))
+    objects = Repository.open(Cached(far, Path(cache), int(limit))).objects
+    digests = sorted(found.key.rpartition("/")[2] for found in far.list("objects/"))
+    order = random.Random(int(seed))
+    print("ready", flush=True)
+    for _ in range(int(rounds)):
+        order.shuffle(digests)
+        for digest in digests:
+            data = objects.get(digest)
+            middle = len(data) // 2
+            part = Slice(object=digest, offset=middle, size_bytes=10, digest=objects.digest(data[middle : middle + 10]))
+            assert objects.read(part) == data[middle : middle + 10]
+    fetched = [where for where in far.gets if where.startswith("objects/")]
+    print(len(digests) * int(rounds), len(fetched), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,285 @@
+"""The cache: what it keeps, what it drops, and that nothing that happens to it is an error of the reader."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from counting_store import CountingStore
+from m5ws.errors import CorruptObject, NotFound
+from m5ws.ports import Near, OnDisk
+from m5ws.records import Format, Slice
+from m5ws.repository.objects import Objects, key
+from m5ws.store import cache
+from m5ws.store.cache import Cached, cached
+from m5ws.store.local import LocalStore
+
+_MIB = 2**20
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> CountingStore:
+    """The store that is far away."""
+    return CountingStore(LocalStore(tmp_path / "far"))
+
+
+@pytest.fixture
+def near(far: CountingStore, tmp_path: Path) -> Cached:
+    return Cached(far, tmp_path / "cache", 64 * _MIB)
+
+
+@pytest.fixture
+def objects(near: Cached) -> Objects:
+    return Objects(near, Format())
+
+
+def _put(far: CountingStore, data: bytes) -> str:
+    return Objects(far, Format()).put(data)
+
+
+def _entry(tmp_path: Path, digest: str) -> Path:
+    path = tmp_path / "cache" / key(digest)
+    path.chmod(0o644)
+    return path
+
+
+def test_it_is_what_the_optional_ports_ask_for(near: Cached, far: CountingStore, tmp_path: Path) -> None:
+    directory: object = LocalStore(tmp_path)
+    assert all(isinstance(near, port) for port in (Near, OnDisk))
+    assert isinstance(directory, OnDisk) and not isinstance(directory, Near)
+    assert cached(far, tmp_path / "none", 0) is far
+
+
+def test_an_object_is_fetched_once(far: CountingStore, objects: Objects) -> None:
+    digest = _put(far, b"content")
+    assert [objects.get(digest) for _ in range(3)] == [b"content"] * 3
+    assert far.gets == [key(digest)]
+
+
+def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near: Cached) -> None:
+    far.create("runs/r/run", b"1")
+    assert [near.get("runs/r/run") for _ in range(2)] == [b"1"] * 2
+    assert near.fresh("runs/r/run") == b"1"
+    assert far.gets == ["runs/r/run"] * 3
+    far.delete("runs/r/run")
+    with pytest.raises(NotFound):
+        near.get("runs/r/run")
+
+
+def test_a_part_of_a_pack_brings_all_of_it_and_a_part_of_a_large_object_that_part(
+    far: CountingStore, objects: Objects
+) -> None:
+    pack = bytes(range(256)) * 64
+    large = os.urandom(cache.WHOLE_BYTES + 5 * _MIB)
+    for data, fetches in ((pack, 1), (large, 3)):
+        far.gets.clear()
+        digest = _put(far, data)
+        for offset in (0, 100, len(data) - 50):
+            piece = data[offset : offset + 50]
+            part = Slice(object=digest, offset=offset, size_bytes=50, digest=objects.digest(piece))
+            assert objects.read(part) == piece
+        assert len(far.gets) == fetches
+
+
+def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Objects, near: Cached) -> None:
+    data = os.urandom(cache.WHOLE_BYTES + 1)
+    digest = _put(far, data)
+    part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+    assert objects.read(part) == objects.read(part) == data
+    assert far.gets == [key(digest)] and near.held(key(digest)) == len(data)
+
+
+def test_what_is_created_is_kept_if_it_is_small_and_there_in_the_store_in_any_case(
+    far: CountingStore, objects: Objects
+) -> None:
+    small, large = objects.put(b"record"), objects.put(bytes(cache.WHOLE_BYTES + 1))
+    assert far.stat(key(small)) and far.stat(key(large))
+    objects.get(small)
+    assert far.gets == []
+    objects.get(large)
+    assert far.gets == [key(large)]
+
+
+def test_whether_an_object_is_there_is_asked_of_the_store(far: CountingStore, objects: Objects) -> None:
+    digest = objects.put(b"record")
+    far.delete(key(digest))
+    assert not objects.has(digest)
+    assert objects.put(b"record") == digest and objects.has(digest)
+
+
+def test_what_gc_deletes_leaves_the_cache_too(far: CountingStore, near: Cached, objects: Objects) -> None:
+    digest = objects.put(b"record")
+    near.delete(key(digest))
+    with pytest.raises(NotFound):
+        objects.get(digest)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "extend", "directory"])
+def test_a_damaged_entry_is_replaced_and_never_an_error(
+    far: CountingStore, objects: Objects, near: Cached, tmp_path: Path, damage: str
+) -> None:
+    data = os.urandom(5000)
+    digest = _put(far, data)
+    part = Slice(object=digest, offset=4000, size_bytes=1000, digest=objects.digest(data[4000:]))
+    reads: tuple[Callable[[], bytes], ...] = (
+        lambda: objects.get(digest),
+        lambda: objects.read(part),
+        lambda: bytes(objects.pieces(digest, [part])[0]),
+    )
+    for read, expected in zip(reads, (data, data[4000:], data[4000:]), strict=True):
+        objects.get(digest)
+        entry = _entry(tmp_path, digest)
+        held = entry.read_bytes()
+        if damage == "directory":
+            entry.unlink()
+            entry.mkdir()
+        else:
+            entry.write_bytes(
+                {
+                    "flip": held[:4500] + bytes([held[4500] ^ 1]) + held[4501:],
+                    "truncate": held[:4500],
+                    "empty": b"",
+                    "extend": b"\0" + held,
+                }[damage]
+            )
+        assert read() == expected
+        if damage == "directory":
+            entry.rmdir()
+        else:
+            assert entry.read_bytes() == data
+
+
+def test_a_damaged_object_of_the_store_is_an_error_that_names_it(far: CountingStore, objects: Objects) -> None:
+    digest = _put(far, b"content")
+    path = Path(far.url) / key(digest)
+    path.chmod(0o644)
+    path.write_bytes(b"c0ntent")
+    for _ in range(2):
+        with pytest.raises(CorruptObject, match=digest):
+            objects.get(digest)
+    path.write_bytes(b"content")
+    assert objects.get(digest) == b"content"
+
+
+def _fill(far: CountingStore, objects: Objects, count: int) -> list[str]:
+    """Read `count` objects of a MiB, each used longer ago than the next."""
+    digests = [_put(far, bytes([number]) * _MIB) for number in range(count)]
+    for digest in digests:
+        objects.get(digest)
+    return digests
+
+
+def _age(tmp_path: Path, digests: list[str]) -> None:
+    now = time.time()
+    for position, digest in enumerate(digests):
+        used_s = now - 10_000 + position
+        os.utime(tmp_path / "cache" / key(digest), (used_s, used_s))
+
+
+def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_path: Path) -> None:
+    near = Cached(far, tmp_path / "cache", 16 * _MIB)
+    objects = Objects(near, Format())
+    digests = _fill(far, objects, 16)
+    _age(tmp_path, digests)
+    for digest in digests[:4]:
+        objects.get(digest)  # The oldest, used again.
+    objects.get(_put(far, b"one more" * 131_072))
+    held = [near.held(key(digest)) is not None for digest in digests]
+    # A trim leaves a sixteenth free besides what it makes room for.
+    assert held == [True] * 4 + [False] * 2 + [True] * 10
+
+
+def test_an_entry_that_is_being_read_may_be_dropped(far: CountingStore, near: Cached, objects: Objects) -> None:
+    digest = _put(far, b"content")
+    objects.get(digest)
+    descriptor = near.descriptor(key(digest))
+    assert descriptor is not None
+    near._drop(key(digest))
+    assert os.read(descriptor, 100) == b"content"
+    os.close(descriptor)
+    assert objects.get(digest) == b"content" and len(far.gets) == 2
+
+
+def test_an_object_larger_than_the_cache_is_read_and_not_kept(far: CountingStore, tmp_path: Path) -> None:
+    near = Cached(far, tmp_path / "cache", _MIB)
+    digest = _put(far, bytes(2 * _MIB))
+    assert Objects(near, Format()).get(digest) == bytes(2 * _MIB)
+    assert near.held(key(digest)) is None
+
+
+def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: CountingStore, tmp_path: Path) -> None:
+    near = Cached(far, tmp_path / "cache", 8 * _MIB)
+    objects = Objects(near, Format())
+    digests = _fill(far, objects, 6)
+    usage = tmp_path / "cache" / "usage"
+    usage.write_bytes((10**12).to_bytes(8, "big"))
+    objects.get(_put(far, b"a"))
+    assert int.from_bytes(usage.read_bytes(), "big") == 6 * _MIB + 1
+    assert all(near.held(key(digest)) for digest in digests)
+    usage.unlink()
+    objects.get(_put(far, b"b"))
+    assert int.from_bytes(usage.read_bytes(), "big") == 6 * _MIB + 2
+    for digest in digests:
+        _entry(tmp_path, digest).unlink()
+    assert objects.get(digests[0])
+
+
+def test_threads_that_miss_one_object_fetch_it_once(far: CountingStore, objects: Objects) -> None:
+    digest = _put(far, os.urandom(_MIB))
+    gate = threading.Barrier(8)
+
+    def read() -> None:
+        gate.wait()
+        objects.get(digest)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert far.gets == [key(digest)]
+
+
+def test_one_that_hangs_while_it_fetches_is_not_waited_for_long(
+    far: CountingStore, near: Cached, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_PATIENCE_S", 0.05)
+    digest = _put(far, b"content")
+    with near._alone(key(digest)):
+        assert objects.get(digest) == b"content"
+
+
+def test_where_there_are_no_locks_everybody_fetches(far: CountingStore, objects: Objects, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "locks").write_text("in the way")
+    digest = _put(far, b"content")
+    assert [objects.get(digest) for _ in range(2)] == [b"content"] * 2
+    assert len(far.gets) == 1
+
+
+def test_a_directory_that_cannot_be_made_is_said_once_and_no_error(
+    far: CountingStore, objects: Objects, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    for data in (b"one", b"two"):
+        digest = _put(far, data)
+        assert [objects.get(digest) for _ in range(2)] == [data] * 2
+    assert len(caplog.records) == 1 and "keeps nothing new" in caplog.text
+
+
+def test_what_killed_processes_left_is_swept(far: CountingStore, near: Cached, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "tmp" / "left-by-a-kill"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    Cached(far, tmp_path / "cache", _MIB)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("first", ["read", "create"])
+def test_others_cannot_read_it(far: CountingStore, objects: Objects, tmp_path: Path, first: str) -> None:
+    objects.get(_put(far, b"content")) if first == "read" else objects.put(b"content")
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0

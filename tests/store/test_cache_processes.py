@@ -1,0 +1,152 @@
+"""The cache among the processes of a node: real ones, which race, are killed, and find the disk full."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from m5ws.records import Format
+from m5ws.repository import Repository
+from m5ws.repository.objects import key
+from m5ws.store import cache
+from m5ws.store.cache import Cached
+from m5ws.store.local import LocalStore
+
+_READER = Path(__file__).parent / "scripts" / "reader.py"
+_PATHS = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in (".", "tests/support"))
+_KIB = 2**10
+
+
+def _start(base: Path, limit: int, seed: int, rounds: int, *more: object, within: tuple[str, ...] = ()) -> "_Reader":
+    words = [_READER, base / "far", base / "cache", limit, seed, rounds, *more]
+    return subprocess.Popen(
+        [*within, sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": _PATHS},
+    )
+
+
+_Reader = subprocess.Popen[str]
+
+
+def _ended(reader: _Reader) -> tuple[int, int, str]:
+    """Wait for a reader; return how many objects it read, how often it asked the store, and what it said."""
+    out, err = reader.communicate(timeout=120)
+    assert reader.returncode == 0, err
+    reads, fetched = out.split("\n")[1].split()
+    return int(reads), int(fetched), err
+
+
+def _far(base: Path, count: int = 40, size: int = 64 * _KIB) -> list[str]:
+    repo = Repository.create(LocalStore(base / "far"))
+    return [repo.objects.put(random.Random(number).randbytes(size)) for number in range(count)]
+
+
+def _held_bytes(base: Path) -> int:
+    return sum(found.size_bytes for found in LocalStore(base / "cache").list("objects/"))
+
+
+def test_eight_processes_in_a_small_cache_read_what_was_written_and_keep_its_limit(tmp_path: Path) -> None:
+    digests = _far(tmp_path)
+    limit = 10 * 64 * _KIB
+    readers = [_start(tmp_path, limit, seed, 3) for seed in range(8)]
+    for reader in readers:
+        assert _ended(reader)[0] == 3 * len(digests)
+    # What eight fill at the same moment may come on top.
+    assert 0 < _held_bytes(tmp_path) <= limit + 8 * 64 * _KIB
+    assert list((tmp_path / "cache" / "tmp").iterdir()) == []
+
+
+def test_eight_processes_fetch_each_object_once_where_there_is_room(tmp_path: Path) -> None:
+    digests = _far(tmp_path)
+    readers = [_start(tmp_path, 2**30, seed, 2) for seed in range(8)]
+    assert sum(_ended(reader)[1] for reader in readers) == len(digests)
+    assert _held_bytes(tmp_path) == len(digests) * 64 * _KIB
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(500, marks=pytest.mark.soak)])
+def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kills: int) -> None:
+    digests = _far(tmp_path, 24, 256 * _KIB)
+    limit = 8 * 256 * _KIB
+    moments = random.Random(kills)
+    survivor = _start(tmp_path, limit, 0, 4)
+    for number in range(kills):
+        reader = _start(tmp_path, limit, number, 1000)
+        assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0, 0.05))  # Any moment is as good as another.
+        reader.send_signal(signal.SIGKILL)
+        reader.communicate()
+    assert _ended(survivor)[0] == 4 * len(digests)
+    assert _ended(_start(tmp_path, limit, 1, 2))[0] == 2 * len(digests)
+    for found in LocalStore(tmp_path / "cache").list("objects/"):
+        data = (tmp_path / "cache" / found.key).read_bytes()
+        assert key(Repository.open(LocalStore(tmp_path / "far")).objects.digest(data)) == found.key
+    assert _held_bytes(tmp_path) <= limit
+
+
+def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever waited for the dead would hang here.
+    monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
+    (digest,) = _far(tmp_path, 1)
+    near = Cached(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)
+    child = os.fork()
+    if child == 0:
+        with near._alone(key(digest)):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert near.get(key(digest))
+
+
+def test_a_disk_that_takes_no_more_is_said_once_and_no_error(tmp_path: Path) -> None:
+    digests = _far(tmp_path)
+    reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 2, 10 * _KIB))
+    # Each is fetched again each time: of the whole object, and of a part of it.
+    assert (reads, fetched) == (2 * len(digests), 4 * len(digests))
+    assert said.count("keeps nothing new") == 1 and "Traceback" not in said
+    assert _held_bytes(tmp_path) == 0 and list((tmp_path / "cache" / "tmp").iterdir()) == []
+
+
+def test_a_full_file_system_keeps_what_was_used_lately(tmp_path: Path) -> None:
+    """A real one, of 1 MiB, in a mount namespace of the test's own."""
+    (tmp_path / "cache").mkdir()
+    mount = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'
+    within = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(tmp_path / "cache"))
+    try:
+        able = subprocess.run([*within, "true"], capture_output=True, timeout=30).returncode == 0
+    except FileNotFoundError:
+        able = False
+    if not able:
+        pytest.skip("no mount namespaces for this user")
+    digests = _far(tmp_path, 20, 128 * _KIB)
+    reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 3, within=within))
+    assert reads == 3 * len(digests)
+    # A part of an object that was just read is in the cache: there was room made for it.
+    assert fetched < 2 * reads and "Traceback" not in said
+
+
+def test_an_entry_torn_by_a_power_failure_is_read_again(tmp_path: Path) -> None:
+    digests = _far(tmp_path)
+    _ended(_start(tmp_path, 2**30, 0, 1))
+    for digest in digests[::2]:
+        entry = tmp_path / "cache" / key(digest)
+        entry.chmod(0o644)
+        entry.write_bytes(bytes(64 * _KIB))
+    reads, fetched, _ = _ended(_start(tmp_path, 2**30, 0, 1))
+    assert (reads, fetched) == (len(digests), len(digests[::2]))
+
+
+def test_every_format_of_store_has_its_own_hash(tmp_path: Path) -> None:
+    far = LocalStore(tmp_path / "far")
+    repo = Repository.create(Cached(far, tmp_path / "cache", 2**30), Format(hash="sha256"))
+    digest = repo.objects.put(b"content")
+    entry = tmp_path / "cache" / key(digest)
+    entry.chmod(0o644)
+    entry.write_bytes(b"c0ntent")
+    assert repo.objects.get(digest) == b"content" == entry.read_bytes()
