@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from m5ws import configuration
 from m5ws.errors import NotFound
 from m5ws.ports import DatasetSource, Homed, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
-from m5ws.settings import Settings
+from m5ws.settings import Settings, StoreSettings
 
 if TYPE_CHECKING:
     from m5ws.operations.supervise import Ports
@@ -212,6 +212,14 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
         if (root / FILE).is_file():
             return Workspace(root, configuration.read(root / FILE), dict(environment))
     raise NotFound(f"no {FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
+
+
+def try_store(settings: StoreSettings) -> None:
+    """Make or join the store that `settings` name. Raises what keeps a workspace from using it."""
+    from m5ws.repository import Repository
+    from m5ws.store import open_store
+
+    Repository.create(open_store(settings.url, settings))
 
 
 def _load(name: str) -> Callable[..., object]:

@@ -24,6 +24,7 @@ from m5ws.cli import names, output
     metavar="PATH",
     help="Train on this text file or folder. [default: the sources of Python's standard library]",
 )
+@click.option("--store", metavar="STORE", help="Keep everything there: a directory, or s3://bucket/prefix.")
 @click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes.")
 @click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
 @click.pass_context
@@ -32,6 +33,7 @@ def command(
     directory: Path | None,
     templates: tuple[str, ...],
     text: Path | None,
+    store: str | None,
     nproc: int,
     dry_run: bool,
 ) -> None:
@@ -53,6 +55,7 @@ def command(
             templates=templates or demo.TEMPLATES,
             text=text,
             nproc=nproc,
+            store=store,
         )
     )
     if dry_run:

@@ -5,34 +5,54 @@ from pathlib import Path
 import click
 
 from m5ws.cli import names, output
+from m5ws.errors import UsageError
 
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option("--template", type=names.Template(), metavar="NAME", help="Start from a template's files.")
+@click.option("--store", metavar="STORE", help="Where everything is kept: a directory, or s3://bucket/prefix.")
+@click.option("--region", metavar="NAME", help="The home region of a store in S3.")
+@click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not AWS.")
 @click.option("--list", "list_only", is_flag=True, help="List the templates and do nothing.")
 @output.json_option
 @click.pass_context
 def command(
-    context: click.Context, directory: Path | None, template: str | None, list_only: bool, as_json: bool
+    context: click.Context,
+    directory: Path | None,
+    template: str | None,
+    store: str | None,
+    region: str | None,
+    endpoint_url: str | None,
+    list_only: bool,
+    as_json: bool,
 ) -> None:
     """Make a workspace: m5ws.toml, ignore rules, a template's files.
 
     DIRECTORY is made if it is not there; without one, the current directory becomes the workspace. If a
-    file that would be written exists, all such files are listed and nothing is changed.
+    file that would be written exists, all such files are listed and nothing is changed. A store that is
+    there is joined, else it is made; a store that cannot be used is an error, and nothing is written.
 
     \b
-    Example:
+    Examples:
       m5ws init --template gpt-fsdp my-model
+      m5ws init --store s3://team-training/m5ws --region eu-west-1
     """
     from m5ws import workspace
     from m5ws.operations import init
+    from m5ws.settings import StoreSettings
 
     if list_only:
         known = init.templates()
         return output.print_json(known) if as_json else click.echo("\n".join(known))
     root = (context.find_root().params["directory"] / (directory or "")).absolute()
-    plan = init.plan(root, template)
+    given = {"url": store, "region": region, "endpoint_url": endpoint_url}
+    settings = {name: value for name, value in given.items() if value is not None}
+    plan = init.plan(root, template, store=settings)
+    if store is not None and "://" in store:
+        workspace.try_store(StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
+    elif region or endpoint_url:
+        raise UsageError("--region and --endpoint-url are said of a store in S3: --store s3://bucket/prefix")
     init.apply(plan)
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]

@@ -30,12 +30,16 @@ class DemoFailed(M5Error):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show: in which new directory, by which templates, on which text (None: Python's standard library)."""
+    """What to show: in which new directory, by which templates, on which text (None: Python's standard library).
+
+    `store` is where the workspaces keep everything; None is a directory in each.
+    """
 
     directory: Path
     templates: tuple[str, ...] = TEMPLATES
     text: Path | None = None
     nproc: int = 2
+    store: str | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +160,8 @@ def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
         argv=("git", "init", "--quiet", "--initial-branch=main", name),
         directory=root,
     )
-    yield Command(argv=("m5ws", "init", "--template", name, name), directory=root)
+    kept = ("--store", options.store) if options.store else ()
+    yield Command(argv=("m5ws", "init", "--template", name, *kept, name), directory=root)
     yield Command(argv=("git", "add", "."), directory=here)
     yield Command(argv=(*git, "commit", "--quiet", "-m", f"Start from {name}"), directory=here)
     text = () if options.text is None else (str(options.text.absolute()),)

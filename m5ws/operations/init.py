@@ -4,8 +4,9 @@ Nothing of the user's is ever written over: if one file of the plan is there alr
 """
 
 import difflib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -56,14 +57,20 @@ def templates_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "templates"
 
 
-def plan(root: Path, template: str | None = None, folder: Path | None = None) -> Plan:
+def plan(
+    root: Path, template: str | None = None, folder: Path | None = None, store: Mapping[str, str] | None = None
+) -> Plan:
     """Return what a new workspace at `root` needs; `folder` holds the templates, if not those of this m5ws.
+
+    `store` is what m5ws.toml is to say of the store, by key.
 
     Raises FilesExist with every file that is in the way, NotFound for a template that there is not.
     """
     files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
+    if store:
+        files = [_with_store(file, store) if file.path == CONFIGURATION else file for file in files]
     kept = [file.path for file in files if Path(file.path).name == _IGNORE and os.path.lexists(root / file.path)]
     files = [file for file in files if file.path not in kept]
     taken = [path for file in files if (path := _in_the_way(root, file.path)) is not None]
@@ -124,6 +131,17 @@ def _template_files(directory: Path) -> Iterator[NewFile]:
                     data=path.read_bytes(),
                     executable=os.access(path, os.X_OK),
                 )
+
+
+def _with_store(file: NewFile, store: Mapping[str, str]) -> NewFile:
+    """Return an m5ws.toml that says of the store what is given; comments and all else stay."""
+    said = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
+    text = file.data.decode()
+    if "\n[store]\n" in text:
+        text = text.replace("\n[store]\n", f"\n[store]\n{said}", 1)
+    else:
+        text = f"{text.rstrip()}\n\n[store]\n{said}"
+    return msgspec.structs.replace(file, data=text.encode())
 
 
 def _configuration(root: Path) -> str:

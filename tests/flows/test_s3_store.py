@@ -1,7 +1,9 @@
 """A workspace whose store is a bucket: what works with a directory works with it, and in every process of a run."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,29 @@ def test_a_snapshot_is_published_read_and_checked(workspace: Workspace, s3_serve
     store = open_store(s3_server.url(bucket, "team"))
     assert Repository.open(store).format.home_region == "eu-west-1"
     assert {found.key.split("/")[0] for found in store.list("")} == {"format", "objects", "snapshots"}
+
+
+def test_init_makes_the_store_and_joins_it(tmp_path: Path, s3_server: S3Server, bucket: str) -> None:
+    given = ("--store", f"s3://{bucket}/team", "--endpoint-url", s3_server.endpoint, "--region", "eu-west-1")
+    _m5ws(tmp_path, "init", *given, "one")
+    made = json.loads(_m5ws(tmp_path / "one", "snapshot", "--json").stdout)["id"]
+    _m5ws(tmp_path, "init", *given, "--template", "gpt-fsdp", "two")
+    assert [one["id"] for one in json.loads(_m5ws(tmp_path / "two", "ls", "--json").stdout)["snapshots"]] == [made]
+
+
+def test_init_with_a_store_that_cannot_be_used_writes_nothing(tmp_path: Path, s3_server: S3Server) -> None:
+    given = ("--store", "s3://no-such-bucket/team", "--endpoint-url", s3_server.endpoint)
+    done = _m5ws(tmp_path, "init", *given, "w", expect=3)
+    assert "there is no bucket no-such-bucket" in done.stderr
+    assert not (tmp_path / "w").exists()
+
+
+def _m5ws(place: Path, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "m5ws", *words], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expect, done.stderr
+    return done
 
 
 def test_a_run_and_its_reproduction_find_the_bucket_in_every_process(workspace: Workspace) -> None:
