@@ -1,11 +1,12 @@
 """One pass over files in path order, making their bytes durable: the writing half of `trees`.
 
 What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
-again if its stamp moved meanwhile. Memory is bounded by `_IN_FLIGHT` + 1 packs or chunks.
+again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs and `_IN_FLIGHT` + 1 chunks.
 """
 
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +17,15 @@ import msgspec
 from m5ws.errors import M5Error
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Slice
+from m5ws.repository import presence
 from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
 
 _ATTEMPTS = 5
 _IN_FLIGHT = 4
+_PACKS_IN_FLIGHT = 16
+_ASKED_BYTES = 2**20
+"""What is smaller is sent without asking first whether it is there: the answer would take as long."""
 _PACKS_TO_LIMIT = 8
 """A pack has an eighth of `Format.pack_bytes` on the average."""
 
@@ -49,7 +54,9 @@ class TreeWriter:
         self._index = index
         self._dry_run = dry_run
         self._began_ns = began_ns
-        self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="m5ws-tree")
+        self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
+        self._lacking: set[Digest] | None = None
+        self._asking = threading.Lock()
         self._pack: list[_Member] = []
         self._pack_bytes = 0
         self._packs: list[tuple[list[_Member], Future[dict[Digest, Slice]]]] = []
@@ -59,10 +66,10 @@ class TreeWriter:
     def put(self, data: bytes | bytearray) -> Digest:
         """Make one object durable, or only digest it on a dry run."""
         digest = self._objects.digest(data)
-        if digest not in self.needed and not self._objects.has(digest, len(data)):
-            self.new_bytes += len(data)
-            if not self._dry_run:
-                self._objects.put(data)
+        if digest not in self.needed:
+            asks = self._dry_run or len(data) >= _ASKED_BYTES
+            if not (asks and self._objects.has(digest, len(data))):
+                self.new_bytes += len(data) if self._dry_run or self._objects.place(digest, data) else 0
         self.needed[digest] = len(data)
         return digest
 
@@ -137,14 +144,14 @@ class TreeWriter:
             return
         self._packs.append((self._pack, self._pool.submit(self._write_pack, self._pack)))
         self._pack, self._pack_bytes = [], 0
-        if len(self._packs) > _IN_FLIGHT:
-            self._packs[-_IN_FLIGHT - 1][1].result()
+        if len(self._packs) > _PACKS_IN_FLIGHT:
+            self._packs[-_PACKS_IN_FLIGHT - 1][1].result()
 
     def _write_pack(self, members: list[_Member]) -> dict[Digest, Slice]:
         """Write a pack and return each member's slice by its digest; equal members are stored once."""
         unique = list({member.digest: member for member in members}.values())
         size = sum(member.size for member in unique)
-        pack = self._known_pack(unique, size) or self._new_pack(unique)
+        pack = self._known_pack(unique) or self._new_pack(unique)
         self.needed[pack] = size
         slices, offset = {}, 0
         for member in unique:
@@ -154,9 +161,17 @@ class TreeWriter:
             member.data = None
         return slices
 
-    def _known_pack(self, unique: list[_Member], size: int) -> Digest | None:
+    def _known_pack(self, unique: list[_Member]) -> Digest | None:
         known = self._index.pack(self._members_key(unique)) if self._index is not None else None
-        return known if known is not None and self._objects.has(known, size) else None
+        return known if known is not None and known not in self._absent_packs() else None
+
+    def _absent_packs(self) -> set[Digest]:
+        """Return which of the packs that the index knows are not in the store: asked for all of them at once."""
+        with self._asking:
+            if self._lacking is None:
+                known = self._index.packs() if self._index is not None else ()
+                self._lacking = presence.missing(self._objects, dict.fromkeys(known, 0))
+            return self._lacking
 
     def _new_pack(self, unique: list[_Member]) -> Digest:
         pack = self.put(b"".join(self._data(member) for member in unique))

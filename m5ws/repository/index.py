@@ -135,6 +135,10 @@ class Index:
         """Return the digest of the pack with these members, or None."""
         return self._files.packs.get(members)
 
+    def packs(self) -> frozenset[Digest]:
+        """Return every pack that is remembered."""
+        return frozenset(self._files.packs.values())
+
     def remember_pack(self, members: Digest, digest: Digest) -> None:
         self._files.packs[members] = digest
         self._dirty = True

@@ -76,12 +76,18 @@ class Objects:
         Raises CorruptObject if the object that is there has another length: it was damaged after it was written.
         """
         digest = self.digest(data)
+        self.place(digest, data)
+        return digest
+
+    def place(self, digest: Digest, data: Buffer) -> bool:
+        """As `put`, for data whose digest is known; return whether it is new to the store. Raises CorruptObject."""
         self.begin()
         try:
             self.store.create(key(digest), data)
         except ObjectExists:
             self.has(digest, memoryview(data).nbytes)
-        return digest
+            return False
+        return True
 
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""

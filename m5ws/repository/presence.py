@@ -15,6 +15,8 @@ from m5ws.repository.objects import Objects, key
 _THREADS = 16
 _DENSE = 8
 """So many wanted objects under one two-digit prefix make a listing of it worth while."""
+_WHOLE_EACH = 16
+"""For so many wanted objects, a thousand of what there is may be listed before anything else is tried."""
 _LISTED_EACH = 250
 """A listing is a fourth of a thousand objects for each wanted one: with a thousand to an answer, 1.25 requests each."""
 
@@ -24,14 +26,19 @@ def missing(objects: Objects, needs: Mapping[Digest, int]) -> set[Digest]:
 
     Raises CorruptObject if one is there and shorter.
     """
+    objects.begin()
+    ordered = sorted(needs)
+    budget = len(ordered) // _WHOLE_EACH * 1000
+    seen, last = _listed(objects, ordered, "objects/", budget) if budget else ({}, "")
+    found = set(_judged(ordered, seen, last, needs))
     groups: dict[str, list[Digest]] = {}
-    for digest in sorted(needs):
+    for digest in (digest for digest in ordered if digest > last):
         groups.setdefault(digest[:2], []).append(digest)
-    if len(needs) == 1:
-        return set(_absent(objects, next(iter(groups.values())), needs))
+    if len(needs) <= 1 or not groups:
+        return found.union(*(_absent(objects, group, needs) for group in groups.values()))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-presence") as pool:
         jobs = [pool.submit(lambda group=group: list(_absent(objects, group, needs))) for group in _jobs(groups)]  # type: ignore[misc]
-        return {digest for job in jobs for digest in job.result()}
+        return found.union(*(job.result() for job in jobs))
 
 
 def _jobs(groups: Mapping[str, list[Digest]]) -> Iterator[list[Digest]]:
@@ -44,26 +51,37 @@ def _jobs(groups: Mapping[str, list[Digest]]) -> Iterator[list[Digest]]:
 
 
 def _absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int]) -> Iterator[Digest]:
-    seen, last = _listed(objects, group) if len(group) >= _DENSE else ({}, "")
+    seen, last = dict[Digest, int](), ""
+    if len(group) >= _DENSE:
+        seen, last = _listed(objects, group, f"objects/{group[0][:2]}/", _LISTED_EACH * len(group))
     for digest in group:
-        if digest <= last:
-            size = seen.get(digest)
-        else:
-            found = objects.store.stat(key(digest))
-            size = None if found is None else found.size_bytes
-        if size is None:
+        if digest > last and (found := objects.store.stat(key(digest))) is not None:
+            seen[digest] = found.size_bytes
+    yield from _judged(group, seen, group[-1], needs)
+
+
+def _judged(
+    ordered: list[Digest], seen: Mapping[Digest, int], last: Digest, needs: Mapping[Digest, int]
+) -> Iterator[Digest]:
+    """Yield which objects, of those up to `last`, are not among the `seen` ones."""
+    for digest in ordered:
+        if digest > last:
+            return
+        if digest not in seen:
             yield digest
-        elif size < needs[digest]:
-            raise CorruptObject(f"object {digest} has {size} bytes instead of {needs[digest]}")
+        elif seen[digest] < needs[digest]:
+            raise CorruptObject(f"object {digest} has {seen[digest]} bytes instead of {needs[digest]}")
 
 
-def _listed(objects: Objects, group: list[Digest]) -> tuple[dict[Digest, int], Digest]:
+def _listed(objects: Objects, group: list[Digest], prefix: str, budget: int) -> tuple[dict[Digest, int], Digest]:
     """Return the wanted objects that a listing showed, with their lengths, and up to which digest it tells."""
     wanted, seen = set(group), dict[Digest, int]()
-    for position, found in enumerate(objects.store.list(f"objects/{group[0][:2]}/")):
+    last = ""
+    for position, found in enumerate(objects.store.list(prefix)):
         digest = found.key.rpartition("/")[2]
-        if position >= _LISTED_EACH * len(group):
-            return seen, digest
+        if position >= budget:
+            return seen, last
+        last = digest
         if digest in wanted:
             seen[digest] = found.size_bytes
         if found.key >= key(group[-1]):

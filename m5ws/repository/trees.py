@@ -17,6 +17,7 @@ from m5ws import codec
 from m5ws.errors import CorruptObject
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Tree, path_text
+from m5ws.repository import presence
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.index import Index, KnownTree, settled, stamp
 from m5ws.repository.objects import Objects
@@ -91,7 +92,7 @@ def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os
 
 def _known(objects: Objects, known: KnownTree | None) -> Written | None:
     """Return what was written before, if every object that it needs is still there."""
-    if known is None or not all(objects.has(digest, size) for digest, size in known.objects):
+    if known is None or presence.missing(objects, dict(known.objects)):
         return None
     return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)
 

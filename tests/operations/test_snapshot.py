@@ -116,6 +116,7 @@ def is_published(repo: Repository, captured: snapshot.Captured) -> bool:
 
 
 def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> None:
+    settle(root)
     first, second = take(root, repo), take(root, repo)
     assert first.id == second.id
     assert is_published(repo, first)

@@ -31,7 +31,7 @@ class Counting:
         return None if size is None else ObjectStat(key=key, size_bytes=size, modified_s=0.0)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        for position, name in enumerate(self.by_prefix.get(prefix, ())):
+        for position, name in enumerate(self.held if prefix == "objects/" else self.by_prefix.get(prefix, ())):
             if position % 1000 == 0:
                 self.requests += 1
             yield ObjectStat(key=name, size_bytes=self.held[name], modified_s=0.0)
@@ -43,7 +43,8 @@ class Counting:
         raise AssertionError("nothing is written to find out")
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        raise AssertionError("names tell no lengths")
+        assert prefix == "gc/", "names tell no lengths"
+        return ()
 
     def delete(self, key: str) -> None:
         raise AssertionError("nothing is deleted to find out")
@@ -82,7 +83,7 @@ def test_another_length_is_damage() -> None:
 
 @pytest.mark.parametrize(
     ("held", "needed", "most"),
-    [(0, 10_000, 256), (10_000, 10_000, 256), (200_000, 10_000, 512), (300_000, 100, 100), (300_000, 3_000, 3_800)],
+    [(0, 10_000, 256), (10_000, 10_000, 256), (200_000, 10_000, 512), (300_000, 100, 106), (300_000, 3_000, 3_800)],
 )
 def test_the_number_of_requests_is_bounded(held: int, needed: int, most: int) -> None:
     there, needs = dict.fromkeys(_digests(0, held), 7), dict.fromkeys(_digests(held - needed // 2, needed), 7)

@@ -1,0 +1,168 @@
+"""The tools that `benchmarks/store.py` compares, each by its own command line, on one S3 server.
+
+A tool uploads the folder `data` of a place of its own and brings it back elsewhere. Its caches lie in that place too;
+bringing back begins with none. `raw` is no tool: the same bytes by the fastest client, unnamed and unhashed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class Server:
+    """An S3 server, and what signs for it. `prefix` keeps rounds apart."""
+
+    def __init__(self, endpoint: str, bucket: str, access_key: str, secret_key: str) -> None:
+        self.endpoint, self.bucket = endpoint, bucket
+        self._keys = access_key, secret_key
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": access_key,
+            "AWS_SECRET_ACCESS_KEY": secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+            "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+        }
+
+    def at(self, endpoint: str) -> "Server":
+        """Return the same server, reached another way."""
+        return Server(endpoint, self.bucket, *self._keys)
+
+
+class Tool(Protocol):
+    """`place` holds the folder `data`."""
+
+    def prepare(self) -> None:
+        """Do what is done once: it is not measured."""
+
+    def upload(self) -> None:
+        """Make `data`, as it is now, safe on the server."""
+
+    def materialise(self, target: Path) -> None:
+        """Bring `data` back below `target`, which is new, without anything cached."""
+
+
+def call(command: list[str], cwd: Path, environment: Mapping[str, str]) -> str:
+    """Run a command to its end and return what it printed. Raises RuntimeError with all that it said."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+class M5ws:
+    """`m5ws snapshot` of a data folder, and `m5ws checkout`."""
+
+    def __init__(self, place: Path, server: Server, prefix: str) -> None:
+        self._place, self._server = place, server
+        self._url = f"s3://{server.bucket}/{prefix}"
+        self._snapshot = ""
+        self._environment = {**server.environment, "XDG_CACHE_HOME": str(place / "cache")}
+
+    def prepare(self) -> None:
+        lines = [
+            *("[store]", f'url = "{self._url}"', f'endpoint_url = "{self._server.endpoint}"', 'region = "us-east-1"'),
+            *("[data]", 'paths = ["data"]'),
+        ]
+        (self._place / "m5ws.toml").write_text("\n".join(lines) + "\n")
+        (self._place / ".gitignore").write_text("/data/\n/.m5ws/\n/cache/\n")
+        call(["git", "init", "-q"], self._place, {})
+
+    def upload(self) -> None:
+        self._snapshot = call([sys.executable, "-m", "m5ws", "-q", "snapshot"], self._place, self._environment).strip()
+
+    def materialise(self, target: Path) -> None:
+        shutil.rmtree(self._place / "cache", ignore_errors=True)
+        command = [sys.executable, "-m", "m5ws", "-q", "checkout", self._snapshot, str(target)]
+        call(command, self._place, self._environment)
+
+
+class Dvc:
+    """`dvc add` and `dvc push`; `dvc pull` with no cache."""
+
+    def __init__(self, place: Path, server: Server, prefix: str, program: str) -> None:
+        self._place, self._server, self._prefix, self._program = place, server, prefix, program
+        self._environment = {**server.environment, "DVC_NO_ANALYTICS": "1"}
+
+    def prepare(self) -> None:
+        self._dvc("init", "--no-scm", "-q")
+        self._dvc("remote", "add", "-d", "team", f"s3://{self._server.bucket}/{self._prefix}")
+        self._dvc("remote", "modify", "team", "endpointurl", self._server.endpoint)
+
+    def upload(self) -> None:
+        self._dvc("add", "-q", "data")
+        self._dvc("push", "-q")
+
+    def materialise(self, target: Path) -> None:
+        target.mkdir()
+        shutil.copytree(self._place / ".dvc", target / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+        shutil.copy(self._place / "data.dvc", target)
+        call([self._program, "pull", "-q"], target, self._environment)
+
+    def _dvc(self, *words: str) -> None:
+        call([self._program, *words], self._place, self._environment)
+
+
+class Restic:
+    """`restic backup` and `restic restore`."""
+
+    def __init__(self, place: Path, server: Server, prefix: str, program: str) -> None:
+        self._place, self._program = place, program
+        self._environment = {
+            **server.environment,
+            "RESTIC_REPOSITORY": f"s3:{server.endpoint}/{server.bucket}/{prefix}",
+            "RESTIC_PASSWORD": "benchmark",
+            "RESTIC_CACHE_DIR": str(place / "cache"),
+        }
+
+    def prepare(self) -> None:
+        call([self._program, "init"], self._place, self._environment)
+
+    def upload(self) -> None:
+        call([self._program, "backup", "-q", "data"], self._place, self._environment)
+
+    def materialise(self, target: Path) -> None:
+        shutil.rmtree(self._place / "cache", ignore_errors=True)
+        words = [self._program, "restore", "-q", "latest", "--target", str(target)]
+        call(words, self._place, self._environment)
+
+
+class AwsSync:
+    """Compares names, sizes and times, and hashes nothing."""
+
+    def __init__(self, place: Path, server: Server, prefix: str, program: str) -> None:
+        self._place, self._program, self._environment = place, program, server.environment
+        self._url = f"s3://{server.bucket}/{prefix}"
+
+    def prepare(self) -> None:
+        pass
+
+    def upload(self) -> None:
+        call([self._program, "s3", "sync", "--only-show-errors", "data", self._url], self._place, self._environment)
+
+    def materialise(self, target: Path) -> None:
+        words = [self._program, "s3", "sync", "--only-show-errors", self._url, str(target)]
+        call(words, self._place, self._environment)
+
+
+class Raw:
+    """As many bytes in objects as large as ours, by obstore, in a process of its own; it knows nothing of no-ops."""
+
+    def __init__(self, place: Path, server: Server, prefix: str) -> None:
+        self._place, self._environment = place, server.environment
+        self._words = [sys.executable, str(Path(__file__).parent / "scripts" / "store_raw.py"), server.bucket, prefix]
+
+    def prepare(self) -> None:
+        pass
+
+    def upload(self) -> None:
+        call([*self._words, "put", str(self._place / "data")], self._place, self._environment)
+
+    def materialise(self, target: Path) -> None:
+        call([*self._words, "get", str(target)], self._place, self._environment)
