@@ -4,9 +4,9 @@ Objects first, references last, in the order of docs/format.md: whatever is kill
 is not whole, and the same command goes on with what is missing. Every byte is checked against its name on the way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -14,11 +14,13 @@ from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.ports import Progress
 from m5ws.records import Digest
 from m5ws.repository import Repository, closure, presence, publishing
+from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import key
 from m5ws.repository.refs import Kind
 
-_THREADS = 8
-"""Objects that are under way at once, each of at most 64 MiB: what bounds the memory."""
+_THREADS = 16
+_BUDGET_BYTES = 512 * 2**20
+"""What objects that are under way hold together: it bounds the memory."""
 
 
 class Conflict(M5Error):
@@ -111,26 +113,13 @@ def _copy_objects(
 ) -> None:
     """Copy what is lacking, in the order of `needs`: what is named before what names it."""
     total, done = sum(needs[digest] for digest in lacking), 0
-    for size in _in_parallel(source, target, [digest for digest in needs if digest in lacking]):
+    jobs: list[Job[int]] = [
+        (size, partial(_copy_object, source, target, digest)) for digest, size in needs.items() if digest in lacking
+    ]
+    for size in fly(jobs, _THREADS, _BUDGET_BYTES):
         done += size
         if progress:
             progress("copying bytes", done, total)
-
-
-def _in_parallel(source: Repository, target: Repository, lacking: Iterable[Digest]) -> Iterator[int]:
-    """Copy with a bounded number of objects under way, and yield the length of each as it is done."""
-    pending: set[Future[int]] = set()
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-copy") as pool:
-        try:
-            for digest in lacking:
-                if len(pending) >= _THREADS:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-                pending.add(pool.submit(_copy_object, source, target, digest))
-            yield from (future.result() for future in pending)
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 def _copy_object(source: Repository, target: Repository, digest: Digest) -> int:

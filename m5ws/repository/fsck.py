@@ -5,6 +5,7 @@ there. Objects that nothing names are not damage: a killed writer leaves them, a
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Done, GcPlan, Run, Slice, Snapshot, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, plans
+from m5ws.repository.flight import Job, fly
 from m5ws.repository.naming import named
 from m5ws.repository.objects import is_digest, key
 
@@ -56,6 +58,9 @@ def check(repo: Repository, progress: Progress | None = None) -> Report:
 
 
 _LOOKS = 4
+_THREADS = 16
+_BUDGET_BYTES = 256 * 2**20
+"""What objects that are being read hold together: it bounds the memory."""
 
 _Need = tuple[Digest, int]
 """An object and the least length it must have."""
@@ -72,9 +77,10 @@ class _Check:
         self._least: dict[Digest, int] = {}
         self._slices: dict[Digest, set[Slice]] = {}
         self._reached: dict[Digest, frozenset[_Need]] = {}
+        self._unreadable: dict[Digest, str] = {}
 
     def report(self) -> Report:
-        self._read_objects()
+        self._list_objects()
         snapshots = self._repo.store.names("snapshots/")
         runs = self._repo.store.names("runs/")
         for snapshot in snapshots:
@@ -84,6 +90,7 @@ class _Check:
         for run in self._repo.store.names(checkpoints.PINS):
             self._root(f"run {run}", lambda run=run: self._pins(run))  # type: ignore[misc]
         self._plans()
+        self._read_objects()
         self._judge_objects()
         return Report(
             objects=len(self._sizes),
@@ -96,22 +103,39 @@ class _Check:
 
     # --- objects -----------------------------------------------------------------------------------
 
-    def _read_objects(self) -> None:
-        listed = list(self._repo.store.list("objects/"))
-        for position, found in enumerate(listed):
-            self._progress("checking objects", position, len(listed))
+    def _list_objects(self) -> None:
+        for found in self._repo.store.list("objects/"):
             digest = found.key.split("/")[-1]
-            if not is_digest(digest) or found.key != key(digest):
+            if is_digest(digest) and found.key == key(digest):
+                self._sizes[digest] = found.size_bytes
+            else:
                 self._add("foreign", found.key, "m5ws did not write this; move it away")
-                continue
-            self._sizes[digest] = found.size_bytes
-            try:
-                self._repo.objects.get(digest)
-            except NotFound:
-                del self._sizes[digest]  # Deleted since it was listed: missing, if anything needs it.
-            except (CorruptObject, OSError) as error:
-                self._bad[digest] = str(error)
-        self._progress("checking objects", len(listed), len(listed))
+
+    def _read_objects(self) -> None:
+        """Read every object once, whole, and hold it against its name and against the slices that records name."""
+        digests = [digest for digest in self._sizes if digest not in self._bad]
+        jobs: list[Job[tuple[Digest, str | None]]] = [
+            (self._sizes[digest], partial(self._read_object, digest)) for digest in digests
+        ]
+        for position, (digest, trouble) in enumerate(fly(jobs, _THREADS, _BUDGET_BYTES)):
+            self._progress("checking objects", position, len(digests))
+            if trouble is not None:
+                self._bad[digest] = trouble
+        self._progress("checking objects", len(digests), len(digests))
+
+    def _read_object(self, digest: Digest) -> tuple[Digest, str | None]:
+        """Return what is wrong with an object's bytes, or None."""
+        try:
+            data = memoryview(self._repo.objects.get(digest))
+        except NotFound:
+            del self._sizes[digest]  # Deleted since it was listed: missing, if anything needs it.
+            return digest, None
+        except (CorruptObject, OSError):
+            return digest, "its bytes are not those it is named for"
+        for part in sorted(self._slices.get(digest, ()), key=lambda part: part.offset):
+            if self._repo.objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
+                return digest, f"bytes {part.offset}+{part.size_bytes} are not those that a record names"
+        return digest, None
 
     def _judge_objects(self) -> None:
         """Name each bad or missing object once, with everything that needs it."""
@@ -123,20 +147,9 @@ class _Check:
             elif size < least:
                 self._add("truncated", key(digest), f"{size} bytes are left of at least {least}", harms)
             elif digest in self._bad:
-                self._add("corrupt", key(digest), "its bytes are not those it is named for", harms)
-            else:
-                self._judge_slices(digest, harms)
-
-    def _judge_slices(self, digest: Digest, harms: tuple[str, ...]) -> None:
-        """Check the pieces of a pack that records name: a record can be whole and still name them wrongly."""
-        named = self._slices.get(digest)
-        if not named:
-            return
-        data = memoryview(self._repo.objects.get(digest))
-        for part in sorted(named, key=lambda part: part.offset):
-            if self._repo.objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
-                detail = f"bytes {part.offset}+{part.size_bytes} are not those that a record names"
-                self._add("corrupt", key(digest), detail, harms)
+                self._add("corrupt", key(digest), self._bad[digest], harms)
+        for digest in self._unreadable.keys() & self._sizes.keys() - self._bad.keys():
+            self._add("unreadable", key(digest), self._unreadable[digest])
 
     def _add(self, kind: str, where: str, detail: str, harms: tuple[str, ...] = ()) -> None:
         self._damage.append(Damage(kind=kind, key=where, detail=detail, harms=harms))  # type: ignore[arg-type]
@@ -248,7 +261,8 @@ class _Check:
                     for one in named(record):
                         found.update([self._need(one)] if isinstance(one, Slice) else self._reach(*one))
                 except M5Error as error:
-                    self._add("unreadable", key(digest), str(error))
+                    # Whether its bytes are its own is found when all objects are read.
+                    self._unreadable[digest] = str(error)
             self._reached[digest] = frozenset(found)
         return self._reached[digest]
 

@@ -66,6 +66,34 @@ def test_init_with_a_store_that_cannot_be_used_writes_nothing(tmp_path: Path, s3
     assert not (tmp_path / "w").exists()
 
 
+def test_a_laptop_s_snapshot_is_pushed_to_the_bucket_and_pulled_elsewhere(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    team = s3_server.url(bucket, "team")
+    for name in ("laptop", "desk"):
+        _m5ws(tmp_path, "init", name)
+    (tmp_path / "laptop" / "big.bin").write_bytes(bytes(range(256)) * 8192)
+    made = json.loads(_m5ws(tmp_path / "laptop", "snapshot", "--json").stdout)["id"]
+    first = json.loads(_m5ws(tmp_path / "laptop", "push", made, "--to", team, "--json").stdout)
+    again = json.loads(_m5ws(tmp_path / "laptop", "push", "--all", "--to", team, "--json").stdout)
+    assert first["new_objects"] == first["objects"] > 0 and again["new_objects"] == again["references"] == 0
+    _m5ws(tmp_path / "desk", "pull", made[:12], "--from", team)
+    _m5ws(tmp_path / "desk", "fsck")
+    _m5ws(tmp_path / "desk", "checkout", made, str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "big.bin").read_bytes() == bytes(range(256)) * 8192
+
+
+def test_gc_frees_what_nothing_needs_in_a_bucket(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
+    kept = workspace.m5ws("snapshot").stdout.strip()
+    repo = Repository.open(open_store(s3_server.url(bucket, "team")))
+    left = repo.objects.put(b"left by a writer that was killed")
+    planned = workspace.json("gc", "--older-than", "0s", "--grace", "0s")
+    done = workspace.json("gc", "--older-than", "0s", "--grace", "0s")
+    assert planned != done and not repo.objects.has(left)
+    workspace.m5ws("fsck")
+    workspace.m5ws("checkout", kept, str(workspace.root.parent / "copy"))
+
+
 def _m5ws(place: Path, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "m5ws", *words], cwd=place, capture_output=True, text=True, check=False
