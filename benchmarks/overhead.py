@@ -1,6 +1,6 @@
 """What `m5ws run` costs a training loop: the same steps under bare torchrun and under m5ws, turn by turn.
 
-    python benchmarks/overhead.py [--rounds 5] [--steps 200] [--json FILE]
+    python benchmarks/overhead.py [--rounds 5] [--steps 200] [--nproc 2] [--json FILE]
 
 Per step, over the second half of the steps: the time between the end of one step's body and the start of the next,
 where m5ws does its work, and the medians of whole steps. Start-up: from the command to the start of the first step's
@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "overhead_step.py"
-_SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = 2\n"
+_SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = {}\n"
 
 
 def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
@@ -42,14 +42,14 @@ def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
     }
 
 
-def commands(root: Path, out: Path, steps: int) -> dict[str, list[str]]:
+def commands(root: Path, out: Path, steps: int, nproc: int) -> dict[str, list[str]]:
     """Return the commands to compare, by name; each has a folder of its own."""
     script = SCRIPT.read_text()
     for name, more in (("with", ""), ("without", "\n[mlflow]\nenabled = false\n")):
         (root / name).mkdir()
-        (root / name / "m5ws.toml").write_text(_SETTINGS + more)
+        (root / name / "m5ws.toml").write_text(_SETTINGS.format(nproc) + more)
         (root / name / "step.py").write_text(script)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     m5ws = [sys.executable, "-m", "m5ws", "-C"]
     arguments = ["step.py", str(out), str(steps)]
     bare = [*torchrun, str(root / "with" / "step.py"), *arguments[1:]]
@@ -65,12 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         out = root / "times.json"
-        rows = commands(root, out, arguments.steps)
+        rows = commands(root, out, arguments.steps, arguments.nproc)
         for command in rows.values():
             measure(command, out, root)
         rounds = [

@@ -34,7 +34,7 @@ def command(
       m5ws push --all --to /mnt/backup/m5ws
     """
     here = names.workspace(context)
-    source = here.repository()
+    source = names.settled(here)
     wanted = chosen(source, ids, everything)
     target = here.repository_at(url, create=not dry_run, imagined=dry_run)
     return transfer(source, target, wanted, dry_run, as_json)

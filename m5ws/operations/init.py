@@ -135,7 +135,7 @@ def _template_files(directory: Path) -> Iterator[NewFile]:
 
 def _with_store(file: NewFile, store: Mapping[str, str]) -> NewFile:
     """Return an m5ws.toml that says of the store what is given; comments and all else stay."""
-    said = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
+    said = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in store.items())
     text = file.data.decode()
     if "\n[store]\n" in text:
         text = text.replace("\n[store]\n", f"\n[store]\n{said}", 1)

@@ -1,5 +1,6 @@
 """The files that an attempt is given: whether it left them alone, and what becomes of them afterwards."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,8 @@ def stamps(work: Path) -> dict[Path, Stamp]:
 
 def modified(work: Path, given: dict[Path, Stamp]) -> list[str]:
     """Return the inputs that were changed or removed, by their paths in the workspace."""
-    return [str(path.relative_to(work)) for path, known in given.items() if not _is(path, known)]
+    changed = (path.relative_to(work) for path, known in given.items() if not _is(work, path, known))
+    return [os.fsencode(path).decode("utf-8", "backslashreplace") for path in changed]
 
 
 def remove(work: Path, given: dict[Path, Stamp]) -> None:
@@ -22,7 +24,7 @@ def remove(work: Path, given: dict[Path, Stamp]) -> None:
     What the script wrote stays: nobody else may have it.
     """
     for path, known in given.items():
-        if _is(path, known):
+        if _is(work, path, known):
             with suppress(OSError):
                 path.unlink()
     folders = {folder for path in given for folder in path.parents if folder.is_relative_to(work)}
@@ -31,8 +33,9 @@ def remove(work: Path, given: dict[Path, Stamp]) -> None:
             folder.rmdir()
 
 
-def _is(path: Path, known: Stamp) -> bool:
+def _is(work: Path, path: Path, known: Stamp) -> bool:
+    """Return whether an input is as it was, in its own place: not behind a link that the script made of a folder."""
     try:
-        return stamp(path.lstat()) == known
-    except FileNotFoundError:
+        return stamp(path.lstat()) == known and path.parent.resolve() == work.resolve() / path.parent.relative_to(work)
+    except OSError:
         return False

@@ -17,7 +17,7 @@ from m5ws import codec, determinism
 from m5ws.operations.contents import Contents, Look, store
 from m5ws.ports import DatasetSource, Observer, Progress, SourceControl, TokenizerProbe
 from m5ws.records import Annotation, Code, Declared, Digest, Snapshot
-from m5ws.repository import Repository, snapshots
+from m5ws.repository import Repository, presence, snapshots
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
 from m5ws.repository.publishing import Patience, repeated
@@ -190,9 +190,9 @@ def _said_before(look: Look, snapshot_id: Digest) -> Annotation | None:
     if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_SAID):
         return None
     said = snapshots.annotations(look.repo, snapshot_id)
-    # What gc took away from under a publication that was late is observed again.
-    whole = said and (said[-1].observed is None or look.repo.objects.has(said[-1].observed))
-    return said[-1] if whole else None
+    # What gc took away from under a publication that was late, or a disk lost, is written again.
+    needed = {snapshot_id: 0} | ({said[-1].observed: 0} if said and said[-1].observed is not None else {})
+    return said[-1] if said and not presence.missing(look.repo.objects, needed) else None
 
 
 def _installation(look: Look) -> Digest:

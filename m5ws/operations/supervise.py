@@ -292,12 +292,13 @@ def _stopped(process: Process | None) -> int:
 
 
 def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
-    found: list[SourceFile] = []
+    found: dict[bytes, SourceFile] = {}
     for output in outputs:
         folder = work / output
         paths = folder.rglob("*") if folder.is_dir() else [folder] if folder.exists() else []
         for path in paths:
             inside = path.relative_to(work)
             if (path.is_symlink() or path.is_file()) and not _NEVER.intersection(inside.parts):
-                found.append(SourceFile(path=os.fsencode(inside), location=path))
-    return found
+                name = os.fsencode(inside)
+                found[name] = SourceFile(path=name, location=path)
+    return list(found.values())

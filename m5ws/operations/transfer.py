@@ -63,7 +63,8 @@ def copy(
     for position, (kind, found) in enumerate(roots):
         if progress:
             progress("reading what is needed", position, len(roots))
-        needs |= closure.closure(source, kind, found)
+        for digest, size in closure.closure(source, kind, found).items():
+            needs[digest] = max(size, needs.get(digest, 0))
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
         _copy_objects(source, target, needs, lacking, progress)

@@ -66,6 +66,7 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
 
 def keep(repo: Repository, run: str, label: str) -> None:
     """Keep a checkpoint for ever, whatever retention rules say; nothing undoes it. Raises NotFound, Vanished."""
+    repo.objects.begin()
     record = digest(repo, run, label)
     if label not in valid(repo, run):
         raise UsageError(f"checkpoint {label} of run {run} does not count: a newer attempt had begun")

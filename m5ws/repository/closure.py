@@ -45,6 +45,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
         keys += launcher[1:]
+    keys += [f"{checkpoints.PINS}{name}/{label}" for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, name) is not None:
         keys.append(f"runs/{name}/verdict")
     return keys

@@ -128,7 +128,8 @@ class LocalStore:
         try:
             with os.scandir(self.root / _TEMPORARY) as found:
                 stale = [entry.path for entry in found if entry.stat().st_mtime < oldest_s]
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
+            # Nothing is there, or it cannot be read: whoever uses the store is told what is wrong with it.
             return
         for path in stale:
             # Who may only read the store leaves it to those who write.

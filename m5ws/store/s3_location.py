@@ -40,7 +40,8 @@ def parse(url: str, options: StoreOptions | None = None) -> Location:
     split = urlsplit(url)
     prefix = split.path.strip("/")
     if split.scheme != "s3" or not _BUCKET.fullmatch(split.netloc) or split.fragment:
-        raise UsageError(f"{url!r} does not name a bucket", hint=_FORM)
+        named = split._replace(netloc=split.netloc.rpartition("@")[2], query="").geturl()
+        raise UsageError(f"{named!r} does not name a bucket", hint=_FORM)
     if prefix and (not _PREFIX.fullmatch(prefix) or {".", ".."}.intersection(prefix.split("/"))):
         raise UsageError(f"{url!r} has a prefix that is no key", hint=_FORM)
     merged = _merged(url, options, dict(parse_qsl(split.query, keep_blank_values=True)))

@@ -24,6 +24,8 @@ from m5ws.errors import M5Error, MissingExtra
 
 # torch waits for ever on the lock of a build that was killed; no build takes as long as this.
 _STALE_LOCK_S = 900.0
+# Where all is built, a rank holds it while it loads, which takes seconds; one that was killed then leaves it.
+_LOADED_S = 120.0
 # Variables that choose the compiler, the instructions or the place; with DS_* and TORCH_*.
 _VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HOME")
 _ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
@@ -55,6 +57,8 @@ def ensure_cpu_adam(environment: Mapping[str, str] = os.environ) -> Operator:
         raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
     known = _known(note)
     if known is not None:
+        for lock in Path(known.path).parent.parent.glob("*/lock"):
+            _drop_if_older(lock, _LOADED_S)
         return known
     with _shown_on_failure():
         from deepspeed.accelerator import get_accelerator
@@ -136,9 +140,12 @@ def _drop_stale_lock(name: str) -> None:
     """Remove the lock that a killed build has left: whoever meets it next would wait for ever."""
     from torch.utils import cpp_extension
 
-    lock = Path(cpp_extension._get_build_directory(name, verbose=False)) / "lock"
+    _drop_if_older(Path(cpp_extension._get_build_directory(name, verbose=False)) / "lock", _STALE_LOCK_S)
+
+
+def _drop_if_older(lock: Path, age_s: float) -> None:
     try:
-        if time.time() - lock.stat().st_mtime > _STALE_LOCK_S:
+        if time.time() - lock.stat().st_mtime > age_s:
             lock.unlink()
     except FileNotFoundError:
         pass

@@ -21,9 +21,10 @@ from m5ws.operations.config_files import BadConfigFile
 from m5ws.operations.inspection import LinksOutside, NotTheContent
 from m5ws.ports import SourceControl, SourceState, TokenizerProbe
 from m5ws.records import Declared, Observed
-from m5ws.repository import Repository, snapshots, trees
+from m5ws.repository import Repository, fsck, snapshots, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.materialise import materialise
+from m5ws.repository.objects import key
 from m5ws.secret_scan import SecretsFound
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
@@ -546,3 +547,11 @@ def test_a_materialised_snapshot_is_the_same_snapshot(
     parts = [trees.load(repo.objects, tree) for tree in first.snapshot.trees.values()]
     materialise(repo.objects, parts, base / "copy")
     assert take(base / "copy", repo).id == first.id
+
+
+def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
+    settle(root)
+    first = take(root, repo)
+    repo.store.delete(key(first.id))
+    assert take(root, repo).id == first.id
+    assert fsck.check(repo).clean

@@ -174,6 +174,22 @@ def test_what_is_built_is_named_again_without_torch(operator: dict[str, str]) ->
     assert (again.returncode, again.stdout.strip(), again.stderr) == (0, operator["digest"], "")
 
 
+def test_a_lock_that_a_killed_rank_left_is_removed_where_all_is_built(tmp_path: Path) -> None:
+    old, new = tmp_path / "a" / "lock", tmp_path / "b" / "lock"
+    for lock in (old, new):
+        lock.parent.mkdir()
+        lock.touch()
+    os.utime(old, (1, 1))
+    (tmp_path / "cpu_adam").mkdir()
+    built = tmp_path / "cpu_adam" / "cpu_adam.so"
+    built.write_bytes(b"code")
+    environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    note = cpu_adam._note(environment)
+    note.write_text(json.dumps({"path": str(built), "digest": cpu_adam.describe(built).digest}))
+    assert cpu_adam.ensure_cpu_adam(environment).path == str(built)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> None:
     built = tmp_path / "cpu_adam.so"
     built.write_bytes(b"built")
