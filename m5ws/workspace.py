@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from m5ws import configuration
 from m5ws.errors import NotFound
 from m5ws.ports import DatasetSource, Homed, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
+from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
 
 if TYPE_CHECKING:
@@ -121,30 +122,35 @@ class Workspace:
         limit_bytes = self.settings.store.cache_limit_bytes
         return repository.through(cast(ObjectStore, _load("cache")(repository.store, self.cache_dir, limit_bytes)))
 
-    def repository_at(self, url: str, *, create: bool = False, imagined: bool = False) -> "Repository":
-        """As `repository`, for a store of any URL, without copies; a relative path is taken from the workspace."""
+    def repository_at(
+        self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None
+    ) -> "Repository":
+        """As `repository`, for a store of any URL, without copies; a relative path is taken from the workspace.
+
+        One that is made gets the format `form`. Raises UsageError if one that is there has another.
+        """
         from m5ws.repository import Repository
 
         store = cast(Callable[[str], ObjectStore], _load("store"))(self._located(url))
         if create or imagined:
             self.prepare()
         if create:
-            repository = Repository.create(store)
+            repository = Repository.create(store, form)
             self._join(store)
         else:
-            repository = self._open(store, imagined=imagined)
+            repository = self._open(store, form, imagined=imagined)
         if repository.note:
             _log.warning(repository.note)
         return repository
 
-    def _open(self, store: ObjectStore, *, imagined: bool) -> "Repository":
+    def _open(self, store: ObjectStore, form: Format | None, *, imagined: bool) -> "Repository":
         from m5ws.repository import Repository
 
         try:
             return Repository.open(store)
         except NotFound as error:
             if imagined:
-                return Repository.imagined(store)
+                return Repository.imagined(store, form)
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
 
     def _join(self, store: ObjectStore) -> None:
@@ -214,12 +220,13 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     raise NotFound(f"no {FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
 
 
-def try_store(settings: StoreSettings) -> None:
-    """Make or join the store that `settings` name. Raises what keeps a workspace from using it."""
+def try_store(root: Path, settings: StoreSettings) -> None:
+    """Make or join the store that a workspace at `root` is to use. Raises what keeps it from that."""
     from m5ws.repository import Repository
     from m5ws.store import open_store
 
-    Repository.create(open_store(settings.url, settings))
+    url = settings.url
+    Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
 
 
 def _load(name: str) -> Callable[..., object]:

@@ -11,7 +11,7 @@ from m5ws.errors import UsageError
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option("--template", type=names.Template(), metavar="NAME", help="Start from a template's files.")
-@click.option("--store", metavar="STORE", help="Where everything is kept: a directory, or s3://bucket/prefix.")
+@click.option("--store", metavar="STORE", help="A directory, relative to the workspace, or s3://bucket/prefix.")
 @click.option("--region", metavar="NAME", help="The home region of a store in S3.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not AWS.")
 @click.option("--list", "list_only", is_flag=True, help="List the templates and do nothing.")
@@ -49,10 +49,10 @@ def command(
     given = {"url": store, "region": region, "endpoint_url": endpoint_url}
     settings = {name: value for name, value in given.items() if value is not None}
     plan = init.plan(root, template, store=settings)
-    if store is not None and "://" in store:
-        workspace.try_store(StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
-    elif region or endpoint_url:
+    if (region or endpoint_url) and "://" not in (store or ""):
         raise UsageError("--region and --endpoint-url are said of a store in S3: --store s3://bucket/prefix")
+    if store is not None:
+        workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]

@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli import names, output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.operations.transfer import Copied
+    from m5ws.records import Format
     from m5ws.repository import Repository
     from m5ws.repository.refs import Kind
 
@@ -36,8 +38,13 @@ def command(
     here = names.workspace(context)
     source = names.settled(here)
     wanted = chosen(source, ids, everything)
-    target = here.repository_at(url, create=not dry_run, imagined=dry_run)
+    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=_alike(source))
     return transfer(source, target, wanted, dry_run, as_json)
+
+
+def _alike(source: "Repository") -> "Format":
+    """Return the format of a store that snapshots and runs of `source` can go to, wherever it is."""
+    return msgspec.structs.replace(source.format, home_region=None)
 
 
 def chosen(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":

@@ -66,9 +66,9 @@ class Repository:
         return Repository(store, self.format, self.note)
 
     @classmethod
-    def imagined(cls, store: ObjectStore) -> "Repository":
+    def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return a store that is not there as it would be made; nothing is written."""
-        return cls(store, Format())
+        return cls(store, form or Format())
 
     @classmethod
     def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":

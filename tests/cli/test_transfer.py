@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from m5ws import workspace
+from m5ws.records import Format
+from m5ws.repository import Repository
+from m5ws.store.local import LocalStore
 
 
 def test_a_run_goes_to_another_store_and_comes_back_elsewhere(m5: Any, made: Any, place: Path, tmp_path: Path) -> None:
@@ -37,3 +40,16 @@ def test_a_store_that_is_not_there_is_not_pulled_from(m5: Any, place: Path, tmp_
     done = m5("pull", "--all", "--from", tmp_path / "nowhere")
     assert done.status == 3 and "there is no m5ws store" in done.err
     assert workspace.find(place, {}).home.exists() is False
+
+
+def test_a_new_store_gets_the_format_of_the_one_it_is_filled_from(m5: Any, place: Path, tmp_path: Path) -> None:
+    Repository.create(LocalStore(place / ".m5ws" / "store"), Format(hash="sha256"))
+    assert m5("snapshot").status == 0
+    assert m5("push", "--all", "--to", tmp_path / "team").status == 0
+    assert Repository.open(LocalStore(tmp_path / "team")).format.hash == "sha256"
+
+
+def test_init_with_a_store_that_cannot_be_made_writes_nothing(m5: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert m5("-C", tmp_path, "init", "--store", tmp_path / "file" / "store", "w").status == 2
+    assert not (tmp_path / "w").exists()
