@@ -1,5 +1,6 @@
 """Fixtures that every part uses, and the loud account of what could not run."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from m5ws.store.local import LocalStore
 from s3_servers import ENVIRONMENT, S3Server, moto
 
 _LOUD = "NOT TESTED: "
+
+# A shell that starts this in the background has it ignored, and tests press Ctrl-C on processes of their own.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long drawing takes says what else the machine does, and nothing of m5ws.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

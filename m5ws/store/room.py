@@ -34,14 +34,15 @@ class Room:
             total = size_bytes + (self.limit_bytes if known is None else known)
             _set_number(descriptor, total)
         if total > self.limit_bytes:
-            self.trim(size_bytes)
+            # Far above it, whoever fills waits for the process that makes room, or filling would outrun it.
+            self.trim(size_bytes, wait=total > self.limit_bytes + self.limit_bytes // 4)
 
-    def trim(self, wanted_bytes: int, at_least_bytes: int = 0) -> None:
+    def trim(self, wanted_bytes: int, at_least_bytes: int = 0, *, wait: bool = False) -> None:
         """Drop what was used least lately, until `wanted_bytes` more fit; at least so much as is said.
 
-        Does nothing while another process does it. Raises OSError.
+        Does nothing while another process does it, or does it after that one if it is to `wait`. Raises OSError.
         """
-        with self._locked("trim", fcntl.LOCK_EX | fcntl.LOCK_NB) as trimming:
+        with self._locked("trim", fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)) as trimming:
             if trimming is None:
                 return
             with self._usage() as descriptor:
