@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from gc_world import Lie, World, honest
-from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.ports import Buffer, ObjectStat
+from passing_store import PassingStore
 from turns import Actor
 
 _CONTENTS = [bytes([65 + number]) * 10 for number in range(5)]
@@ -87,33 +88,7 @@ def test_nothing_that_was_published_is_lost_in_thousands_of_schedules(graceful: 
         world.ends_well()
 
 
-class _Passing:
-    """A store that answers as the one it wraps."""
-
-    def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
-        self.url = inner.url
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._inner.get(key, start, length)
-
-    def create(self, key: str, data: Buffer) -> None:
-        self._inner.create(key, data)
-
-    def list(self, prefix: str) -> Iterator[ObjectStat]:
-        return self._inner.list(prefix)
-
-    def names(self, prefix: str) -> tuple[str, ...]:
-        return self._inner.names(prefix)
-
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self._inner.stat(key)
-
-
-class KeepsReadTooEarly(_Passing):
+class KeepsReadTooEarly(PassingStore):
     """X2 before X1: what writers said is read before the plan is known to be executed."""
 
     def create(self, key: str, data: Buffer) -> None:
@@ -127,7 +102,7 @@ class KeepsReadTooEarly(_Passing):
         return iter(early) if prefix.endswith("/keep/") and early is not None else self._inner.list(prefix)
 
 
-class RootsReadTooEarly(_Passing):
+class RootsReadTooEarly(PassingStore):
     """X3 before X1: roots are taken to be what they were when the plan was published."""
 
     def create(self, key: str, data: Buffer) -> None:
@@ -140,7 +115,7 @@ class RootsReadTooEarly(_Passing):
         return early if prefix == "snapshots/" and early is not None else self._inner.names(prefix)
 
 
-class NothingIsKept(_Passing):
+class NothingIsKept(PassingStore):
     """W2 without keeps: the writer does not say what it is about to name."""
 
     def create(self, key: str, data: Buffer) -> None:
@@ -148,7 +123,7 @@ class NothingIsKept(_Passing):
             self._inner.create(key, data)
 
 
-class LooksBeforeItKeeps(_Passing):
+class LooksBeforeItKeeps(PassingStore):
     """W2 in the wrong order: whether the plan is being executed was asked before the keep is there."""
 
     _last: tuple[str, ...] = ()
@@ -167,7 +142,7 @@ class LooksBeforeItKeeps(_Passing):
         return self._last
 
 
-class DoesNotLookAgain(_Passing):
+class DoesNotLookAgain(PassingStore):
     """W5 left out: the plans after the reference are the plans before it."""
 
     _last: tuple[str, ...] = ()
@@ -185,7 +160,7 @@ class DoesNotLookAgain(_Passing):
         return found
 
 
-class ForgetsWhatIsDone(_Passing):
+class ForgetsWhatIsDone(PassingStore):
     """W0 left out: a plan that is done by the time the writer looks counts as one that could do no harm."""
 
     def names(self, prefix: str) -> tuple[str, ...]:
@@ -198,7 +173,7 @@ class ForgetsWhatIsDone(_Passing):
         return tuple(name for name in found if name.split(".")[0] not in done - met)
 
 
-class WaitsForNobody(_Passing):
+class WaitsForNobody(PassingStore):
     """W3 left out: a plan that is being executed counts as done."""
 
     def names(self, prefix: str) -> tuple[str, ...]:

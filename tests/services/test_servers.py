@@ -4,18 +4,15 @@
 """
 
 import re
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ceph import Ceph, Keys, answers, free_ports, hold
+from ceph import Ceph, Keys, hold
 from s3_client import connect
+from s3_servers import S3Server
+from s3_servers import moto as run_moto
 from server_checks import CHECKS, Server
 from tests.conftest import loud_skip
 
@@ -31,26 +28,14 @@ def of_ceph(ceph: Ceph) -> Server:
     return Server(connect(ceph.endpoint, owner), connect(ceph.endpoint, other), other.arn)
 
 
-@contextmanager
-def moto_server() -> Iterator[Server]:
-    """Run moto's server."""
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not answers(port):
-            assert process.poll() is None, "moto ended"
-            time.sleep(0.05)
-        yield Server(connect(f"http://127.0.0.1:{port}", Keys("anybody", "anybody", "anything")))
-    finally:
-        process.terminate()
-        process.wait()
+def of_moto(endpoint: str) -> Server:
+    """Return moto with one user: it tells none apart."""
+    return Server(connect(endpoint, Keys("anybody", "anybody", "anything")))
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with moto_server() as running:
-        yield running
+@pytest.fixture
+def moto(s3_server: S3Server) -> Server:
+    return of_moto(s3_server.endpoint)
 
 
 def cells(name: str) -> list[str]:
@@ -82,9 +67,12 @@ def write() -> None:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
         hold(Path(directory)) as ceph,
-        moto_server() as moto,
+        run_moto(Path(directory) / "moto.log") as light,
     ):
-        rows = [f"| {name} | {cells(name)[0]} | {ask(of_ceph(ceph))} | {ask(moto)} |" for name, ask in CHECKS.items()]
+        rows = [
+            f"| {name} | {cells(name)[0]} | {ask(of_ceph(ceph))} | {ask(of_moto(light.endpoint))} |"
+            for name, ask in CHECKS.items()
+        ]
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(_TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[3], text), encoding="utf-8")
 

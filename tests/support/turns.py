@@ -10,7 +10,8 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from dying_store import Died
-from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.ports import ObjectStat, ObjectStore
+from passing_store import PassingStore
 
 
 class Serial(Executor):
@@ -76,37 +77,11 @@ class Actor:
         self._stands.release()
 
 
-class TurnStore:
+class TurnStore(PassingStore):
     """`ports.ObjectStore` of one actor, which takes a turn for each operation; a listing is one."""
 
     def __init__(self, inner: ObjectStore, actor: Actor) -> None:
-        self._inner = inner
-        self._actor = actor
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._actor.turn(f"get {key}")
-        return self._inner.get(key, start, length)
-
-    def create(self, key: str, data: Buffer) -> None:
-        self._actor.turn(f"create {key}")
-        self._inner.create(key, data)
+        super().__init__(inner, lambda operation, key: actor.turn(f"{operation} {key}"))
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        self._actor.turn(f"list {prefix}")
-        return iter(list(self._inner.list(prefix)))
-
-    def names(self, prefix: str) -> tuple[str, ...]:
-        self._actor.turn(f"names {prefix}")
-        return self._inner.names(prefix)
-
-    def delete(self, key: str) -> None:
-        self._actor.turn(f"delete {key}")
-        self._inner.delete(key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        self._actor.turn(f"stat {key}")
-        return self._inner.stat(key)
+        return iter(list(super().list(prefix)))
