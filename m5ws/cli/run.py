@@ -82,7 +82,7 @@ def command(
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
       m5ws run --resume 7c1d
     """
-    from m5ws.operations import leftovers, supervise
+    from m5ws.operations import leftovers
     from m5ws.operations import run as operation
     from m5ws.repository import refs
 
@@ -112,12 +112,19 @@ def command(
     if detach:
         detached.start(here, repo, plan)
         return output.print_json({"run": run}) if as_json else click.echo(run.id)
+    return _follow(here, repo, plan, progress=not no_progress, as_json=as_json)
+
+
+def _follow(here: "Workspace", repo: "Repository", plan: "Plan", *, progress: bool, as_json: bool) -> None:
+    """Execute a plan to its end and say how it ended. Raises RunFailed, RunInterrupted."""
+    from m5ws.operations import supervise
+
     if not as_json:
-        click.echo(run.id)
-    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
-        result = supervise.execute(here.ports(repo), plan, progress.watch, progress.prepare)
+        click.echo(plan.run.id)
+    with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
+        result = supervise.execute(here.ports(repo), plan, shown.watch, shown.prepare)
     if as_json:
-        output.print_json({"run": run, "result": result})
+        output.print_json({"run": plan.run, "result": result})
     return _judge(result)
 
 
