@@ -12,7 +12,8 @@ from typing import Any
 from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
 from m5ws.adapters.mlflow_points import Point, Position
 from m5ws.adapters.mlflow_subject import RUN_TAG, Subject
-from m5ws.records import CheckpointPublished, Verdict
+from m5ws.events import CheckpointPublished
+from m5ws.records import Verdict
 from m5ws.repository import Repository
 
 DELIVERED_TAG = "m5ws.delivered"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from m5ws.adapters.mlflow_params import metric_name
-from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
 
 PREFIX = "m5ws/"
 """Begins the names of all metrics that m5ws delivers: what a script logs itself stays apart from them."""

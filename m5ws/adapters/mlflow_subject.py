@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from m5ws.errors import NotFound
-from m5ws.records import Annotation, AnyEvent, AttemptStarted, Notice, Observed, RankStarted, Run, Snapshot
+from m5ws.events import AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.records import Annotation, Observed, Run, Snapshot
 from m5ws.repository import Repository, ledger, runs, snapshots
 
 ABSENT = "absent"

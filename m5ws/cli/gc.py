@@ -8,8 +8,8 @@ import click
 from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
+    from m5ws.gc_records import Done, GcPlan
     from m5ws.operations.gc import Planned
-    from m5ws.records import Done, GcPlan
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -88,8 +88,8 @@ def command(
 
 
 def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "Planned":
+    from m5ws.gc_records import Rules
     from m5ws.operations import gc
-    from m5ws.records import Rules
 
     rules = Rules(last=here.settings.retention.last, every=here.settings.retention.every)
     with progress.Bar() as bar:

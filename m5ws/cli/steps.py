@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from m5ws.cli import output
 from m5ws.cli.progress import Bar
-from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from m5ws.errors import M5Error
-from m5ws.records import AnyEvent, Digest, RankEnded
+from m5ws.events import AnyEvent, RankEnded
+from m5ws.records import Digest
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolReader, chain, genesis
 

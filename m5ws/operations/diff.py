@@ -10,24 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
+from m5ws.events import AttemptStarted, Event, RankStarted
 from m5ws.operations import tree_diff
 from m5ws.operations.config_keys import flatten
 from m5ws.operations.drift import drift, rated
 from m5ws.operations.tree_diff import FilePair
-from m5ws.records import (
-    AttemptStarted,
-    Change,
-    Code,
-    Dataset,
-    Declared,
-    Determinism,
-    Digest,
-    Event,
-    LaunchSpec,
-    Observed,
-    RankStarted,
-    Tokenizer,
-)
+from m5ws.records import Change, Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Tokenizer
 from m5ws.repository import Repository, ledger, runs, snapshots, trees
 
 E = TypeVar("E", bound=Event)

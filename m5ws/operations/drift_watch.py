@@ -4,8 +4,8 @@ A restart goes back to a checkpoint, so the steps between it and the kill are do
 exact they are equal in bits; if they are not, this says so the moment it happens, and at which step.
 """
 
+from m5ws.events import AnyEvent, State, Step
 from m5ws.operations.history import load
-from m5ws.records import AnyEvent, State, Step
 from m5ws.repository import Repository
 
 _MOST = 3

@@ -14,8 +14,9 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import NotFound
+from m5ws.gc_records import Freed, Garbage, GcPlan, Large, PlanPart, Retired, Retirements, Rules
 from m5ws.ports import Progress
-from m5ws.records import Digest, Freed, Garbage, GcPlan, Large, PlanPart, Record, Retired, Retirements, Rules
+from m5ws.records import Digest, Record
 from m5ws.repository import Repository, plans, roots
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.reach import Reach

@@ -17,9 +17,9 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
+from m5ws.gc_records import Done, Executing
 from m5ws.operations.gc import store_now
 from m5ws.ports import Progress
-from m5ws.records import Done, Executing
 from m5ws.repository import Repository, checkpoints, plans, roots
 from m5ws.repository.objects import key
 from m5ws.repository.roots import Workers, threads

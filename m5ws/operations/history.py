@@ -6,7 +6,7 @@ the weights the run ended with.
 
 import msgspec
 
-from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, RankStarted, State, Step
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, RankStarted, State, Step
 from m5ws.repository import Repository, checkpoints, ledger
 
 

@@ -13,10 +13,11 @@ from typing import Literal
 import msgspec
 
 from m5ws.errors import M5Error, UsageError
+from m5ws.events import AnyEvent, AttemptStarted
 from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
-from m5ws.records import AnyEvent, AttemptStarted, Change, Divergence, LaunchSpec, Observed, Run, Verdict
+from m5ws.records import Change, Divergence, LaunchSpec, Observed, Run, Verdict
 from m5ws.repository import Repository, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 

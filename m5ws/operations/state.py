@@ -8,17 +8,17 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import (
+from m5ws.events import (
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
-    Digest,
     Notice,
     RankEnded,
     RankStarted,
     Step,
 )
+from m5ws.records import Digest
 from m5ws.repository import Repository, ledger
 
 Standing = Literal["created", "running", "finished", "failed", "interrupted"]

@@ -19,19 +19,11 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice
 from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
-from m5ws.records import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    Checkpoint,
-    CheckpointPublished,
-    Content,
-    Notice,
-    Snapshot,
-)
+from m5ws.records import Checkpoint, Content, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.materialise import materialise

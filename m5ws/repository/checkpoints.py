@@ -8,7 +8,8 @@ attempt that the next one did not list. So no clock, lease or lock is needed to 
 import re
 
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UsageError
-from m5ws.records import AttemptStarted, Checkpoint, Digest
+from m5ws.events import AttemptStarted
+from m5ws.records import Checkpoint, Digest
 from m5ws.repository import Repository, ledger, publishing
 from m5ws.repository.objects import is_digest
 from m5ws.repository.reach import Reach

@@ -12,8 +12,9 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error, NotFound
+from m5ws.gc_records import Done, GcPlan
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Digest, Done, GcPlan, Run, Slice, Snapshot, Verdict
+from m5ws.records import Annotation, Checkpoint, Digest, Run, Slice, Snapshot, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, plans
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.naming import named

@@ -10,7 +10,7 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
-from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, Batch
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch
 from m5ws.repository import Repository, plans, publishing
 from m5ws.repository.spool import chain, genesis
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from m5ws import codec
+from m5ws.gc_records import Garbage, GcPlan, Keep, Retired, Retirements
 from m5ws.ports import ObjectStore
-from m5ws.records import Digest, Garbage, GcPlan, Keep, Retired, Retirements
+from m5ws.records import Digest
 
 if TYPE_CHECKING:
     from m5ws.repository import Repository

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from m5ws import codec
 from m5ws.errors import M5Error, NotFound, ObjectExists
+from m5ws.gc_records import Keep
 from m5ws.ports import Progress
-from m5ws.records import Keep
 from m5ws.repository import Repository, plans
 from m5ws.repository.plans import Standings
 

@@ -12,8 +12,10 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import NotFound
+from m5ws.events import AttemptEnded, AttemptStarted
+from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
-from m5ws.records import Annotation, AttemptEnded, AttemptStarted, Checkpoint, Content, Digest, Retired, Rules, Verdict
+from m5ws.records import Annotation, Checkpoint, Content, Digest, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.reach import Reach
 

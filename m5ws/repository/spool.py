@@ -14,7 +14,8 @@ from pathlib import Path
 import blake3
 
 from m5ws import codec
-from m5ws.records import Digest, Event
+from m5ws.events import Event
+from m5ws.records import Digest
 
 _log = logging.getLogger(__name__)
 _FRAME = struct.Struct("<II")

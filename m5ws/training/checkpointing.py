@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, M5Error
-from m5ws.records import Checkpoint, CheckpointPublished, Content, Digest, Slice
+from m5ws.events import CheckpointPublished
+from m5ws.records import Checkpoint, Content, Digest, Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import Vanished

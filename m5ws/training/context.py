@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from m5ws.records import Context, Digest, Event, Notice
+from m5ws.events import Event, Notice
+from m5ws.records import Context, Digest
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter
 from m5ws.training.stop import Stop

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from m5ws import codec, secret_scan
 from m5ws.errors import M5Error, UsageError
-from m5ws.records import Context, RankEnded, RankStarted
+from m5ws.events import RankEnded, RankStarted
+from m5ws.records import Context
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store

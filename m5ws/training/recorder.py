@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
-from m5ws.records import State as StateEvent
-from m5ws.records import Step as StepEvent
+from m5ws.events import State as StateEvent
+from m5ws.events import Step as StepEvent
 from m5ws.training import checkpointing, context, control, facts, fingerprint, isolation, plain, rng
 from m5ws.training.backend import Backend, Plain
 from m5ws.training.feed import Feed

@@ -11,25 +11,19 @@ import pytest
 
 from m5ws import codec, workspace
 from m5ws.cli import main
+from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, Notice, RankStarted, Step
 from m5ws.ports import SourceFile
 from m5ws.records import (
     Annotation,
-    AttemptEnded,
-    AttemptStarted,
     Checkpoint,
-    CheckpointPublished,
     Code,
     Content,
     Declared,
     Determinism,
-    Event,
     LaunchSpec,
-    Notice,
     Observed,
-    RankStarted,
     Run,
     Snapshot,
-    Step,
     Verdict,
 )
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from m5ws import codec
+from m5ws.gc_records import Executing
 from m5ws.operations import gc_execute
-from m5ws.records import Checkpoint, Content, Executing
+from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository, checkpoints, fsck, plans
 from tests.cli.conftest import M5, Made
 

@@ -11,7 +11,7 @@ import pytest
 from m5ws.cli import output
 from m5ws.cli.progress import Bar
 from m5ws.cli.steps import RunProgress
-from m5ws.records import AttemptEnded, CheckpointPublished, Notice, Step
+from m5ws.events import AttemptEnded, CheckpointPublished, Notice, Step
 
 
 class Clock:
@@ -113,7 +113,7 @@ def test_paths_that_are_not_text_are_printed_as_json_all_the_same(capsys: pytest
 
 _LIVE = """
 from m5ws.cli.steps import RunProgress
-from m5ws.records import Notice, Step
+from m5ws.events import Notice, Step
 with RunProgress() as progress:
     progress.prepare("materialising", 1, 2)
     progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.events import RankStarted, Step
 from m5ws.operations.history import History
-from m5ws.records import RankStarted, Step
 from m5ws.repository.ledger import decode_event
 from m5ws.repository.spool import SpoolReader
 from workspaces import Workspace, make_workspace

@@ -1,17 +1,8 @@
 """Comparison of a replay with its original: the first difference by step and cause, and honest gaps."""
 
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, RankEnded, RankStarted, State, Step
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
-from m5ws.records import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    RankEnded,
-    RankStarted,
-    State,
-    Step,
-)
 
 _LAST = 6
 

@@ -8,8 +8,10 @@ import pytest
 from dying_store import Died, DyingStore
 from gc_world import publish, upload
 from m5ws import codec
+from m5ws.events import AttemptStarted
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute, overrides, snapshot
-from m5ws.records import AttemptStarted, Checkpoint, Content, LaunchSpec, Observed, Rules, Run
+from m5ws.records import Checkpoint, Content, LaunchSpec, Observed, Run
 from m5ws.repository import Repository, checkpoints, fsck, ledger, plans, publishing, runs, snapshots
 from m5ws.repository.objects import key
 from memory_store import MemoryStore

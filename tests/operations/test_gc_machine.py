@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gc_world import World
 from m5ws.errors import M5Error
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
-from m5ws.records import Rules
 from m5ws.repository import Repository
 from turns import Actor, Serial, TurnStore
 

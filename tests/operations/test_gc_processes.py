@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
-from m5ws.records import Format, Rules
+from m5ws.records import Format
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.store.local import LocalStore
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from m5ws import codec
+from m5ws.events import AttemptStarted
 from m5ws.ports import SourceFile
 from m5ws.records import (
     Annotation,
-    AttemptStarted,
     Checkpoint,
     Code,
     Content,

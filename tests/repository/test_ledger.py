@@ -8,8 +8,9 @@ import pytest
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced
+from m5ws.events import AttemptStarted, Step
 from m5ws.operations.delivery import DELIVERED, Delivery
-from m5ws.records import AttemptStarted, Checkpoint, Content, LaunchSpec, Run, Step
+from m5ws.records import Checkpoint, Content, LaunchSpec, Run
 from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 

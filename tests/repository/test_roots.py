@@ -6,20 +6,18 @@ from hypothesis import strategies as st
 
 from m5ws import codec
 from m5ws.errors import NotFound, UsageError
+from m5ws.events import AttemptEnded, AttemptStarted, Event
+from m5ws.gc_records import Rules
 from m5ws.records import (
     Annotation,
-    AttemptEnded,
-    AttemptStarted,
     Checkpoint,
     Code,
     Content,
     Declared,
     Determinism,
     Divergence,
-    Event,
     LaunchSpec,
     Observed,
-    Rules,
     Run,
     Snapshot,
     Tree,

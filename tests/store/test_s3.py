@@ -94,6 +94,13 @@ def test_a_lost_answer_to_a_create_that_another_won_is_a_loss(server: ScriptedS3
     assert server.objects["runs/r/run"] == b"another's"
 
 
+def test_a_bit_that_flips_where_an_answer_was_lost_makes_no_loss(server: ScriptedS3, store: S3Store) -> None:
+    server.faults = ["lost", "PreconditionFailed", "flip"]
+    store.create("runs/r/run", _DATA)
+    assert server.objects == {"runs/r/run": _DATA}
+    assert not server.faults
+
+
 def test_equal_bytes_that_were_there_before_are_no_success(server: ScriptedS3, store: S3Store) -> None:
     server.objects["runs/r/run"] = _DATA
     with pytest.raises(ObjectExists):

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from m5ws.errors import M5Error
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import ObjectStore
-from m5ws.records import Annotation, Code, Declared, Determinism, Entry, Format, Observed, Rules, Slice, Snapshot, Tree
+from m5ws.records import Annotation, Code, Declared, Determinism, Entry, Format, Observed, Slice, Snapshot, Tree
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.repository.publishing import Patience, Vanished, repeated
 from memory_store import MemoryStore

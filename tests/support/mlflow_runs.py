@@ -6,23 +6,18 @@ from pathlib import Path
 import msgspec
 
 from m5ws import codec
+from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, RankStarted, Step
 from m5ws.ports import SourceFile
 from m5ws.records import (
     Annotation,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
     Code,
     Dataset,
     Declared,
     Determinism,
-    Event,
     LaunchSpec,
     Observed,
-    RankStarted,
     Run,
     Snapshot,
-    Step,
     Tokenizer,
 )
 from m5ws.repository import Repository, ledger, runs, snapshots, trees

@@ -96,7 +96,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _act(self, key: str, body: bytes, headers: dict[str, str], fault: str | None) -> None:
         match fault:
-            case None | "half":
+            case None | "half" | "flip":
                 pass
             case "reset":
                 return self._reset()
@@ -139,6 +139,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if key not in self.s3.objects:
             return self._refuse("NoSuchKey")
         data = self.s3.objects[key]
+        if fault == "flip":  # on the way to the reader
+            data = bytes([data[0] ^ 1]) + data[1:]
         if "range" not in headers:
             return self._answer(200, data, half=fault == "half")
         first, _, last = headers["range"].removeprefix("bytes=").partition("-")

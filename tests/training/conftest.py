@@ -13,18 +13,8 @@ import pytest
 
 from m5ws import codec
 from m5ws.determinism import environment
-from m5ws.records import (
-    AnyEvent,
-    AttemptStarted,
-    CheckpointPublished,
-    Context,
-    Determinism,
-    Digest,
-    LaunchSpec,
-    Notice,
-    State,
-    Step,
-)
+from m5ws.events import AnyEvent, AttemptStarted, CheckpointPublished, Notice, State, Step
+from m5ws.records import Context, Determinism, Digest, LaunchSpec
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.training import context

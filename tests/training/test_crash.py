@@ -7,7 +7,8 @@ import torch
 
 from dying_store import Died, DyingStore
 from m5ws import codec
-from m5ws.records import AttemptStarted, Context, Determinism, Format, LaunchSpec, Observed, Run
+from m5ws.events import AttemptStarted
+from m5ws.records import Context, Determinism, Format, LaunchSpec, Observed, Run
 from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store.local import LocalStore

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from m5ws.records import Content, State
+from m5ws.events import State
+from m5ws.records import Content
 from m5ws.repository import Repository
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Rules, Run, Snapshot
+from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Run, Snapshot
 from m5ws.repository import Repository, checkpoints, fsck, runs, snapshots, trees
 from m5ws.store.local import LocalStore
 from sleeping_store import SleepingStore

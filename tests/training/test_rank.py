@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.records import Notice, RankEnded, RankStarted
+from m5ws.events import Notice, RankEnded, RankStarted
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
 

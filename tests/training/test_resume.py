@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from m5ws.records import RankEnded, State
+from m5ws.events import RankEnded, State
 
 RANKS = 3
 

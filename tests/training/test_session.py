@@ -9,8 +9,9 @@ import torch
 import m5ws
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
+from m5ws.events import AttemptStarted, CheckpointPublished, State, Step
 from m5ws.ports import Buffer
-from m5ws.records import AttemptStarted, Checkpoint, CheckpointPublished, Content, State, Step
+from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.adapters.mlflow_points import Point, Points
-from m5ws.records import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
 
 Told = tuple[int, str, AnyEvent]
 

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 from m5ws.errors import M5Error
+from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, Format, Observed, Rules, Snapshot
+from m5ws.records import Annotation, Code, Declared, Determinism, Format, Observed, Snapshot
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.index import Index
 from m5ws.repository.publishing import Vanished, repeated

@@ -1,0 +1,115 @@
+"""What a ledger says: the events of a run, in order, and the batches in which they are published."""
+
+from typing import Literal
+
+import msgspec
+
+from m5ws.records import Digest, Record
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Base of ledger events; `time_s` is seconds since the epoch and never compared."""
+
+    time_s: float = 0.0
+
+
+class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
+    """Written by the launcher as the first event of an attempt; fences all earlier attempts.
+
+    `inherits` is every earlier checkpoint name that counts; one that an earlier attempt publishes later does not.
+    """
+
+    attempt: int
+    host: str
+    observed: Digest
+    inherits: tuple[str, ...] = ()
+    resume: str | None = None
+
+
+class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
+    """A rank is up; `facts` are effective values inside it (threads, capability, loaded libraries)."""
+
+    rank: int
+    world: int
+    pid: int
+    facts: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
+class Step(Event, tag="step", frozen=True, kw_only=True):
+    """One optimizer step, numbered from 1. `quantities` are exact (`float.hex()`), `batch` digests what was fed.
+
+    `tokens` and `seconds` are for people and never compared. `total` is the planned number of steps, if known.
+    """
+
+    step: int
+    quantities: dict[str, str]
+    batch: Digest | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+    total: int | None = None
+
+
+class State(Event, tag="state", frozen=True, kw_only=True):
+    """Fingerprints after `step` (0: before the first).
+
+    `tensors` by name, summed over ranks, on rank 0 only; `generators` digests each RNG of this rank.
+    `restored` marks a state read back from a checkpoint.
+    """
+
+    step: int
+    tensors: dict[str, str] = msgspec.field(default_factory=dict)
+    generators: dict[str, str] = msgspec.field(default_factory=dict)
+    restored: bool = False
+
+
+class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
+    """A checkpoint can be found from now on, under `name`; `content` is equal for equal states."""
+
+    step: int
+    name: str
+    checkpoint: Digest
+    content: Digest
+    seconds: float = 0.0
+
+
+class Notice(Event, tag="notice", frozen=True, kw_only=True):
+    """Something a person should see: a failed save, an inexact resume, a modified input, a limit."""
+
+    kind: str
+    message: str
+    step: int | None = None
+    rank: int | None = None
+
+
+class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
+    """A rank left; `error` is None when its script ended well."""
+
+    rank: int
+    error: str | None = None
+
+
+class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
+    """Written by the launcher as the last event. `outcome` is how the attempt ended.
+
+    `heads` is where each rank's chain ended, so that a chain whose last batches were dropped is found.
+    """
+
+    outcome: Literal["finished", "failed", "interrupted"]
+    exit_code: int
+    message: str | None = None
+    heads: dict[str, Digest] = msgspec.field(default_factory=dict)
+
+
+AnyEvent = AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | RankEnded | AttemptEnded
+
+
+class Batch(Record, tag="ledger/1", frozen=True, kw_only=True):
+    """Consecutive events of one rank, raw. `previous` and `head` are the hash chain before and after them."""
+
+    run: str
+    attempt: int
+    rank: str
+    seq: int
+    previous: Digest
+    head: Digest
+    events: tuple[msgspec.Raw, ...]

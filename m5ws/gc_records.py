@@ -1,0 +1,104 @@
+"""What gc publishes: its rules, its plans, and what it and the writers say of them (docs/format.md)."""
+
+from m5ws.records import Digest, Record
+
+
+class Rules(Record, frozen=True, kw_only=True):
+    """Which checkpoints of a run are kept: the `last` ones, and those whose step is a multiple of `every`.
+
+    With neither, all are. The newest, and those that are kept by name, are kept whatever the rules say.
+    """
+
+    last: int | None = None
+    every: int | None = None
+
+    @property
+    def retire(self) -> bool:
+        return self.last is not None or self.every is not None
+
+
+class Retired(Record, frozen=True, kw_only=True):
+    """A reference to a checkpoint that the rules retire; `digest` is of the `Checkpoint` record."""
+
+    run: str
+    checkpoint: str
+    digest: Digest
+
+
+class PlanPart(Record, frozen=True, kw_only=True):
+    """One `Garbage` object of a plan: how many digests it has, and the first and last of them."""
+
+    first: Digest
+    last: Digest
+    objects: int
+
+
+class Freed(Record, frozen=True, kw_only=True):
+    """What a plan frees of one run; without a run, what was never published."""
+
+    run: str | None
+    checkpoints: int
+    objects: int
+    size_bytes: int
+
+
+class Large(Record, frozen=True, kw_only=True):
+    """One of the largest objects of a plan."""
+
+    digest: Digest
+    size_bytes: int
+    run: str | None
+
+
+class GcPlan(Record, tag="gc-plan/1", frozen=True, kw_only=True):
+    """What `gc` would delete: its head, published after its parts.
+
+    `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed.
+    """
+
+    older_than_s: float
+    rules: Rules
+    checkpoints: int
+    references: int
+    objects: int
+    size_bytes: int
+    parts: tuple[PlanPart, ...]
+    freed: tuple[Freed, ...] = ()
+    largest: tuple[Large, ...] = ()
+    kept_objects: int = 0
+    young_objects: int = 0
+
+
+class Garbage(Record, tag="gc-garbage/1", frozen=True, kw_only=True):
+    """Objects of a plan, sorted: digests of 32 bytes joined, and their sizes as 8 bytes each, little-endian."""
+
+    digests: bytes
+    sizes: bytes
+
+
+class Retirements(Record, tag="gc-retired/1", frozen=True, kw_only=True):
+    """References of a plan."""
+
+    checkpoints: tuple[Retired, ...]
+
+
+class Keep(Record, tag="gc-keep/1", frozen=True, kw_only=True):
+    """Objects of an open plan that a writer is about to name: digests of 32 bytes, joined."""
+
+    digests: bytes
+
+
+class Executing(Record, tag="gc-executing/1", frozen=True, kw_only=True):
+    """Who executes a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
+
+    holder: str
+    host: str
+
+
+class Done(Record, tag="gc-done/1", frozen=True, kw_only=True):
+    """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
+
+    checkpoints: int
+    objects: int
+    size_bytes: int
+    spared: int
