@@ -128,8 +128,11 @@ class S3Store:
         found: bytes | None = None
         try:
             while True:
-                before, found = found, self.requests.do(
-                    f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
+                before, found = (
+                    found,
+                    self.requests.do(
+                        f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
+                    ),
                 )
                 if upload.equals(found) or found == before:
                     return upload.equals(found)
