@@ -6,11 +6,12 @@ Per step, over the second half of the steps: the time between the end of one ste
 where m5ws does its work, and the medians of whole steps. Start-up: from the command to the start of the first step's
 body. CPU: of the command and all that it starts, from start to end. Two rows between the first and the last say where
 the difference comes from: torchrun with the determinism settings that m5ws makes, and m5ws without MLflow. The only
-checkpoint is at the end.
+checkpoint is at the end. All rows compute with one thread a rank, as torchrun itself has it for two ranks and more.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ _SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = {}\n"
 def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
     """Run once and return start-up and CPU time in seconds, and the medians of gap and step in milliseconds."""
     began, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True)
+    subprocess.run(command, cwd=cwd, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     times = json.loads(out.read_text())

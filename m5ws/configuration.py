@@ -143,6 +143,13 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
     (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
     (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),
+    (
+        ("run", "checkpoint_minutes"),
+        lambda s: s.run.checkpoint_minutes is not None and s.run.checkpoint_minutes <= 0,
+        "is not positive",
+    ),
+    (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
+    (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),
     (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 1), "is less than 1"),
     (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
     (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),

@@ -63,13 +63,17 @@ class State(Event, tag="state", frozen=True, kw_only=True):
 
 
 class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
-    """A checkpoint can be found from now on, under `name`; `content` is equal for equal states."""
+    """A checkpoint can be found from now on, under `name`; `content` is equal for equal states.
+
+    `seconds` it took from the copy of the state on; for `stalled_s` of them, and before, the training stood still.
+    """
 
     step: int
     name: str
     checkpoint: Digest
     content: Digest
     seconds: float = 0.0
+    stalled_s: float = 0.0
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):

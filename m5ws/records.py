@@ -187,6 +187,7 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     seed: int | None = None
     environment: dict[str, str] = {}
     checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
 
@@ -203,11 +204,24 @@ class Run(Record, tag="run/1", frozen=True, kw_only=True):
     created_s: float = 0.0
 
 
+class Saving(Record, frozen=True, kw_only=True):
+    """How checkpoints are saved; none of it can change bits.
+
+    `asynchronous`: the training waits for the copy of its state alone. `failures`: how many failed checkpoints in a
+    row end the training, None for no number. `deadline_s`: how long a run that is told to stop may take to save.
+    """
+
+    asynchronous: bool = True
+    failures: int | None = None
+    deadline_s: float = 110.0
+
+
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `resume` is the digest of the checkpoint to go on from; `copies` where copies of what is read are kept, of at most
-    `copies_bytes`.
+    `resume` is the digest of the checkpoint to go on from, `saving` how others are made; a replay makes one after each
+    step in `checkpoint_at`, as its original did, and lets no clock decide. `copies` is where copies of what is read are
+    kept, of at most `copies_bytes`.
     """
 
     store: str
@@ -222,6 +236,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     output_dir: str
     author_dir: str
     resume: Digest | None = None
+    saving: Saving = Saving()
+    checkpoint_at: tuple[int, ...] | None = None
     copies: str = ""
     copies_bytes: int = 0
 

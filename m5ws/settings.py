@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import Determinism
+from m5ws.records import Determinism, Saving
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +88,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     nproc: int = 1
     seed: int | None = None
     checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
     environment: dict[str, str] = {}
@@ -135,6 +136,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     environment: EnvironmentSettings = EnvironmentSettings()
     determinism: Determinism = Determinism()
     run: RunSettings = RunSettings()
+    checkpoint: Saving = Saving()
     mlflow: MlflowSettings = MlflowSettings()
     retention: RetentionSettings = RetentionSettings()
     secrets: SecretsSettings = SecretsSettings()

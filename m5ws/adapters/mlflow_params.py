@@ -53,6 +53,7 @@ def _launch(subject: Subject) -> dict[str, str]:
         "launch.nproc": str(spec.nproc),
         "launch.seed": _scalar(spec.seed),
         "launch.checkpoint_every": _scalar(spec.checkpoint_every),
+        "launch.checkpoint_minutes": _scalar(spec.checkpoint_minutes),
         "launch.determinism": subject.snapshot.determinism.level,
         "launch.threads": str(subject.snapshot.determinism.threads),
     }

@@ -4,12 +4,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_ASK = (signal.SIGTERM, signal.SIGHUP)
+_ASK = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 @contextmanager
 def on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt inside for SIGTERM and SIGHUP (a terminal that was closed) too."""
+    """Raise KeyboardInterrupt for SIGTERM, SIGHUP (a terminal that was closed) and SIGUSR2 (a time limit) too."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in _ASK}
     try:
         yield

@@ -39,6 +39,12 @@ class RunInterrupted(M5Error):
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script.")
 @click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints.")
+@click.option(
+    "--checkpoint-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Minutes between checkpoints.",
+)
 @click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints.")
 @click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run.")
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
@@ -57,6 +63,7 @@ def command(
     nproc: int | None,
     seed: int | None,
     checkpoint_every: int | None,
+    checkpoint_minutes: float | None,
     fingerprint_every: int | None,
     name: str | None,
     message: str | None,
@@ -96,6 +103,7 @@ def command(
         nproc=nproc,
         seed=seed,
         checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes,
         fingerprint_every=fingerprint_every,
         name=name,
     )
@@ -106,7 +114,7 @@ def command(
     else:
         spec = operation.spec(here.settings.run, options)
         run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=name)
-    plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker())
+    plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker(), here.settings.checkpoint)
     if dry_run:
         return output.print_json(plan) if as_json else click.echo(_describe(plan))
     if detach:

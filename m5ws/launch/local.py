@@ -85,13 +85,41 @@ class LocalProcess:
         return self._process.poll()
 
     def stop(self, grace_s: float) -> int:
-        """Send SIGTERM to torchrun, which passes it on; after `grace_s` seconds kill it, and so the ranks."""
-        self._process.terminate()
+        """Send SIGTERM to the ranks; after `grace_s` seconds kill torchrun, and so them.
+
+        Not to torchrun, which would kill them after 30 s, in the middle of a last checkpoint; it ends when they do.
+        """
+        told = [_signalled(pid) for pid in self._ranks()]
+        if not any(told):
+            self._process.terminate()
         try:
             return self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+    def _ranks(self) -> list[int]:
+        """Return the processes that torchrun has started, where the kernel tells."""
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(pid) for pid in children.split() if _is_rank(pid)]
+
+
+def _is_rank(pid: str) -> bool:
+    try:
+        return b"m5ws.training.rank" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _signalled(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _end_with_parent(parent: int) -> None:

@@ -84,7 +84,11 @@ class Comparison:
             return False
         states = [step for step in self.original.states.get(0, {}) if step >= first.step]
         until = min(states, default=first.step) if first.tensor is None else first.step
-        return all(self._reached.get(rank, -1) > until or rank in self._ended for rank in self.original.steps)
+        if not all(self._reached.get(rank, -1) > until or rank in self._ended for rank in self.original.steps):
+            return False
+        # The state of a step comes later than the steps after it, where it is saved beside the training.
+        told = until in self.replay.states.get(0, {}) or 0 in self._ended
+        return told or first.tensor is not None or not states
 
     def exhausted(self) -> bool:
         """Return whether an original that did not finish has nothing left to compare with."""

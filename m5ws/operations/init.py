@@ -212,12 +212,21 @@ name = @NAME@
 # trainer = "torchrun"
 # nproc = 1
 # seed = 0
-# Steps between checkpoints, and between fingerprints of the state.
+# Steps or minutes between checkpoints, and steps between fingerprints of the state.
 # checkpoint_every = 100
+# checkpoint_minutes = 30
 # fingerprint_every = 100
 # Folders the script writes to; what is in them is kept when the run ends.
 # outputs = []
 # environment = { NAME = "value" }
+
+[checkpoint]
+# The training waits for the copy of its state alone; with false, until the checkpoint is published.
+# asynchronous = true
+# So many failed checkpoints in a row end the training; without it, none does.
+# failures = 3
+# How long a run that is told to stop (Ctrl-C, SIGTERM, SIGUSR2) may take for its last checkpoint.
+# deadline_s = 110
 
 [mlflow]
 # enabled = true

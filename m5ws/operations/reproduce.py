@@ -18,7 +18,7 @@ from m5ws.operations import diff, drift, history, leftovers, overrides, reason, 
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
 from m5ws.records import Change, Divergence, LaunchSpec, Observed, Run, Verdict
-from m5ws.repository import Repository, ledger, runs, trees
+from m5ws.repository import Repository, checkpoints, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 
 _NOTHING = (
@@ -59,7 +59,8 @@ def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path)
     if request.overrides:
         snapshot = overrides.derive(ports.repo, snapshot, request.overrides)
     replay = run.new_run(snapshot, _spec(original.spec, request), name=original.name, reproduces=original.id)
-    return run.plan(ports.repo, replay, home, author_dir, ports.environment, ports.tracker)
+    saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
+    return run.plan(ports.repo, replay, home, author_dir, ports.environment, ports.tracker, checkpoint_at=tuple(saved))
 
 
 def execute(

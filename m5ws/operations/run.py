@@ -17,7 +17,7 @@ import msgspec
 from m5ws import determinism, secret_scan
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.ports import Near, Tracker
-from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Snapshot
+from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Saving, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
 
@@ -32,6 +32,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int | None = None
     seed: int | None = None
     checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     name: str | None = None
 
@@ -63,6 +64,7 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
         seed=options.seed if options.seed is not None else settings.seed,
         environment=dict(settings.environment),
         checkpoint_every=options.checkpoint_every or settings.checkpoint_every,
+        checkpoint_minutes=options.checkpoint_minutes or settings.checkpoint_minutes,
         fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
         outputs=settings.outputs,
     )
@@ -111,10 +113,13 @@ def plan(
     author_dir: Path,
     environment: Mapping[str, str],
     tracker: Tracker | None = None,
+    saving: Saving | None = None,
+    checkpoint_at: tuple[int, ...] | None = None,
 ) -> Plan:
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
-    `home` is the workspace's `.m5ws`; `environment` what the processes will inherit.
+    `home` is the workspace's `.m5ws`; `environment` what the processes will inherit; `saving` and `checkpoint_at`
+    are of `Context`.
     """
     _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
@@ -125,7 +130,11 @@ def plan(
     # The newest is never retired; gc may be retiring earlier ones at this moment.
     resume = next((label for label in reversed(valid) if _resumable(repo, run.id, label)), None)
     directory = home / "runs" / run.id / f"{attempt:04d}"
-    context = _context(repo, run, snapshot, attempt, directory, author_dir, resume)
+    context = msgspec.structs.replace(
+        _context(repo, run, snapshot, attempt, directory, author_dir, resume),
+        saving=saving or Saving(),
+        checkpoint_at=checkpoint_at,
+    )
     request = _request(context, directory, environment, tracker)
     return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
 

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _NEVER = {".git", ".m5ws"}
 _GRACE_S = 20.0
+"""Given to ranks, beyond what their last checkpoint may take, to end."""
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
@@ -177,7 +178,7 @@ class _Attempt:
             if self._stopping:
                 outcome, message = ("interrupted", "stopped, because what it was compared with differs")
         except KeyboardInterrupt:
-            exit_code = _stopped(process)
+            exit_code = _stopped(process, self._plan.context.saving.deadline_s + _GRACE_S)
             outcome, message = "interrupted", "stopped by the user"
         except M5Error as error:
             exit_code, message = 1, str(error)
@@ -273,12 +274,12 @@ class _Attempt:
         )
 
 
-def _stopped(process: Process | None) -> int:
+def _stopped(process: Process | None, grace_s: float) -> int:
     """Stop the ranks, at once if the user asks a second time, and return the exit status."""
     if process is None:
         return 130
     try:
-        return process.stop(_GRACE_S)
+        return process.stop(grace_s)
     except KeyboardInterrupt:
         return process.stop(0.0)
 

@@ -8,6 +8,7 @@ that a kill cut short is not complete and is never delivered.
 import logging
 import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -32,12 +33,13 @@ def chain(head: Digest, event: bytes) -> Digest:
 
 
 class SpoolWriter:
-    """Appends events to a file of its own; `head` is the chain's head after the last of them."""
+    """Appends events to a file of its own; `head` is the chain's head after the last of them. Threads may share it."""
 
     def __init__(self, path: Path, head: Digest) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._unwritten = bytearray()
+        self._lock = threading.Lock()
         self.head = head
 
     def append(self, event: Event) -> Digest:
@@ -46,10 +48,11 @@ class SpoolWriter:
         What a full disk does not take is kept and written, in order, with the next event: training goes on.
         """
         data = codec.encode(event)
-        self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
-        self._write()
-        self.head = chain(self.head, data)
-        return self.head
+        with self._lock:
+            self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
+            self._write()
+            self.head = chain(self.head, data)
+            return self.head
 
     def close(self) -> None:
         self._write()

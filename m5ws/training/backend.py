@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from m5ws.records import Content, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
+from m5ws.training.staging import Copier
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,21 @@ class Saved:
     rank: dict[str, Plain] = field(default_factory=dict)
 
 
+class Staged(Protocol):
+    """A training's state at one moment, which later steps do not change."""
+
+    def tensors(self) -> Iterator[Piece]:
+        """Yield this rank's pieces, as `Backend.tensors` did at that moment."""
+
+    def save(self, objects: Objects, group: "ProcessGroup | None", fingerprints: Mapping[str, str]) -> Saved:
+        """Write all state; collective, in any thread. When it returns on a rank, that rank's bytes are durable.
+
+        `fingerprints` are of `tensors()`: they tell which replicas differ from rank to rank. Raises on the rank that
+        failed; the caller tells the others. So it must not wait for a rank that failed in any collective of its own
+        other than on `group` (gloo times out, and its errors are not lost).
+        """
+
+
 class Backend(Protocol):
     """One framework's training state. `group` in all calls: a gloo group of all ranks, or None for one process."""
 
@@ -77,12 +93,8 @@ class Backend(Protocol):
     def tensors(self) -> Iterator[Piece]:
         """Yield this rank's pieces of all state, in the same order on each call. Not collective."""
 
-    def save(self, objects: Objects, group: "ProcessGroup | None") -> Saved:
-        """Write all state; collective. When it returns on a rank, that rank's bytes are durable.
-
-        Raises on the rank that failed; the caller tells the others. So it must not wait for a rank that failed
-        in any collective of its own other than on `group` (gloo times out, and its errors are not lost).
-        """
+    def stage(self, copier: Copier) -> Staged:
+        """Copy the state out of the training; collective. Raises StateError."""
 
     def load(
         self,

@@ -1,44 +1,49 @@
 """Checkpoints of a run: saved whole or not at all, and restored with proof.
 
 Order of a save: the bytes of all ranks, then the content that names them, then the reference. A save that
-fails is a notice in the ledger and is tried again at the next one; it never ends the training.
+fails is a notice in the ledger and is tried again, now and with the next one; it never ends the training by itself.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, M5Error
-from m5ws.events import CheckpointPublished
+from m5ws.events import CheckpointPublished, State
 from m5ws.records import Checkpoint, Content, Digest, Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import Vanished
-from m5ws.training import control
-from m5ws.training.backend import Backend, Plain, Saved
+from m5ws.training import control, fingerprint, rng
+from m5ws.training.backend import Backend, Plain, Saved, Staged
 from m5ws.training.context import Active
 from m5ws.training.plain import RestoreError, StateError
 
+Format = Literal["dcp/1", "deepspeed/1"]
 _REPEATS = 3
+_PAUSE_S = 0.5
+"""The first pause between tries; the store has tried for long when it fails."""
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
-class State:
-    """What a checkpoint holds beside the backend's tensors; plain data, and free of time and run.
+class Moment:
+    """What is saved of a step beside the backend's tensors; plain data.
 
-    `common` is the same on all ranks (step, fingerprints, scheduler), `rank` is this rank's own (generators,
-    position in the data, the script's own state).
+    `common` is the same on all ranks (scheduler), `rank` is this rank's own (generators, position in the data, the
+    script's own state). `head` is the ledger's after this step, `stalled_s` for how long the training stood still;
+    None: until all is saved.
     """
 
     step: int
-    fingerprints: dict[str, str]
     common: dict[str, Plain]
     rank: dict[str, Plain]
+    head: Digest
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,90 +67,123 @@ class _Outcome:
     vanished: bool = False
 
 
-def save(active: Active, backend: Backend, group: "ProcessGroup | None", state: State) -> bool:
-    """Save and publish a checkpoint; collective. Return whether it is published, the same on all ranks.
+def save(
+    active: Active, staged: Staged, format_: Format, group: "ProcessGroup | None", moment: Moment, tries: int = 1
+) -> bool:
+    """Fingerprint, save and publish a staged state; collective. Return whether it is published, on all ranks the same.
 
-    Raises Fenced, on all ranks, if a newer attempt of the run has begun.
+    It may run beside the training. A save that fails is done again, `tries` times in all, with pauses. Raises
+    Fenced, on all ranks, if a newer attempt of the run has begun.
     """
     started = time.perf_counter()
-    outcome = _save(active, backend, group, state)
-    for _ in range(_REPEATS):
-        if not outcome.vanished:
+    tensors = fingerprint.fingerprints(staged.tensors(), group)
+    emit_state(active, moment.step, tensors, moment.rank["generators"])
+    saving = _Saving(active, staged, format_, group, moment, tensors)
+    outcome = _Outcome()
+    for number in range(tries):
+        if number:
+            time.sleep(_PAUSE_S * 2.0 ** (number - 1))
+        outcome = saving.tried()
+        if outcome.published is not None:
             break
-        # The training waits here, so that the state is still this one: what gc took away is uploaded again.
-        outcome = _save(active, backend, group, state)
-    if outcome.fenced is not None:
-        raise Fenced(outcome.fenced)
-    if active.rank == 0:
-        _announce(active, outcome, state.step, time.perf_counter() - started)
+        if active.rank == 0:
+            active.notice(
+                "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
+            )
+    if active.rank == 0 and outcome.published is not None:
+        active.emit(
+            CheckpointPublished,
+            step=moment.step,
+            name=checkpoints.name(moment.step, active.context.attempt),
+            checkpoint=outcome.published,
+            content=outcome.content,
+            seconds=(seconds := time.perf_counter() - started),
+            stalled_s=seconds if moment.stalled_s is None else moment.stalled_s,
+        )
     return outcome.published is not None
 
 
-def _save(active: Active, backend: Backend, group: "ProcessGroup | None", state: State) -> _Outcome:
-    """Write all ranks' bytes and publish them; collective, and the outcome is the same on all ranks."""
-    objects = active.repo.objects
-    saved, problem, mine, began = Saved(), None, None, frozenset[str]()
-    try:
-        began = objects.begin()
-        saved = backend.save(objects, group)
-        mine = _put_plain(objects, {"backend": saved.rank, **state.rank})
-    except (Fenced, StateError, RestoreError):
-        raise
-    except (M5Error, OSError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    written = control.gather(_Written(problem, mine, active.spool.head, began), group)
-    problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
-    if problems:
-        return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
-    mine_alone = _publish(active, backend, saved, state, written) if active.rank == 0 else None
-    return control.broadcast(mine_alone, group)
+def emit_state(
+    active: Active, step: int, tensors: Mapping[str, str], generators: Mapping[str, Plain], *, restored: bool = False
+) -> None:
+    """Write the fingerprints after a step into the ledger: the tensors' on rank 0, the generators' on each rank."""
+    own = dict(tensors) if active.rank == 0 else {}
+    active.emit(State, step=step, tensors=own, generators=rng.digests(generators), restored=restored)
 
 
-def _publish(active: Active, backend: Backend, saved: Saved, state: State, written: list[_Written]) -> _Outcome:
-    """Publish, on rank 0, what all ranks have written; return what came of it."""
-    objects = active.repo.objects
-    try:
-        common = {"step": state.step, "fingerprints": state.fingerprints, "backend": saved.common, **state.common}
-        content = Content(
-            format=backend.format,
-            world=active.world,
-            tensors=saved.tensors,
-            blobs=saved.blobs,
-            common=_put_plain(objects, common),
-            ranks=tuple(report.state for report in written if report.state is not None),
-        )
-        checkpoint = Checkpoint(
-            run=active.context.run,
-            snapshot=active.context.snapshot,
-            attempt=active.context.attempt,
-            step=state.step,
-            content=objects.put_record(content),
-            ledger={str(rank): report.head for rank, report in enumerate(written)},
-        )
-        # All ranks' bytes are durable: they have said so. Published from here on.
-        began = frozenset.intersection(*(report.began for report in written))
-        digest = checkpoints.publish(active.repo, checkpoint, began)
-    except Fenced as error:
-        return _Outcome(fenced=str(error))
-    except Vanished as error:
-        return _Outcome(problem=str(error), vanished=True)
-    except (M5Error, OSError) as error:
-        return _Outcome(problem=f"{type(error).__name__}: {error}")
-    return _Outcome(published=digest, content=checkpoint.content)
+@dataclass(frozen=True)
+class _Saving:
+    """One staged state on its way into the store."""
 
+    active: Active
+    staged: Staged
+    format: Format
+    group: "ProcessGroup | None"
+    moment: Moment
+    fingerprints: Mapping[str, str]
 
-def _announce(active: Active, outcome: _Outcome, step: int, seconds: float) -> None:
-    if outcome.published is None:
-        active.notice("save-failed", f"the checkpoint after step {step} failed: {outcome.problem}", step)
-        return
-    active.emit(
-        CheckpointPublished,
-        step=step,
-        name=checkpoints.name(step, active.context.attempt),
-        checkpoint=outcome.published,
-        content=outcome.content,
-        seconds=seconds,
-    )
+    def tried(self) -> _Outcome:
+        """Save once; collective, and the outcome is the same on all ranks. Raises Fenced, on all."""
+        outcome = self._written()
+        for _ in range(_REPEATS):
+            if not outcome.vanished:
+                break
+            # The staged state is still there, so what gc took away is uploaded again.
+            outcome = self._written()
+        if outcome.fenced is not None:
+            raise Fenced(outcome.fenced)
+        return outcome
+
+    def _written(self) -> _Outcome:
+        """Write all ranks' bytes and publish them."""
+        objects = self.active.repo.objects
+        saved, problem, mine, began = Saved(), None, None, frozenset[str]()
+        try:
+            began = objects.begin()
+            saved = self.staged.save(objects, self.group, self.fingerprints)
+            mine = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
+        except (Fenced, StateError, RestoreError):
+            raise
+        except (M5Error, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        written = control.gather(_Written(problem, mine, self.moment.head, began), self.group)
+        problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
+        if problems:
+            return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
+        mine_alone = self._published(saved, written) if self.active.rank == 0 else None
+        return control.broadcast(mine_alone, self.group)
+
+    def _published(self, saved: Saved, written: list[_Written]) -> _Outcome:
+        """Publish, on rank 0, what all ranks have written; return what came of it."""
+        objects, moment = self.active.repo.objects, self.moment
+        try:
+            common = {"step": moment.step, "fingerprints": dict(self.fingerprints), "backend": saved.common}
+            content = Content(
+                format=self.format,
+                world=self.active.world,
+                tensors=saved.tensors,
+                blobs=saved.blobs,
+                common=_put_plain(objects, {**common, **moment.common}),
+                ranks=tuple(report.state for report in written if report.state is not None),
+            )
+            checkpoint = Checkpoint(
+                run=self.active.context.run,
+                snapshot=self.active.context.snapshot,
+                attempt=self.active.context.attempt,
+                step=moment.step,
+                content=objects.put_record(content),
+                ledger={str(rank): report.head for rank, report in enumerate(written)},
+            )
+            # All ranks' bytes are durable: they have said so. Published from here on.
+            began = frozenset.intersection(*(report.began for report in written))
+            digest = checkpoints.publish(self.active.repo, checkpoint, began)
+        except Fenced as error:
+            return _Outcome(fenced=str(error))
+        except Vanished as error:
+            return _Outcome(problem=str(error), vanished=True)
+        except (M5Error, OSError) as error:
+            return _Outcome(problem=f"{type(error).__name__}: {error}")
+        return _Outcome(published=digest, content=checkpoint.content)
 
 
 def _put_plain(objects: Objects, value: Mapping[str, Plain]) -> Slice:

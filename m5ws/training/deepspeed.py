@@ -6,6 +6,7 @@ and CPUAdam's products (`cpu_adam_state`). A checkpoint loads on as many ranks a
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from m5ws.repository.objects import Objects
 from m5ws.training import control, cpu_adam_state, deepspeed_engine, deepspeed_layout, deepspeed_state
 from m5ws.training.backend import Piece, Plain, Saved, Span
 from m5ws.training.plain import RestoreError, StateError
+from m5ws.training.staging import Copier, Copies
 
 _Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
 
@@ -74,21 +76,16 @@ class DeepSpeedBackend:
 
     # --- save
 
-    def save(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> Saved:
-        problem: Exception | None = None
-        written: _Written = ((), {})
-        files = self._files(control.rank(group))
-        try:
-            written = deepspeed_state.write(objects, files)
-        except (M5Error, OSError) as error:
-            problem = error
-        # Asked of all before it is raised here: the others are in this same exchange.
-        everything = control.gather(written, group)
-        if problem is not None:
-            raise problem
-        tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
-        blobs = {name: blob for _, found in everything for name, blob in found.items()}
-        return Saved(tensors=tensors, blobs=blobs, common={}, rank=self._hidden())
+    def stage(self, copier: Copier) -> "_Staged":
+        structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
+        copies = Copies(copier)
+        copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
+        # What DeepSpeed saves holds nearly all pieces; a rank that saves no parameters has its replicas copied too.
+        pieces = [
+            replace(piece, tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
+            for number, piece in enumerate(self.tensors())
+        ]
+        return _Staged(structures, copied, pieces, self._hidden())
 
     def _files(self, rank: int) -> dict[str, Mapping[str, Any]]:
         """Return all this rank has to store, by file name; collective. Raises StateError."""
@@ -161,6 +158,36 @@ class DeepSpeedBackend:
             raise RestoreError("the checkpoint was made with another optimizer: one of the two is DeepSpeed's CPUAdam")
         if self._watched is not None:
             cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """`backend.Staged`: what DeepSpeed would write into files, by file and path, copied or live."""
+
+    structures: Mapping[str, bytes]
+    state: Mapping[str, torch.Tensor]
+    pieces: list[Piece]
+    rank: dict[str, Plain]
+
+    def tensors(self) -> Iterator[Piece]:
+        return iter(self.pieces)
+
+    def save(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
+    ) -> Saved:
+        problem: Exception | None = None
+        written: _Written = ((), {})
+        try:
+            written = deepspeed_state.write(objects, self.structures, self.state)
+        except (M5Error, OSError) as error:
+            problem = error
+        # Asked of all before it is raised here: the others are in this same exchange.
+        everything = control.gather(written, group)
+        if problem is not None:
+            raise problem
+        tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
+        blobs = {name: blob for _, found in everything for name, blob in found.items()}
+        return Saved(tensors=tensors, blobs=blobs, common={}, rank=self.rank)
 
 
 def _buffers_of(rank: int) -> str:

@@ -32,15 +32,20 @@ _CLASSES: dict[str, type] = {
 }
 
 
-def write(
-    objects: Objects, files: Mapping[str, Mapping[str, Any]]
-) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
-    """Make state dictionaries durable by file name; return their tensors, and where each one's structure is.
+def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
+    """Return state dictionaries by file name as structures without tensors, and their tensors by path, live.
 
     Raises StateError naming the path of what cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
     structures = {name: codec.encode_plain(_structure(name, state, tensors)) for name, state in files.items()}
+    return structures, tensors
+
+
+def write(
+    objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
+) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
+    """Make what `parted` returned durable; return its tensors, and where each file's structure is."""
     # By name: a dictionary that was loaded may have another order than the one that was saved.
     parts = write_parts(objects, ((name, _raw(tensors[name])) for name in sorted(tensors)))
     blobs = {name: _put(objects, structure) for name, structure in structures.items()}

@@ -5,6 +5,7 @@ loads into another. Optimizer state is named by its parameter, never by an index
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from m5ws.records import Content
 from m5ws.repository.objects import Objects
-from m5ws.training import control, fingerprint, plain
+from m5ws.training import control, plain
 from m5ws.training.backend import Box, Piece, Plain, Saved
 from m5ws.training.plain import RestoreError, StateError
+from m5ws.training.staging import Copier
 
 # What torch.compile and activation checkpointing put into the path of a parameter.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -33,22 +35,13 @@ class FsdpBackend:
         self._modules = _module_names(model)
 
     def tensors(self) -> Iterator[Piece]:
-        for name, tensor in self._state().items():
-            if not isinstance(tensor, DTensor):
-                yield Piece(name, tensor, copy="replica")
-            elif tensor.device_mesh.get_coordinate() is not None:
-                yield _sharded(name, tensor)
+        return _pieces(self._state())
 
-    def save(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> Saved:
-        from m5ws.training import dcp
-
-        state = self._state()
-        apart = self._differing(state, group)
-        rank = control.rank(group)
-        named = {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in state.items()}
-        tensors, blobs = dcp.save(named, objects, group)
-        common = {"groups": self._groups(), "devices": self._devices()}
-        return Saved(tensors=tensors, blobs=blobs, common=common, rank={"optimizer": self._extras()})
+    def stage(self, copier: Copier) -> "_Staged":
+        state = {name: _copied(name, tensor, copier) for name, tensor in self._state().items()}
+        return _Staged(
+            state, common={"groups": self._groups(), "devices": self._devices()}, rank={"optimizer": self._extras()}
+        )
 
     def load(
         self,
@@ -109,16 +102,6 @@ class FsdpBackend:
             for position, parameter in enumerate(group["params"]):
                 # One that is not the model's is named by where the optimizer has it.
                 yield names.get(id(parameter), f"group{number}.{position}"), parameter
-
-    def _differing(self, state: Mapping[str, torch.Tensor], group: "torch.distributed.ProcessGroup | None") -> set[str]:
-        """Return the replicas whose bits are not the same on all ranks, as running statistics are; collective."""
-        if group is None:
-            return set()
-        whole = (
-            Piece(name, tensor, copy="replica") for name, tensor in state.items() if not isinstance(tensor, DTensor)
-        )
-        found = fingerprint.fingerprints(whole, group)
-        return {name.rpartition("@")[0] for name in found if name not in state}
 
     # --- optimizer state that is no tensor, and how to make the tensors anew
 
@@ -199,6 +182,49 @@ class FsdpBackend:
         for name, parameter in self._optimized():
             for key, value in stored.get(name, {}).items():
                 self._optimizer.state[parameter][key] = plain.decode(value)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """`backend.Staged`: tensors by name, copied or live, and what is no tensor."""
+
+    state: Mapping[str, torch.Tensor]
+    common: dict[str, Plain]
+    rank: dict[str, Plain]
+
+    def tensors(self) -> Iterator[Piece]:
+        return _pieces(self.state)
+
+    def save(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
+    ) -> Saved:
+        from m5ws.training import dcp
+
+        rank = control.rank(group)
+        # Replicas whose bits are not the same on all ranks, as running statistics are, have a name for each rank.
+        named = {
+            own if (own := f"{name}@{rank}") in fingerprints and name not in fingerprints else name: tensor
+            for name, tensor in self.state.items()
+        }
+        tensors, blobs = dcp.save(named, objects, group)
+        return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
+
+
+def _pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+    for name, tensor in state.items():
+        if not isinstance(tensor, DTensor):
+            yield Piece(name, tensor, copy="replica")
+        elif tensor.device_mesh.get_coordinate() is not None:
+            yield _sharded(name, tensor)
+
+
+def _copied(name: str, tensor: torch.Tensor, copier: Copier) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return copier.copy(name, tensor)
+    local = tensor.to_local()
+    copy = copier.copy(name, local)
+    # Not `from_local`, which would bring a copy on the host back to the mesh's devices.
+    return tensor if copy is local else DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _module_names(model: torch.nn.Module) -> dict[str, str]:

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store
 from m5ws.store.cache import cached
-from m5ws.training import context, determinism, facts, isolation
+from m5ws.training import context, determinism, facts, isolation, saver
 from m5ws.training.stop import Stop
 
 _PR_SET_PDEATHSIG = 1
@@ -139,5 +140,12 @@ def _redirect(log: Path) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
+def _leave(status: int) -> None:
+    """End the process. A save that is still under way is left behind: at exit, Python would crash in its thread."""
+    if any(thread.name == saver.THREAD for thread in threading.enumerate()):
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2:] if sys.argv[1:2] == ["--"] else sys.argv[1:]))
+    _leave(main(sys.argv[2:] if sys.argv[1:2] == ["--"] else sys.argv[1:]))

@@ -4,21 +4,29 @@ Invariant: what has been done to the training's state when `end_of_step` returns
 step; all ranks do the same collectives in the same steps.
 """
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
-from m5ws.events import State as StateEvent
 from m5ws.events import Step as StepEvent
 from m5ws.training import checkpointing, context, control, facts, fingerprint, isolation, plain, rng
 from m5ws.training.backend import Backend, Plain
+from m5ws.training.cadence import Cadence
 from m5ws.training.feed import Feed
+from m5ws.training.saver import Saver
+from m5ws.training.staging import Buffers, Live, available_bytes
 from m5ws.training.step import Step
 
+_TRIES = 3
 _FINAL_TRIES = 4
+_NOTABLE_S = 1.0
+_SHARE = 0.8
+"""How much of the free memory the copies of a state may take; the training's own use goes up and down."""
 
 
 class Recorder:
@@ -42,9 +50,14 @@ class Recorder:
         self._objects = objects
         self._generators = {**(feed.generators() if feed is not None else {}), **generators}
         self._total = total_steps
-        self._checkpoint_every = checkpoint_every
         self._fingerprint_every = fingerprint_every
         self._group = control.new_group()
+        self._saving = active.context.saving
+        self._savers_group = control.new_group()
+        self._saver = Saver(self._saving.failures)
+        self._buffers = Buffers()
+        self._cramped = False
+        self._cadence = Cadence(active, checkpoint_every)
         self._pending: StepEvent | None = None
         self._pending_step: Step | None = None
         self._first = 1
@@ -90,8 +103,7 @@ class Recorder:
             # Last of all: making an iterator of the loader draws a seed from the global generator.
             generators = loaded.rank["generators"]
             rng.restore(generators, self._generators)
-        states = rng.capture(self._generators)
-        tensors = self._emit_state(loaded.step, states, restored=True)
+        tensors, states = self._fingerprint(loaded.step, restored=True)
         if loaded.rank is None:
             checkpointing.prove("tensors", *_alike(tensors, loaded.fingerprints), loaded.step)
         else:
@@ -137,12 +149,14 @@ class Recorder:
         self._flush()
         self._hold(step)
         stopping = self._active.stop.due(step.number)
-        checkpoint = last or stopping or _falls_on(step.number, self._checkpoint_every)
-        if checkpoint or _falls_on(step.number, self._fingerprint_every):
+        if not self._saver.busy:
+            self._saver.settle()
+        if last or stopping or self._cadence.due(step.number):
             self._flush()
-            tensors, states = self._fingerprint(step.number)
-            if checkpoint:
-                self._checkpoint(step.number, tensors, states, tries=_FINAL_TRIES if last or stopping else 1)
+            self._checkpoint(step.number, last=last or stopping)
+        elif _falls_on(step.number, self._fingerprint_every):
+            self._flush()
+            self._fingerprint(step.number)
         if step.number == self._first:
             self._say_what_was_loaded()
         if last or stopping:
@@ -155,6 +169,7 @@ class Recorder:
         """Note that the loop was left in the middle of a step, by `break` or an error: there is no last checkpoint."""
         self._active.stop.in_steps = False
         self._flush()
+        self._saver.settle(self._saving.deadline_s)
         self._active.notice(
             "limit",
             f"the loop was left inside step {step.number} (session.stop() ends it with a checkpoint)",
@@ -186,30 +201,97 @@ class Recorder:
 
     # --- state
 
-    def _fingerprint(self, step: int) -> tuple[dict[str, str], dict[str, Plain]]:
+    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
+        """Fingerprint the state now; collective. Return the tensors' fingerprints, and the generators' states."""
         states = rng.capture(self._generators)
-        return self._emit_state(step, states), states
-
-    def _emit_state(self, step: int, states: Mapping[str, Plain], restored: bool = False) -> dict[str, str]:
         tensors = fingerprint.fingerprints(self._backend.tensors(), self._group)
-        own = tensors if self._active.rank == 0 else {}
-        self._active.emit(StateEvent, step=step, tensors=own, generators=rng.digests(states), restored=restored)
-        return tensors
+        checkpointing.emit_state(self._active, step, tensors, states, restored=restored)
+        return tensors, states
 
     def _objects_state(self) -> dict[str, Plain]:
         """Return the states of the scheduler and of the script's own objects, by name. Raises StateError."""
         return {name: plain.encode(item.state_dict(), name) for name, item in self._objects.items()}
 
-    def _checkpoint(self, step: int, tensors: dict[str, str], generators: dict[str, Plain], tries: int) -> None:
+    def _checkpoint(self, step: int, *, last: bool) -> None:
+        """Stage the state after a step, and save it: beside the training, or, if it is the last, before going on."""
+        began_s = time.perf_counter()
+        self._wait_for_the_one_before(step)
+        states = rng.capture(self._generators)
         own = self._objects_state()
         common = {"scheduler": own.pop("scheduler")} if "scheduler" in own else {}
         feed = {"feed": self._feed.state()} if self._feed is not None else {}
-        state = checkpointing.State(step, tensors, common, {**own, **feed, "generators": generators})
-        for attempt in range(tries):
-            if attempt:
-                time.sleep(2.0**attempt)  # There is no later checkpoint to try again at.
-            if checkpointing.save(self._active, self._backend, self._group, state):
-                return
+        beside = self._saving.asynchronous and not last and self._room()
+        staged = self._backend.stage(self._buffers if beside else Live())
+        self._buffers.wait()
+        moment = checkpointing.Moment(
+            step,
+            common,
+            {**own, **feed, "generators": states},
+            self._active.spool.head,
+            stalled_s=time.perf_counter() - began_s if beside else None,
+        )
+        save = partial(
+            checkpointing.save,
+            self._active,
+            staged,
+            self._backend.format,
+            self._savers_group,
+            moment,
+            tries=_FINAL_TRIES if last else _TRIES,
+        )
+        if beside:
+            self._saver.begin(save)
+        elif last:
+            self._save_in_time(save, step)
+        else:
+            self._saver.run(save)
+            self._saver.settle()
+        self._cadence.saved()
+
+    def _wait_for_the_one_before(self, step: int) -> None:
+        """Only one state is staged at a time: a checkpoint that is due waits for the one before to be published."""
+        waited_s = self._saver.settle()
+        if waited_s >= _NOTABLE_S:
+            self._active.notice(
+                "checkpoint-waited",
+                f"the training stood still for {waited_s:.1f} s after step {step}, until the checkpoint before was "
+                "saved: checkpoints are due sooner than they can be sent",
+                step,
+            )
+
+    def _save_in_time(self, save: Callable[[], bool], step: int) -> None:
+        """Save what is the last checkpoint; if this rank was asked to stop, for as long as it is given."""
+        left_s = self._active.stop.left_s(self._saving.deadline_s)
+        if left_s is None:
+            self._saver.run(save)
+            return
+        self._saver.begin(save)
+        self._saver.settle(left_s)
+        if self._saver.busy:
+            self._active.notice(
+                "save-failed",
+                f"the last checkpoint, after step {step}, was not saved in {self._saving.deadline_s:.0f} s "
+                "([checkpoint] deadline_s): it is given up",
+                step,
+            )
+
+    def _room(self) -> bool:
+        """Return whether memory has room for a copy of the state, saying so once if it has not."""
+        if self._buffers.size_bytes:
+            return True
+        needed = sum(piece.tensor.nbytes for piece in self._backend.tensors())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free = available_bytes()
+        if needed * ranks <= _SHARE * free:
+            return True
+        if not self._cramped:
+            self._cramped = True
+            self._active.notice(
+                "limit",
+                f"a copy of the state takes {needed >> 20} MiB on each of {ranks} ranks, {free >> 20} MiB are free: "
+                "the training stands still while a checkpoint is saved",
+            )
+        return False
 
 
 def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

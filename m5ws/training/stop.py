@@ -1,4 +1,4 @@
-"""A request to end (SIGTERM, SIGINT), turned into one step at whose end all ranks stop.
+"""A request to end (SIGTERM, SIGINT, SIGUSR2), turned into one step at whose end all ranks stop.
 
 The ranks get the signal at different moments, but one that has not ended step n cannot let another end step
 n+1, whose collectives need it. So the first to notice, after its step n, names n+1, and nobody has passed it.
@@ -8,20 +8,41 @@ It is named by a symbolic link: made at once with its content, by one rank only,
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
+class Mark:
+    """A step that all ranks agree on: the first to call `name` says which, and all see it at that step's end."""
+
+    def __init__(self, path: Path, world: int) -> None:
+        self._path = path
+        self._ahead = 1 if world > 1 else 0
+
+    def name(self, step: int) -> None:
+        """Have the step after `step`, which this rank has just done, be the one; with one rank, `step` itself."""
+        with contextlib.suppress(FileExistsError):
+            os.symlink(str(step + self._ahead), self._path)
+
+    def reached(self, step: int) -> bool:
+        """Return whether a step was named, and `step` is that one or later."""
+        try:
+            return step >= int(os.readlink(self._path))
+        except FileNotFoundError:
+            return False
 
 
 class Stop:
     """A rank's view of the request. `in_steps` says whether a session will look at it."""
 
     def __init__(self, path: Path, world: int) -> None:
-        self._path = path
-        self._ahead = 1 if world > 1 else 0
+        self._mark = Mark(path, world)
         self._pid = os.getpid()
         self._requested: int | None = None
+        self._requested_s = 0.0
         self.in_steps = False
 
     def install(self) -> None:
@@ -34,23 +55,25 @@ class Stop:
         """The exit status of a process that the request ended."""
         return 128 + (self._requested or signal.SIGTERM)
 
+    def left_s(self, deadline_s: float) -> float | None:
+        """Return what is left, in seconds, of the time since the request; None if this rank was asked nothing."""
+        if self._requested is None:
+            return None
+        return max(0.0, self._requested_s + deadline_s - time.monotonic())
+
     def due(self, step: int) -> bool:
         """Return whether all ranks end after `step`, which this rank has just done."""
         if self._requested is not None:
-            with contextlib.suppress(FileExistsError):
-                os.symlink(str(step + self._ahead), self._path)
-        try:
-            return step >= int(os.readlink(self._path))
-        except FileNotFoundError:
-            return False
+            self._mark.name(step)
+        return self._mark.reached(step)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             # A worker that was forked off has its parent's handler, but is to end at once.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self.in_steps and self._requested is None:
-            self._requested = number
-        else:
-            self._requested = number
+        elif self._requested is None:
+            self._requested, self._requested_s = number, time.monotonic()
+        if not self.in_steps:
+            # In its steps, a rank that is told again (by torchrun, after the scheduler told it) still saves.
             raise SystemExit(self.exit_code)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import msgspec
 import pytest
 
 from m5ws import codec
@@ -132,10 +134,18 @@ class InProcess:
     runner: Runner
 
     def __call__(
-        self, script: Callable[[], None], *, resume: Digest | None = None, repo: Repository | None = None
+        self,
+        script: Callable[[], None],
+        *,
+        resume: Digest | None = None,
+        repo: Repository | None = None,
+        minutes: float | None = None,
+        **orders_more: Any,
     ) -> tuple[Attempt, BaseException | None]:
         """Run `script` as rank 0 of a new attempt, and return what it left and the error that ended it."""
-        orders, directory = self.runner.context(LaunchSpec(command=("script",), seed=11), resume)
+        spec = LaunchSpec(command=("script",), seed=11, checkpoint_minutes=minutes)
+        orders, directory = self.runner.context(spec, resume)
+        orders = msgspec.structs.replace(orders, **orders_more)
         spool = SpoolWriter(directory / "spool" / "0.spool", genesis(orders.run, orders.attempt, "0"))
         stop = Stop(directory / "spool" / "stop", 1)
         error: BaseException | None = None

@@ -15,6 +15,7 @@ from m5ws.store.local import LocalStore
 from m5ws.training import checkpointing
 from m5ws.training.context import Active
 from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.staging import Buffers
 from m5ws.training.stop import Stop
 
 _RUN = "a" * 12
@@ -52,8 +53,9 @@ def _save(repo: Repository, folder: Path) -> bool:
     )
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
     active = Active(context=context, repo=repo, spool=spool, stop=Stop(folder / "stop", 1), rank=0, world=1)
-    state = checkpointing.State(step=1, fingerprints={}, common={}, rank={"generators": {}})
-    return checkpointing.save(active, FsdpBackend(model, optimizer), None, state)
+    backend = FsdpBackend(model, optimizer)
+    moment = checkpointing.Moment(step=1, common={}, rank={"generators": {}}, head=spool.head)
+    return checkpointing.save(active, backend.stage(Buffers()), backend.format, None, moment)
 
 
 def _damage(repo: Repository) -> list[fsck.Damage]:

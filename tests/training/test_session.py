@@ -10,9 +10,8 @@ import m5ws
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
 from m5ws.events import AttemptStarted, CheckpointPublished, State, Step
-from m5ws.ports import Buffer
 from m5ws.records import Checkpoint, Content
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.repository import checkpoints, ledger
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.plain import RestoreError, StateError
@@ -128,33 +127,6 @@ def test_a_damaged_checkpoint_is_an_error(in_process: Any, train: Any, store: Lo
         path.unlink()
     _, error = in_process(train(9), resume=first.newest)
     assert isinstance(error, NotFound if damage == "missing" else CorruptObject)
-
-
-class Flaky(LocalStore):
-    """A directory that stops taking checkpoints after a number of writes, as a full or absent disk does."""
-
-    failing = False
-
-    def create(self, key: str, data: Buffer) -> None:
-        if self.failing:
-            raise OSError(28, "No space left on device")
-        super().create(key, data)
-
-
-def test_a_save_that_fails_is_a_notice_and_tried_again(in_process: Any, store: LocalStore) -> None:
-    flaky = Flaky(store.root)
-
-    def script() -> None:
-        model = torch.nn.Linear(2, 1)
-        for step in m5ws.session(model, total_steps=6, checkpoint_every=2).steps():
-            flaky.failing = step.number in (2, 3)
-            with torch.no_grad():
-                model.weight += 1
-
-    attempt, error = in_process(script, repo=Repository.create(flaky))
-    assert error is None
-    assert list(attempt.contents) == [4, 6]
-    assert len(attempt.notices("save-failed")) == 1 and "after step 2" in attempt.notices("save-failed")[0]
 
 
 def test_an_attempt_that_was_superseded_cannot_publish(in_process: Any) -> None:

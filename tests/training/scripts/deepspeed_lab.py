@@ -22,6 +22,7 @@ from m5ws.repository import Repository
 from m5ws.store import open_store
 from m5ws.training import control, fingerprint
 from m5ws.training.deepspeed import DeepSpeedBackend
+from m5ws.training.staging import Buffers
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -51,6 +52,7 @@ class Training:
         self.engine = engine_of(settings, Model(), not extra.get("offload", True), one_group)
         self.backend = DeepSpeedBackend(self.engine)
         self.group = group
+        self.buffers = Buffers()
 
     def step(self, number: int) -> dict[str, str]:
         torch.manual_seed(100 * number + dist.get_rank())
@@ -61,7 +63,12 @@ class Training:
         return fingerprint.fingerprints(self.backend.tensors(), self.group)
 
     def save(self, repo: Repository) -> tuple[str, Any]:
-        saved = self.backend.save(repo.objects, self.group)
+        staged = self.backend.stage(self.buffers)
+        found = self.state()
+        assert fingerprint.fingerprints(staged.tensors(), self.group) == found
+        live = {piece.tensor.untyped_storage().data_ptr() for piece in self.backend.tensors()}
+        assert not any(piece.tensor.untyped_storage().data_ptr() in live for piece in staged.tensors())
+        saved = staged.save(repo.objects, self.group, found)
         content = None
         if dist.get_rank() == 0:
             content = repo.objects.put_record(

@@ -15,6 +15,7 @@ from m5ws.repository import Repository
 from m5ws.store import open_store
 from m5ws.training import control, fingerprint
 from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.staging import Buffers
 
 # Smaller than the model's tensors, so that they are cut on the grid; an odd size, so that cuts fall within rows.
 CHUNK_BYTES, SMALL_BYTES = 1000, 300
@@ -41,6 +42,11 @@ def train(ranks: int, seed: int, steps: int) -> FsdpBackend:
     return FsdpBackend(model, optimizer)
 
 
+def wipe(backend: FsdpBackend) -> None:
+    for piece in backend.tensors():
+        piece.tensor.zero_()
+
+
 def main(store: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -54,7 +60,9 @@ def main(store: str) -> None:
             found = fingerprint.fingerprints(backend.tensors(), group)
             expected = expected or found
             assert found == expected, f"{saving} ranks trained to another state"
-            saved = backend.save(objects, group)
+            staged = backend.stage(Buffers())
+            wipe(backend)  # what is staged is not the training's any more
+            saved = staged.save(objects, group, found)
         box = control.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, groups[3])
         content = Content(format="dcp/1", world=saving, tensors=box[0])
         for loading, other in groups.items():

@@ -1,0 +1,184 @@
+"""Saves beside the training: what is saved is the state of its step, whatever the steps after it do."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import m5ws
+from m5ws import codec
+from m5ws.errors import Fenced
+from m5ws.events import AttemptStarted, CheckpointPublished, Step
+from m5ws.ports import Buffer
+from m5ws.records import Saving
+from m5ws.repository import Repository, ledger
+from m5ws.store.local import LocalStore
+from m5ws.training.saver import TooManyFailures
+
+
+class Gated(LocalStore):
+    """A directory that takes nothing new while its gate is shut, and fails as often as it is told to."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failures = 0
+
+    def create(self, key: str, data: Buffer) -> None:
+        assert self.gate.wait(60)
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        super().create(key, data)
+
+
+@pytest.fixture
+def gated(store: LocalStore) -> Iterator[Gated]:
+    found = Gated(store.root)
+    yield found
+    found.gate.set()
+
+
+def train(steps: int, every: int | None, at: Callable[[int], None] = lambda _: None) -> Callable[[], None]:
+    """Return a script that trains a small model, calling `at` in the body of each step."""
+
+    def script() -> None:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=every).steps():
+            at(step.number)
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return script
+
+
+def test_the_training_goes_on_and_what_is_saved_is_the_state_of_its_step(in_process: Any, gated: Gated) -> None:
+    whole, _ = in_process(train(6, 2), saving=Saving(asynchronous=False))
+
+    def at(step: int) -> None:
+        if step == 2:
+            gated.gate.clear()
+        if step == 4:
+            gated.gate.set()
+
+    attempt, error = in_process(train(6, 2, at), repo=Repository.open(gated))
+    assert error is None
+    events = attempt.events[0]
+    published = next(event for event in events if isinstance(event, CheckpointPublished))
+    third = next(event for event in events if isinstance(event, Step) and event.step == 3)
+    assert published.step == 2 and events.index(published) > events.index(third)
+    assert attempt.contents == whole.contents and list(whole.contents) == [2, 4, 6]
+    assert published.stalled_s < published.seconds
+
+
+def test_the_next_checkpoint_waits_for_the_one_before_and_says_so(in_process: Any, gated: Gated) -> None:
+    def at(step: int) -> None:
+        if step == 2:
+            gated.gate.clear()
+            threading.Timer(1.5, gated.gate.set).start()
+
+    attempt, error = in_process(train(5, 2, at), repo=Repository.open(gated))
+    assert error is None and list(attempt.contents) == [2, 4, 5]
+    (notice,) = attempt.notices("checkpoint-waited")
+    assert "after step 4" in notice
+    assert [event.stalled_s > 1 for event in attempt.of(CheckpointPublished)][:2] == [False, True]
+
+
+def test_a_save_that_fails_is_a_notice_and_tried_again(in_process: Any, gated: Gated) -> None:
+    def at(step: int) -> None:
+        gated.failures = 1 if step == 2 else gated.failures
+
+    attempt, error = in_process(train(3, 2, at), repo=Repository.open(gated))
+    assert error is None
+    assert list(attempt.contents) == [2, 3]
+    (notice,) = attempt.notices("save-failed")
+    assert "after step 2" in notice and "No space left" in notice
+
+
+def test_saves_that_go_on_failing_end_the_training_where_it_is_told_to(in_process: Any, gated: Gated) -> None:
+    gated.failures = 10**6
+    attempt, error = in_process(train(4, 1), repo=Repository.open(gated), saving=Saving(failures=2))
+    assert isinstance(error, TooManyFailures)
+    assert "2 checkpoints in a row" in str(error) and not attempt.contents
+    again, error = in_process(train(2, 1), repo=Repository.open(gated))
+    assert error is None and not again.contents and len(again.of(Step)) == 2
+
+
+def test_an_attempt_that_is_superseded_while_it_saves_ends(in_process: Any, gated: Gated) -> None:
+    runner = in_process.runner
+
+    def at(step: int) -> None:
+        if step == 2:
+            started = AttemptStarted(attempt=2, host="there", observed="0" * 64)
+            ledger.Writer(runner.repo, runner.run, 2, ledger.LAUNCHER).append([codec.encode(started)])
+
+    attempt, error = in_process(train(1000, 2, at), repo=Repository.open(gated))
+    assert isinstance(error, Fenced)
+    assert not attempt.contents and len(attempt.of(Step)) < 1000
+
+
+def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process: Any) -> None:
+    attempt, _ = in_process(train(3, None), minutes=1e-9)
+    assert list(attempt.contents) == [1, 2, 3]
+    replay, _ = in_process(train(3, None), minutes=1e-9, checkpoint_at=(2,))
+    assert list(replay.contents) == [2, 3]
+    assert replay.contents[2] == attempt.contents[2]
+    rarely, _ = in_process(train(3, None), minutes=1e9)
+    assert list(rarely.contents) == [3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, number: int) -> None:
+    before = signal.getsignal(number)
+
+    def at(step: int) -> None:
+        if step == 2:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # as torchrun does once more
+
+    def script() -> None:
+        active = m5ws.training.context.active()
+        assert active is not None
+        active.stop.install()
+        train(100, None, at)()
+
+    try:
+        attempt, error = in_process(script)
+    finally:
+        for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(one, before if one == number else signal.default_int_handler)
+    assert isinstance(error, SystemExit) and error.code == 128 + number
+    assert list(attempt.contents) == [2]
+
+
+def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, gated: Gated) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def at(step: int) -> None:
+        if step == 2:
+            gated.gate.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def script() -> None:
+        active = m5ws.training.context.active()
+        assert active is not None
+        active.stop.install()
+        train(100, None, at)()
+
+    try:
+        attempt, error = in_process(script, repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert isinstance(error, SystemExit) and error.code == 143
+    assert not attempt.contents
+    (notice,) = attempt.notices("save-failed")
+    assert "given up" in notice
