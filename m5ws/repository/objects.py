@@ -19,6 +19,8 @@ from m5ws.repository import plans
 
 R = TypeVar("R", bound=Record)
 _READS = 3
+_ASKED_BYTES = 64 * 2**10
+"""A look costs a round trip, and sending so many bytes for nothing costs more."""
 
 
 def key(digest: Digest) -> str:
@@ -40,6 +42,7 @@ class Objects:
     def __init__(self, store: ObjectStore, form: Format) -> None:
         self.store = store
         self.format = form
+        self._seen: set[Digest] = set()
         self._began: frozenset[str] | None = None
         self._beginning = threading.Lock()
 
@@ -88,6 +91,23 @@ class Objects:
             self.has(digest, memoryview(data).nbytes)
             return False
         return True
+
+    def ensure(self, data: Buffer) -> Digest:
+        """As `put`, for bytes that may well be there: they are sent only if they are not, and asked for only once.
+
+        That holds for what this process saw since `begin`: what gc deletes after that, publishing finds; see `forget`.
+        """
+        digest = self.digest(data)
+        if digest not in self._seen:
+            size_bytes = memoryview(data).nbytes
+            if size_bytes < _ASKED_BYTES or not self.has(digest, size_bytes):
+                self.place(digest, data)
+            self._seen.add(digest)
+        return digest
+
+    def forget(self) -> None:
+        """Forget what was seen to be there: some of it has vanished."""
+        self._seen.clear()
 
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""

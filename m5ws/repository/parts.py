@@ -6,96 +6,114 @@ are joined, in the order given, into packs. Which object a byte lands in depends
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
+from m5ws.errors import CorruptObject
 from m5ws.ports import Buffer
 from m5ws.records import Slice
+from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import Objects
 
-_THREADS = max(2, min(8, os.cpu_count() or 2))
+_THREADS = max(4, min(16, 2 * (os.cpu_count() or 2)))
+_BUDGET_BYTES = 512 * 2**20
+_DENSE = 4
+"""An object of which a fourth is wanted, or more, is read whole."""
+
+Reading = tuple[Slice, memoryview]
+"""A slice, and the memory, of just its length, that it is to be read into."""
 
 
 def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[str, tuple[Slice, ...]]:
     """Make buffers durable and return, by name, the slices that hold them; an empty buffer has none.
 
-    At most `_THREADS` + 1 chunks or packs are in flight. The buffers may be reused once this has returned.
+    Chunks and packs of _BUDGET_BYTES together are in flight at most. What the store has is not sent to it. The buffers
+    may be reused once this has returned.
     """
-    chunks: dict[str, list[Future[Slice]]] = {}
-    packs: list[Future[dict[str, Slice]]] = []
-    names: list[str] = []
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-parts") as pool:
-        window = _Window(_THREADS + 1)
-        for name, piece in _plan(objects, items, names):
-            if isinstance(piece, memoryview):
-                chunks.setdefault(name, []).append(window.add(pool.submit(_put_chunk, objects, piece)))
-            else:
-                packs.append(window.add(pool.submit(_put_pack, objects, piece)))
-        found = {name: tuple(future.result() for future in futures) for name, futures in chunks.items()}
-        for pack in packs:
-            found |= {name: (part,) for name, part in pack.result().items()}
-    return {name: found.get(name, ()) for name in names}
+    found: dict[str, list[Slice]] = {}
+    for written in fly(_writing(objects, items, found), _THREADS, _BUDGET_BYTES):
+        for name, part in written:
+            found[name].append(part)
+    return {name: tuple(parts) for name, parts in found.items()}
 
 
-def read_parts(objects: Objects, parts: Sequence[Slice], out: memoryview | None = None) -> memoryview:
-    """Return the joined bytes of `parts`, each verified; written into `out` if given. Raises CorruptObject."""
-    target = out if out is not None else memoryview(bytearray(sum(part.size_bytes for part in parts)))
-    position = 0
+def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
+    """Fill memory with slices, each verified. Raises NotFound, CorruptObject.
+
+    Many slices of one object are read in one piece; _BUDGET_BYTES are in flight at most.
+    """
+    by_object: dict[str, list[Reading]] = {}
+    for reading in readings:
+        by_object.setdefault(reading[0].object, []).append(reading)
+    for _ in fly(_reading(objects, by_object.values()), _THREADS, _BUDGET_BYTES):
+        pass
+
+
+def into(parts: Sequence[Slice], memory: memoryview, what: str) -> list[Reading]:
+    """Return the readings that fill memory with the join of `parts`. Raises CorruptObject if they are not as long."""
+    if sum(part.size_bytes for part in parts) != memory.nbytes:
+        raise CorruptObject(f"the parts of {what} are not as long as its shape and type say")
+    readings, position = [], 0
     for part in parts:
-        target[position : position + part.size_bytes] = objects.read(part)
+        readings.append((part, memory[position : position + part.size_bytes]))
         position += part.size_bytes
-    return target
+    return readings
 
 
-class _Window:
-    """Bounds what is in flight, and so the memory that is held, by waiting for the oldest."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._pending: list[Future[object]] = []
-
-    def add(self, future: Future) -> Future:  # type: ignore[type-arg]
-        self._pending.append(future)
-        if len(self._pending) > self._size:
-            self._pending.pop(0).result()
-        return future
-
-
-_Pack = list[tuple[str, memoryview]]
-
-
-def _plan(
-    objects: Objects, items: Iterable[tuple[str, Buffer]], names: list[str]
-) -> Iterator[tuple[str, memoryview | _Pack]]:
-    """Yield chunks of large buffers and whole packs of small ones; every name is added to `names`."""
+def _writing(
+    objects: Objects, items: Iterable[tuple[str, Buffer]], found: dict[str, list[Slice]]
+) -> Iterator[Job[list[tuple[str, Slice]]]]:
+    """Yield what puts chunks of large buffers, and packs of small ones; every name is entered into `found`."""
     form = objects.format
-    pack: _Pack = []
+    pack: list[tuple[str, memoryview]] = []
     size = 0
     for name, buffer in items:
-        names.append(name)
+        found[name] = []
         view = memoryview(buffer).cast("B")
         if view.nbytes >= form.small_bytes:
             for start in range(0, view.nbytes, form.chunk_bytes):
-                yield name, view[start : start + form.chunk_bytes]
+                piece = view[start : start + form.chunk_bytes]
+                yield piece.nbytes, partial(_put_chunk, objects, name, piece)
         elif view.nbytes:
             if size + view.nbytes > form.pack_bytes:
-                yield "", pack
+                yield 2 * size, partial(_put_pack, objects, pack)
                 pack, size = [], 0
             pack.append((name, view))
             size += view.nbytes
     if pack:
-        yield "", pack
+        yield 2 * size, partial(_put_pack, objects, pack)
 
 
-def _put_chunk(objects: Objects, piece: memoryview) -> Slice:
-    digest = objects.put(piece)
-    return Slice(object=digest, offset=0, size_bytes=piece.nbytes, digest=digest)
+def _put_chunk(objects: Objects, name: str, piece: memoryview) -> list[tuple[str, Slice]]:
+    digest = objects.ensure(piece)
+    return [(name, Slice(object=digest, offset=0, size_bytes=piece.nbytes, digest=digest))]
 
 
-def _put_pack(objects: Objects, pack: _Pack) -> dict[str, Slice]:
+def _put_pack(objects: Objects, pack: list[tuple[str, memoryview]]) -> list[tuple[str, Slice]]:
     joined = b"".join(view for _, view in pack)
-    digest = objects.put(joined)
-    found, offset = {}, 0
+    digest = objects.ensure(joined)
+    found, offset = [], 0
     for name, view in pack:
-        found[name] = Slice(object=digest, offset=offset, size_bytes=view.nbytes, digest=objects.digest(view))
+        part = Slice(object=digest, offset=offset, size_bytes=view.nbytes, digest=objects.digest(view))
+        found.append((name, part))
         offset += view.nbytes
     return found
+
+
+def _reading(objects: Objects, groups: Iterable[list[Reading]]) -> Iterator[Job[None]]:
+    for readings in groups:
+        extent = max(part.offset + part.size_bytes for part, _ in readings)
+        if len(readings) > 1 and extent <= _DENSE * sum(part.size_bytes for part, _ in readings):
+            yield extent, partial(_read_whole, objects, readings)
+        else:
+            for part, target in readings:
+                yield part.size_bytes, partial(_read_one, objects, part, target)
+
+
+def _read_whole(objects: Objects, readings: list[Reading]) -> None:
+    pieces = objects.pieces(readings[0][0].object, [part for part, _ in readings])
+    for (_, target), piece in zip(readings, pieces, strict=True):
+        target[:] = piece
+
+
+def _read_one(objects: Objects, part: Slice, target: memoryview) -> None:
+    target[:] = objects.read(part)

@@ -43,8 +43,8 @@ class Piece:
     """The part of one named tensor that this rank holds.
 
     Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>".
-    `copy` says how it counts: "only" elements are held nowhere else, "spare" ones are held, and counted, on
-    another rank, "replica" is a whole tensor that every rank holds and that should be equal on all of them.
+    `copy` says how it counts: "only" elements are this rank's to count, "spare" ones are held, and counted, on
+    another rank, "replica" is a whole tensor that every rank holds. Of equal pieces on several ranks one counts.
     One name may have several pieces on a rank, but one kind of `copy`: either it is a replica or it is not.
     """
 

@@ -129,6 +129,7 @@ class _Saving:
             if not outcome.vanished:
                 break
             # The staged state is still there, so what gc took away is uploaded again.
+            self.active.repo.objects.forget()
             outcome = self._written()
         if outcome.fenced is not None:
             raise Fenced(outcome.fenced)

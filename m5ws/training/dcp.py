@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,9 +35,11 @@ from m5ws.errors import CorruptObject
 from m5ws.records import Content, Shard, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
-from m5ws.repository.parts import read_parts, write_parts
+from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training.plain import RestoreError
 
+_SCRATCH_BYTES = 512 * 2**20
+"""So much memory, at most, holds rows that do not fit where they belong as they are stored."""
 Tensors = tuple[TensorRecord, ...]
 
 
@@ -215,44 +217,49 @@ class RepositoryReader(StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._safe_bytes(item.storage_index.fqn))
-        tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
-        for index, items in groupby(tensors, key=lambda item: item.storage_index):
-            for item in items:
-                self._read_tensor(self._shards[index], item, planner)
+        batch, held = list[_Reading](), 0
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR and (reading := self._begun(item, planner)) is not None:
+                batch.append(reading)
+                held += reading.scratch_bytes
+                if held > _SCRATCH_BYTES:
+                    self._finish(batch, planner)
+                    batch, held = [], 0
+        self._finish(batch, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_tensor(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> None:
+    def _begun(self, item: ReadItem, planner: LoadPlanner) -> "_Reading | None":
+        """Return what reads an item: the parts that hold its rows, straight into its tensor where that can be."""
         target = planner.resolve_tensor(item).detach()
         if not target.numel():
-            return
-        dtype = self._dtypes[item.storage_index.fqn]
-        if str(target.dtype) != f"torch.{dtype}":
-            raise RestoreError(f"{item.storage_index.fqn} is stored as {dtype} and is {target.dtype} now")
-        source = self._read_rows(shard, item, target.dtype)
-        offsets = list(item.storage_offsets)
-        if offsets:
-            offsets[0] = 0
-        for dimension, (offset, length) in enumerate(zip(offsets, item.lengths, strict=True)):
-            source = source.narrow(dimension, offset, length)
-        target.copy_(source)
-        planner.commit_tensor(item, target)
-
-    def _read_rows(self, shard: Shard, item: ReadItem, dtype: torch.dtype) -> torch.Tensor:
-        """Return the rows of a shard that an item needs, having read no more parts than hold them."""
-        row_bytes = math.prod(shard.sizes[1:]) * dtype.itemsize
+            return None
+        name = item.storage_index.fqn
+        if str(target.dtype) != f"torch.{self._dtypes[name]}":
+            raise RestoreError(f"{name} is stored as {self._dtypes[name]} and is {target.dtype} now")
+        shard = self._shards[item.storage_index]
+        row_bytes = math.prod(shard.sizes[1:]) * target.dtype.itemsize
         first, count = (item.storage_offsets[0], item.lengths[0]) if shard.sizes else (0, 1)
-        wanted, base = _covering(shard.parts, first * row_bytes, (first + count) * row_bytes)
-        data = read_parts(self._objects, wanted)
+        parts, base = _covering(shard.parts, first * row_bytes, (first + count) * row_bytes)
+        size_bytes = sum(part.size_bytes for part in parts)
         start = first * row_bytes - base
-        if data.nbytes < start + count * row_bytes:
-            raise CorruptObject(f"the parts of {item.storage_index.fqn} are shorter than its shape {shard.sizes}")
-        rows = torch.frombuffer(data, dtype=torch.uint8, offset=start, count=count * row_bytes)
-        # Not `.view(dtype)` at once: a part may begin at an address that the element type cannot.
-        if rows.data_ptr() % dtype.itemsize:
-            rows = rows.clone()
-        return rows.view(dtype).view((count, *shard.sizes[1:]) if shard.sizes else ())
+        if size_bytes < start + count * row_bytes:
+            raise CorruptObject(f"the parts of {name} are shorter than its shape {shard.sizes}")
+        whole = tuple(item.lengths) == (count, *shard.sizes[1:]) if shard.sizes else True
+        if whole and size_bytes == target.nbytes and target.device.type == "cpu" and target.is_contiguous():
+            memory = target.view(-1).view(torch.uint8).numpy().data
+            return _Reading(item, target, into(parts, memory, name))
+        scratch = torch.empty(size_bytes, dtype=torch.uint8)
+        shape = (count, *shard.sizes[1:]) if shard.sizes else ()
+        return _Reading(item, target, into(parts, scratch.numpy().data, name), scratch, start, shape)
+
+    def _finish(self, batch: list["_Reading"], planner: LoadPlanner) -> None:
+        """Read what was begun, all at once, and hand it over."""
+        read_parts(self._objects, [part for reading in batch for part in reading.parts])
+        for reading in batch:
+            reading.settle()
+            planner.commit_tensor(reading.item, reading.target)
 
     def _safe_bytes(self, name: str) -> io.BytesIO:
         """Return a byte item that the weights-only unpickler takes. Raises RestoreError."""
@@ -266,6 +273,37 @@ class RepositoryReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An item on its way into `target`, or into `scratch`: from byte `start` on, whole rows of its shard."""
+
+    item: ReadItem
+    target: torch.Tensor
+    parts: list[Reading]
+    scratch: torch.Tensor | None = None
+    start: int = 0
+    shape: tuple[int, ...] = ()
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0 if self.scratch is None else self.scratch.nbytes
+
+    def settle(self) -> None:
+        """Copy what was read into scratch to where it belongs."""
+        if self.scratch is None:
+            return
+        dtype = self.target.dtype
+        rows = self.scratch[self.start : self.start + math.prod(self.shape) * dtype.itemsize]
+        # Not `.view(dtype)` at once: a part may begin at an offset that the element type cannot.
+        source = (rows.clone() if self.start % dtype.itemsize else rows).view(dtype).view(self.shape)
+        offsets = list(self.item.storage_offsets)
+        if offsets:
+            offsets[0] = 0
+        for dimension, (offset, length) in enumerate(zip(offsets, self.item.lengths, strict=True)):
+            source = source.narrow(dimension, offset, length)
+        self.target.copy_(source)
 
 
 def _tensor_metadata(tensor: TensorRecord) -> TensorStorageMetadata:

@@ -18,7 +18,7 @@ from m5ws.ports import Buffer
 from m5ws.records import Shard, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
-from m5ws.repository.parts import read_parts, write_parts
+from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import plain
 from m5ws.training.backend import Plain
 from m5ws.training.plain import RestoreError, StateError
@@ -57,9 +57,11 @@ def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> 
 
     Raises NotFound, CorruptObject, RestoreError.
     """
-    state = _restored(plain.decode(codec.decode_plain(objects.read(blob))), objects, tensors)
+    readings: list[Reading] = []
+    state = _restored(plain.decode(codec.decode_plain(objects.read(blob))), tensors, readings)
     if not isinstance(state, dict):
         raise RestoreError("a stored DeepSpeed state is not a dictionary")
+    read_parts(objects, readings)
     return state
 
 
@@ -126,34 +128,35 @@ def _put(objects: Objects, data: bytes) -> Slice:
 # --- back
 
 
-def _restored(value: Any, objects: Objects, tensors: Mapping[str, TensorRecord]) -> Any:
+def _restored(value: Any, tensors: Mapping[str, TensorRecord], readings: list[Reading]) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(_restored(item, objects, tensors) for item in value)
+        return type(value)(_restored(item, tensors, readings) for item in value)
     if type(value) not in (dict, OrderedDict):
         return value
     kind = value.get(_TAG)
     if kind is None:
-        return type(value)((key, _restored(item, objects, tensors)) for key, item in value.items())
+        return type(value)((key, _restored(item, tensors, readings)) for key, item in value.items())
     if kind == "tensor":
-        return _tensor(objects, tensors[value["name"]])
+        return _tensor(tensors[value["name"]], readings)
     if kind == "dtype":
         return getattr(torch, value["name"])
     if kind == "stage":
         return ZeroStageEnum(value["value"])
     if kind == "module":
-        module = _restored(value["items"], objects, tensors)
+        module = _restored(value["items"], tensors, readings)
         module._metadata = value["metadata"]
         return module
     if kind not in _CLASSES:
         raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
     found: Any = object.__new__(_CLASSES[kind])
-    vars(found).update(_restored(value["fields"], objects, tensors))
+    vars(found).update(_restored(value["fields"], tensors, readings))
     return found
 
 
-def _tensor(objects: Objects, record: TensorRecord) -> torch.Tensor:
+def _tensor(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+    """Return an empty tensor, and enter into `readings` what fills it. Raises CorruptObject."""
     tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
     if record.shards:
         (shard,) = record.shards
-        read_parts(objects, shard.parts, tensor.view(-1).view(torch.uint8).numpy().data)
+        readings += into(shard.parts, tensor.view(-1).view(torch.uint8).numpy().data, record.name)
     return tensor

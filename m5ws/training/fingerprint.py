@@ -29,30 +29,38 @@ _CHUNK = {"cpu": 1 << 15}
 _CHUNK_ACCELERATOR = 1 << 22
 
 
+Sums = dict[str, dict[str, int]]
+"""By name and by region (which elements of the whole tensor), the sum over these elements modulo 2^64."""
+_WHOLE = "all"
+
+
 def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
     """Return every tensor's fingerprint by name, 16 hex digits each; collective, the same on all ranks.
 
-    A replica whose bits are not the same on all ranks gets one entry per rank, "NAME@RANK".
+    A tensor of which ranks hold copies that differ in their bits gets one entry per rank, "NAME@RANK".
     """
-    sums, replicas = local(pieces)
-    return merge(control.gather({"sums": sums, "replicas": replicas}, group))
+    return merge(control.gather(local(pieces), group))
 
 
-def local(pieces: Iterable[Piece]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return this rank's sums modulo 2^64 by name: of what it holds alone, and of replicas. One device sync."""
-    names: list[tuple[str, bool]] = []
+def local(pieces: Iterable[Piece]) -> Sums:
+    """Return this rank's sums; of a whole tensor that every rank holds, the region is "all". One device sync."""
+    places: list[tuple[str, str]] = []
     found: list[torch.Tensor] = []
     for piece in pieces:
         if piece.copy == "spare":
             continue
-        names.append((piece.name, piece.copy == "replica"))
+        places.append((piece.name, _WHOLE if piece.copy == "replica" else _region(piece)))
         found.append(element_sum(piece.tensor, piece.place))
-    sums: dict[str, int] = defaultdict(int)
-    replicas: dict[str, int] = defaultdict(int)
-    for (name, replica), value in zip(names, _values(found), strict=True):
-        into = replicas if replica else sums
-        into[name] = (into[name] + value) % _MODULUS
-    return dict(sums), dict(replicas)
+    sums: Sums = defaultdict(dict)
+    for (name, region), value in zip(places, _values(found), strict=True):
+        sums[name][region] = value
+    return dict(sums)
+
+
+def _region(piece: Piece) -> str:
+    if isinstance(piece.place, Span):
+        return f"{piece.place.start}+{piece.tensor.numel()}"
+    return f"{piece.place.offsets}+{piece.place.sizes}"
 
 
 def _values(found: list[torch.Tensor]) -> list[int]:
@@ -67,22 +75,20 @@ def _values(found: list[torch.Tensor]) -> list[int]:
     return values
 
 
-def merge(ranks: list[dict[str, dict[str, int]]]) -> dict[str, str]:
+def merge(ranks: list[Sums]) -> dict[str, str]:
     """Return the fingerprints that all ranks' sums, in order of ranks, make together, in order of names."""
-    total: dict[str, int] = defaultdict(int)
-    for rank in ranks:
-        for name, value in rank["sums"].items():
-            total[name] = (total[name] + value) % _MODULUS
-    copies: dict[str, dict[int, int]] = defaultdict(dict)
-    for number, rank in enumerate(ranks):
-        for name, value in rank["replicas"].items():
-            copies[name][number] = value
-    for name, by_rank in copies.items():
-        if len(by_rank) == len(ranks) and len(set(by_rank.values())) == 1:
-            total[name] = next(iter(by_rank.values()))
+    found: dict[str, int] = {}
+    for name in {name for rank in ranks for name in rank}:
+        holders = {number: rank[name] for number, rank in enumerate(ranks) if name in rank}
+        regions: dict[str, int] = {}
+        for held in holders.values():
+            regions |= held
+        alike = all(held.items() <= regions.items() for held in holders.values())
+        if alike and (_WHOLE not in regions or len(holders) == len(ranks)):
+            found[name] = sum(regions.values())
         else:
-            total |= {f"{name}@{number}": value for number, value in by_rank.items()}
-    return {name: f"{total[name]:016x}" for name in sorted(total)}
+            found |= {f"{name}@{number}": sum(held.values()) for number, held in holders.items()}
+    return {name: f"{found[name] % _MODULUS:016x}" for name in sorted(found)}
 
 
 @torch.no_grad()

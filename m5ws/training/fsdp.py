@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from m5ws.errors import M5Error
 from m5ws.records import Content
 from m5ws.repository.objects import Objects
 from m5ws.training import control, plain
@@ -22,6 +23,12 @@ from m5ws.training.staging import Copier
 
 # What torch.compile and activation checkpointing put into the path of a parameter.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+class CopiesDiffer(M5Error):
+    """Ranks that should hold the same part of a tensor do not."""
+
+    hint = "With tensor parallelism, gradients of what is not cut over its ranks must be reduced over them."
 
 
 class FsdpBackend:
@@ -201,11 +208,11 @@ class _Staged:
         from m5ws.training import dcp
 
         rank = control.rank(group)
-        # Replicas whose bits are not the same on all ranks, as running statistics are, have a name for each rank.
-        named = {
-            own if (own := f"{name}@{rank}") in fingerprints and name not in fingerprints else name: tensor
-            for name, tensor in self.state.items()
-        }
+        apart = {found.rpartition("@")[0] for found in fingerprints if found not in self.state and "@" in found}
+        if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
+            raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
+        # Replicas that differ, as running statistics do, have a name for each rank.
+        named = {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
         tensors, blobs = dcp.save(named, objects, group)
         return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
 

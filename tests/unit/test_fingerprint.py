@@ -146,18 +146,25 @@ def test_a_box_inside_a_box_has_its_global_indices() -> None:
     assert boxed == fingerprint.fingerprints(one_by_one, None)
 
 
-def test_spare_copies_do_not_count_and_equal_replicas_count_once() -> None:
+def test_spare_copies_do_not_count_and_equal_copies_count_once() -> None:
     tensor = torch.randn(9)
-    sums, replicas = fingerprint.local(
-        [Piece("a", tensor), Piece("a", tensor, copy="spare"), Piece("b", tensor, copy="replica")]
-    )
-    both = [{"sums": sums, "replicas": replicas}, {"sums": {}, "replicas": replicas}]
-    assert fingerprint.merge(both) == {"a": whole(tensor), "b": whole(tensor)}
+    parts = [Piece("a", tensor[:4]), Piece("a", tensor[4:], Span(4))]
+    with_spare = [*parts, Piece("a", tensor, copy="spare"), Piece("b", tensor, copy="replica")]
+    ranks = [fingerprint.local(with_spare), fingerprint.local([parts[1], Piece("b", tensor, copy="replica")])]
+    assert fingerprint.merge(ranks) == {"a": whole(tensor), "b": whole(tensor)}
 
 
-def test_replicas_that_differ_are_named_by_rank() -> None:
-    ranks = [{"sums": {}, "replicas": {"b": 1}}, {"sums": {}, "replicas": {"b": 2}}]
-    assert fingerprint.merge(ranks) == {"b@0": f"{1:016x}", "b@1": f"{2:016x}"}
+def test_copies_that_differ_are_named_by_rank() -> None:
+    tensor, other = torch.ones(4), torch.zeros(4)
+    for kind in ("replica", "only"):
+        ranks = [fingerprint.local([Piece("b", one, copy=kind)]) for one in (tensor, other)]
+        assert fingerprint.merge(ranks) == {"b@0": whole(tensor), "b@1": whole(other)}
+
+
+def test_a_replica_that_a_rank_lacks_is_named_by_rank() -> None:
+    tensor = torch.ones(4)
+    ranks = [fingerprint.local([Piece("b", tensor, copy="replica")]), fingerprint.local([])]
+    assert fingerprint.merge(ranks) == {"b@0": whole(tensor)}
 
 
 def test_hashing_leaves_the_tensor_and_the_generators_alone() -> None:

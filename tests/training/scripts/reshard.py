@@ -1,14 +1,18 @@
-"""Saves a trained FSDP2 model from 1, 2 and 3 ranks and loads each into 1, 2 and 3: all in one start of 3 ranks.
+"""Saves a trained model from each of several layouts on 1 to 4 ranks and loads each into each: in one start of 4 ranks.
 
 Called as: reshard.py STORE. Prints one line for each pair that is equal bit for bit; fails at the first that is not.
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from m5ws.records import Content
 from m5ws.repository import Repository
@@ -19,27 +23,67 @@ from m5ws.training.staging import Buffers
 
 # Smaller than the model's tensors, so that they are cut on the grid; an odd size, so that cuts fall within rows.
 CHUNK_BYTES, SMALL_BYTES = 1000, 300
+TENSOR_PARALLEL = {"0": ColwiseParallel, "2": RowwiseParallel}
+
+Shape = Callable[[torch.nn.Sequential], torch.nn.Module]
 
 
-def train(ranks: int, seed: int, steps: int) -> FsdpBackend:
+@dataclass
+class Layout:
+    """On how many ranks a model lies, and how; `group` is a gloo group of them."""
+
+    ranks: int
+    shape: Shape
+    group: dist.ProcessGroup | None = field(default=None)
+
+
+def sharded(mesh: DeviceMesh) -> Shape:
+    def shape(model: torch.nn.Sequential) -> torch.nn.Module:
+        for part in model:
+            fully_shard(part, mesh=mesh)
+        return model
+
+    return shape
+
+
+def tensor_parallel(mesh: DeviceMesh) -> Shape:
+    return lambda model: parallelize_module(model, mesh, {name: kind() for name, kind in TENSOR_PARALLEL.items()})
+
+
+def layouts() -> dict[str, Layout]:
+    """Return all layouts; every rank makes all meshes and groups, in the same order."""
+    pair, groups = DeviceMesh("cpu", [0, 1]), {n: dist.new_group(list(range(n))) for n in (2, 3, 4)}
+    square = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("outer", "inner"))
+    both = tensor_parallel(square["inner"]), sharded(square["outer"])
+    return {
+        "one": Layout(1, lambda model: model),
+        "ddp-2": Layout(2, lambda model: DistributedDataParallel(model, process_group=groups[2]), groups[2]),
+        "fsdp-2": Layout(2, sharded(pair), groups[2]),
+        "fsdp-3": Layout(3, sharded(DeviceMesh("cpu", [0, 1, 2])), groups[3]),
+        "fsdp-4": Layout(4, sharded(DeviceMesh("cpu", [0, 1, 2, 3])), groups[4]),
+        "hsdp-2x2": Layout(4, sharded(square), groups[4]),
+        "tp-2": Layout(2, tensor_parallel(pair), groups[2]),
+        "fsdp-2-tp-2": Layout(4, lambda model: both[1](both[0](model)), groups[4]),  # type: ignore[arg-type]
+    }
+
+
+def train(layout: Layout, seed: int, steps: int) -> FsdpBackend:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
-        torch.nn.Linear(16, 31),
-        torch.nn.LayerNorm(31),
-        torch.nn.Linear(31, 16, dtype=torch.bfloat16),
+        torch.nn.Linear(16, 32),
+        torch.nn.LayerNorm(32),
+        torch.nn.Linear(32, 16, dtype=torch.bfloat16),
+        torch.nn.Linear(7, 5),
         torch.nn.Linear(2, 1),
     )
     model.register_buffer("table", torch.arange(5))
-    if ranks > 1:
-        mesh = DeviceMesh("cpu", list(range(ranks)))
-        for part in model:
-            fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    shaped = layout.shape(model)
+    optimizer = torch.optim.AdamW(shaped.parameters(), lr=0.1)
     for _ in range(steps):
-        for parameter in model.parameters():
+        for parameter in shaped.parameters():
             parameter.grad = torch.ones_like(parameter) * 0.3
         optimizer.step()
-    return FsdpBackend(model, optimizer)
+    return FsdpBackend(shaped, optimizer)
 
 
 def wipe(backend: FsdpBackend) -> None:
@@ -51,30 +95,32 @@ def main(store: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     objects = Repository.open(open_store(store)).objects
-    groups = {1: None, 2: dist.new_group([0, 1]), 3: dist.new_group([0, 1, 2])}
+    every = layouts()
+    all_ranks = every["fsdp-4"].group
     expected = None
-    for saving, group in groups.items():
+    for saving, layout in every.items():
         saved = None
-        if rank < saving:
-            backend = train(saving, seed=1, steps=3)
-            found = fingerprint.fingerprints(backend.tensors(), group)
+        if rank < layout.ranks:
+            backend = train(layout, seed=1, steps=3)
+            found = fingerprint.fingerprints(backend.tensors(), layout.group)
             expected = expected or found
-            assert found == expected, f"{saving} ranks trained to another state"
+            assert found == expected, f"{saving} trained to another state"
             staged = backend.stage(Buffers())
             wipe(backend)  # what is staged is not the training's any more
-            saved = staged.save(objects, group, found)
-        box = control.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, groups[3])
-        content = Content(format="dcp/1", world=saving, tensors=box[0])
-        for loading, other in groups.items():
-            if rank < loading:
-                backend = train(loading, seed=2, steps=loading - 1)  # with and without optimizer state of its own
-                backend.load(objects, content, box[1], None, other)
-                found = fingerprint.fingerprints(backend.tensors(), other)
-                reference = control.broadcast(expected if rank == 0 else None, other)
+            saved = staged.save(objects, layout.group, found)
+        box = control.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, all_ranks)
+        content = Content(format="dcp/1", world=layout.ranks, tensors=box[0])
+        for loading, other in every.items():
+            if rank < other.ranks:
+                backend = train(other, seed=2, steps=other.ranks - 1)  # with and without optimizer state of its own
+                backend.load(objects, content, box[1], None, other.group)
+                found = fingerprint.fingerprints(backend.tensors(), other.group)
+                reference = control.broadcast(expected if rank == 0 else None, other.group)
                 assert found == reference, f"{saving} to {loading}: {found} instead of {reference}"
                 if rank == 0:
                     print(f"{saving} to {loading} is exact")
     dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
