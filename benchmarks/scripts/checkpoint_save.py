@@ -1,0 +1,329 @@
+"""One way to save and load a checkpoint of an FSDP2 model and its AdamW state, measured on every rank.
+
+Usage: torchrun … checkpoint_save.py TOOL MIB {save,load} PLACE OUT, where PLACE is a folder, or s3://bucket/prefix for
+the tools that end in -s3. `save` saves three times: all new, all changed by a step, and a tenth changed.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from m5ws import codec
+from m5ws.events import AttemptStarted
+from m5ws.records import Context, Determinism, LaunchSpec, Observed, Run
+from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.store import open_store
+from m5ws.training import checkpointing, control
+from m5ws.training.context import Active
+from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.saver import Saver
+from m5ws.training.staging import Buffers, Live
+from m5ws.training.stop import Stop
+
+_LAYERS = 20
+_PART_BYTES = 64 * 2**20
+Save = Callable[[int], None]
+"""Begins to save, under a number; returns when the training may go on."""
+
+
+class Tool:
+    """`save` returns when the training may go on, `wait` when all is durable."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, place: str) -> None:
+        self.model, self.optimizer, self.place = model, optimizer, place
+        self.group = control.new_group()
+
+    def state(self) -> dict[str, Any]:
+        """Return the live state by name."""
+        return dict(FsdpBackend(self.model, self.optimizer).stage(Live()).state)
+
+    def save(self, number: int) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def load(self) -> None:
+        raise NotImplementedError
+
+
+class Copy(Tool):
+    """The state copied within memory, into memory that is used again: what no asynchronous save can be below."""
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self._held: dict[str, torch.Tensor] = {}
+
+    def save(self, number: int) -> None:
+        for name, tensor in self.state().items():
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if name not in self._held:
+                self._held[name] = torch.empty_like(local)
+            self._held[name].copy_(local)
+
+
+class TorchSave(Tool):
+    """`torch.save` of each rank's shards into a file, synced."""
+
+    def save(self, number: int) -> None:
+        local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in self.state().items()}
+        with open(f"{self.place}/{number}-{dist.get_rank()}.pt", "wb") as file:
+            torch.save(local, file)
+            file.flush()
+            os.fsync(file.fileno())
+        dist.barrier()
+
+    def load(self) -> None:
+        found = torch.load(f"{self.place}/2-{dist.get_rank()}.pt", mmap=False)
+        for name, tensor in self.state().items():
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).copy_(found[name])
+
+
+class Dcp(Tool):
+    """`dcp.save`, or `dcp.async_save`, with a storage writer of others."""
+
+    asynchronous = False
+    future: Any = None
+
+    def writer(self, number: int) -> Any:
+        return dcp.FileSystemWriter(f"{self.place}/{number}", thread_count=2, sync_files=True)
+
+    def reader(self) -> Any:
+        return dcp.FileSystemReader(f"{self.place}/2")
+
+    def save(self, number: int) -> None:
+        if self.asynchronous:
+            self.wait()
+            self.future = dcp.async_save(self.state(), storage_writer=self.writer(number), process_group=self.group)
+        else:
+            dcp.save(self.state(), storage_writer=self.writer(number), process_group=self.group)
+
+    def wait(self) -> None:
+        if self.future is not None:
+            self.future.result()
+            self.future = None
+
+    def load(self) -> None:
+        dcp.load(self.state(), storage_reader=self.reader(), process_group=self.group)
+
+
+class DcpAsync(Dcp):
+    """The same, asynchronously."""
+
+    asynchronous = True
+
+
+class Connector(Dcp):
+    """The S3 connector for PyTorch, as its documentation shows it."""
+
+    def writer(self, number: int) -> Any:
+        from s3torchconnector.dcp import S3StorageWriter
+
+        return S3StorageWriter(region="us-east-1", path=f"{self.place}/{number}", thread_count=4)
+
+    def reader(self) -> Any:
+        from s3torchconnector.dcp import S3StorageReader
+
+        return S3StorageReader(region="us-east-1", path=f"{self.place}/2")
+
+
+class ConnectorAsync(Connector):
+    """The same, asynchronously."""
+
+    asynchronous = True
+
+
+class Raw(Tool):
+    """The same bytes by the fastest client, in parts of 64 MiB, 8 at a time, unnamed and unhashed."""
+
+    def save(self, number: int) -> None:
+        self._each(number, lambda client, path, part: client.put(path, part, use_multipart=False))
+        dist.barrier()
+
+    def load(self) -> None:
+        def fetch(client: Any, path: str, part: memoryview) -> None:
+            part[:] = client.get(path).bytes()
+
+        self._each(2, fetch)
+
+    def _each(self, number: int, act: Callable[[Any, str, memoryview], object]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from obstore.store import S3Store
+
+        bucket, _, prefix = self.place.removeprefix("s3://").partition("/")
+        client = S3Store(bucket, endpoint=os.environ["AWS_ENDPOINT_URL"], allow_http=True, unsigned_payload=True)  # type: ignore[call-arg]
+        with ThreadPoolExecutor(8) as pool:
+            jobs = []
+            for name, tensor in self.state().items():
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                data = local.contiguous().view(-1).view(torch.uint8).numpy().data
+                for start in range(0, data.nbytes, _PART_BYTES):
+                    path = f"{prefix}/{number}/{dist.get_rank()}/{name}-{start}"
+                    jobs.append(pool.submit(act, client, path, data[start : start + _PART_BYTES]))
+            for job in jobs:
+                job.result()
+
+
+class M5ws(Tool):
+    """What a session does: copied, fingerprinted, hashed, sent, published, by `training.checkpointing`."""
+
+    asynchronous = False
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self._backend = FsdpBackend(self.model, self.optimizer)
+        self._buffers, self._saver = Buffers(), Saver(None)
+        rank = dist.get_rank()
+        if rank == 0:
+            _begin_run(self.place)
+        dist.barrier()
+        repo = Repository.open(open_store(self.place))
+        folder = Path(os.environ["BENCHMARK_SPOOL"])
+        spool = SpoolWriter(folder / f"{rank}.spool", genesis("0" * 12, 1, str(rank)))
+        self._spool_path = folder / "0.spool"
+        context = Context(
+            store=self.place,
+            run="0" * 12,
+            snapshot="0" * 64,
+            attempt=1,
+            spec=LaunchSpec(command=("x",)),
+            determinism=Determinism(),
+            **dict.fromkeys(("work_dir", "spool_dir", "log_dir", "output_dir", "author_dir"), str(folder)),  # type: ignore[arg-type]
+        )
+        self._active = Active(
+            context, repo, spool, Stop(folder / "stop", dist.get_world_size()), rank, dist.get_world_size()
+        )
+
+    def save(self, number: int) -> None:
+        self._saver.settle()
+        staged = self._backend.stage(self._buffers if self.asynchronous else Live())
+        self._buffers.wait()
+        moment = checkpointing.Moment(number, {}, {"generators": {}}, self._active.spool.head)
+
+        def work() -> bool:
+            return checkpointing.save(self._active, staged, self._backend.format, self.group, moment)
+
+        if self.asynchronous:
+            self._saver.begin(work)
+        else:
+            assert self._saver.run(work)
+
+    def wait(self) -> None:
+        self._saver.settle()
+
+    def load(self) -> None:
+        repo = self._active.repo
+        digest = checkpoints.digest(repo, "0" * 12, checkpoints.name(2, 1))
+        checkpointing.load(self._active, self._backend, self.group, digest)
+
+
+class M5wsAsync(M5ws):
+    """The same, beside the training."""
+
+    asynchronous = True
+
+
+def _begin_run(url: str) -> None:
+    repo = Repository.create(open_store(url))
+    if "0" * 12 in repo.store.names("runs/"):
+        return
+    runs.publish(repo, Run(id="0" * 12, snapshot="0" * 64, spec=LaunchSpec(command=("x",))))
+    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    ledger.Writer(repo, "0" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
+
+
+TOOLS: dict[str, type[Tool]] = {
+    "copy": Copy,
+    "torch.save": TorchSave,
+    "dcp": Dcp,
+    "dcp async": DcpAsync,
+    "m5ws": M5ws,
+    "m5ws async": M5wsAsync,
+    "raw-s3": Raw,
+    "connector-s3": Connector,
+    "connector async-s3": ConnectorAsync,
+    "m5ws-s3": M5ws,
+    "m5ws async-s3": M5wsAsync,
+}
+
+
+def build(mib: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model whose state, with AdamW's, is of `mib` MiB on all ranks together."""
+    torch.manual_seed(seed)
+    width = int((mib * 2**20 / 3 / 4 / _LAYERS) ** 0.5) // 8 * 8
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS)))
+    for layer in model:
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer, 1.0)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, share: float) -> None:
+    """Take an optimizer step on a share of the layers."""
+    for number, layer in enumerate(model):  # type: ignore[arg-type]
+        for parameter in layer.parameters():
+            parameter.grad = torch.full_like(parameter, 0.3) if number < share * _LAYERS else None
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _memory_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(field)
+
+
+def measured(tool: Tool, number: int) -> dict[str, float]:
+    """Save once; return how long the training stood still, how long all took, and the memory it took beside."""
+    dist.barrier()
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began = _memory_bytes("VmRSS"), time.perf_counter()
+    tool.save(number)
+    stall = time.perf_counter() - began
+    tool.wait()
+    dist.barrier()
+    return {
+        "stall_s": stall,
+        "total_s": time.perf_counter() - began,
+        "memory_mib": (_memory_bytes("VmHWM") - before) / 2**20,
+    }
+
+
+def main() -> None:
+    name, mib, mode, place, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], Path(sys.argv[5])
+    dist.init_process_group("gloo")
+    model, optimizer = build(mib, seed=1 if mode == "save" else 2)
+    tool = TOOLS[name](model, optimizer, place)
+    if mode == "save":
+        rows = {}
+        for number, (row, share) in enumerate((("first", 0.0), ("all changed", 1.0), ("a tenth changed", 0.1))):
+            step(model, optimizer, share)
+            rows[row] = measured(tool, number)
+    else:
+        dist.barrier()
+        began = time.perf_counter()
+        tool.load()
+        dist.barrier()
+        rows = {"load": {"total_s": time.perf_counter() - began}}
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
