@@ -1,6 +1,7 @@
 """Records to bytes and back: one encoder, deterministic, for everything that is stored."""
 
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -8,6 +9,9 @@ from m5ws.errors import CorruptObject, UnknownSchema
 from m5ws.records import Record
 
 R = TypeVar("R")
+UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What decoding raises for bytes that are no msgpack of the kind asked for."""
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -25,20 +29,45 @@ def decode_plain(data: bytes) -> object:
     """Return plain data from msgpack. Raises CorruptObject."""
     try:
         return msgspec.msgpack.decode(data, strict=True)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptObject(f"not plain data: {error}") from error
 
 
 def decode(data: bytes, kind: type[R], what: str = "record") -> R:
     """Return the record in `data`. Raises UnknownSchema for another kind, CorruptObject for anything else."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise UnknownSchema(f"{what} is not a known {_tag(kind)}: {error}") from error
-    except msgspec.MsgspecError as error:
+        tags = _tags(kind)
+        if _said(data) in tags:
+            raise CorruptObject(f"{what} breaks the rules of its kind: {error}") from error
+        raise UnknownSchema(f"{what} is not a known {' or '.join(tags)}: {error}") from error
+    except UNREADABLE as error:
         raise CorruptObject(f"{what} cannot be decoded: {error}") from error
+    return record
 
 
-def _tag(kind: object) -> str:
-    config = getattr(kind, "__struct_config__", None)
-    return str(config.tag) if config is not None and config.tag else str(kind)
+class _None(msgspec.Struct, tag="none"):
+    """Beside another kind it makes that one's tag required, which msgspec does not ask of a kind alone."""
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind | _None)
+
+
+class _Tagged(msgspec.Struct):
+    type: str | None = None
+
+
+def _said(data: bytes) -> str | None:
+    """Return what kind of record `data` says it is, or None if that cannot be told."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Tagged).type
+    except UNREADABLE:
+        return None
+
+
+def _tags(kind: object) -> tuple[str, ...]:
+    """Return the tag of a record, or those of a union of records."""
+    return tuple(str(one.__struct_config__.tag) for one in get_args(kind) or (kind,))

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import Digest, Record
+from m5ws.records import CheckpointName, Count, Digest, Record
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -19,11 +19,11 @@ class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
     `inherits` is every earlier checkpoint name that counts; one that an earlier attempt publishes later does not.
     """
 
-    attempt: int
+    attempt: Count
     host: str
     observed: Digest
-    inherits: tuple[str, ...] = ()
-    resume: str | None = None
+    inherits: tuple[CheckpointName, ...] = ()
+    resume: CheckpointName | None = None
 
 
 class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
@@ -68,8 +68,8 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     `seconds` it took from the copy of the state on; for `stalled_s` of them, and before, the training stood still.
     """
 
-    step: int
-    name: str
+    step: Count
+    name: CheckpointName
     checkpoint: Digest
     content: Digest
     seconds: float = 0.0

@@ -1,6 +1,12 @@
 """What gc publishes: its rules, its plans, and what it and the writers say of them (docs/format.md)."""
 
-from m5ws.records import Digest, Record
+from typing import Annotated
+
+import msgspec
+
+from m5ws.records import CheckpointName, Count, Digest, Record, RunId
+
+_Rule = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Rules(Record, frozen=True, kw_only=True):
@@ -9,8 +15,8 @@ class Rules(Record, frozen=True, kw_only=True):
     With neither, all are. The newest, and those that are kept by name, are kept whatever the rules say.
     """
 
-    last: int | None = None
-    every: int | None = None
+    last: _Rule | None = None
+    every: _Rule | None = None
 
     @property
     def retire(self) -> bool:
@@ -20,8 +26,8 @@ class Rules(Record, frozen=True, kw_only=True):
 class Retired(Record, frozen=True, kw_only=True):
     """A reference to a checkpoint that the rules retire; `digest` is of the `Checkpoint` record."""
 
-    run: str
-    checkpoint: str
+    run: RunId
+    checkpoint: CheckpointName
     digest: Digest
 
 
@@ -30,24 +36,24 @@ class PlanPart(Record, frozen=True, kw_only=True):
 
     first: Digest
     last: Digest
-    objects: int
+    objects: Count
 
 
 class Freed(Record, frozen=True, kw_only=True):
     """What a plan frees of one run; without a run, what was never published."""
 
-    run: str | None
-    checkpoints: int
-    objects: int
-    size_bytes: int
+    run: RunId | None
+    checkpoints: Count
+    objects: Count
+    size_bytes: Count
 
 
 class Large(Record, frozen=True, kw_only=True):
     """One of the largest objects of a plan."""
 
     digest: Digest
-    size_bytes: int
-    run: str | None
+    size_bytes: Count
+    run: RunId | None
 
 
 class GcPlan(Record, tag="gc-plan/1", frozen=True, kw_only=True):
@@ -58,15 +64,15 @@ class GcPlan(Record, tag="gc-plan/1", frozen=True, kw_only=True):
 
     older_than_s: float
     rules: Rules
-    checkpoints: int
-    references: int
-    objects: int
-    size_bytes: int
+    checkpoints: Count
+    references: Count
+    objects: Count
+    size_bytes: Count
     parts: tuple[PlanPart, ...]
     freed: tuple[Freed, ...] = ()
     largest: tuple[Large, ...] = ()
-    kept_objects: int = 0
-    young_objects: int = 0
+    kept_objects: Count = 0
+    young_objects: Count = 0
 
 
 class Garbage(Record, tag="gc-garbage/1", frozen=True, kw_only=True):

@@ -6,12 +6,23 @@ Nothing reachable from a `Snapshot` holds a time, a host, a user or an absolute 
 """
 
 import os
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-Digest = str
+OBJECT_BYTES = 5 * 2**30
+"""More than any object holds: what S3 takes in one PUT."""
+
+# What decoding checks, so that nothing else need doubt it. A record that was decoded can neither name a key outside its
+# place, nor claim a size that no machine counts to.
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """Lower-case hex of the store's hash over an object's exact bytes (BLAKE3-256 by default)."""
+
+RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+CheckpointName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{10}-[0-9]{4,}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+ObjectBytes = Annotated[int, msgspec.Meta(ge=0, le=OBJECT_BYTES)]
+_Cut = Annotated[int, msgspec.Meta(ge=1, le=OBJECT_BYTES)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,9 +36,9 @@ class Format(Record, tag="format/1", frozen=True, kw_only=True):
     """A store's `format` object: what must be known before anything else can be read."""
 
     hash: Literal["blake3", "sha256"] = "blake3"
-    chunk_bytes: int = 64 * 2**20
-    pack_bytes: int = 8 * 2**20
-    small_bytes: int = 1 * 2**20
+    chunk_bytes: _Cut = 64 * 2**20
+    pack_bytes: _Cut = 8 * 2**20
+    small_bytes: _Cut = 1 * 2**20
     home_region: str | None = None
 
 
@@ -35,8 +46,8 @@ class Slice(Record, frozen=True, kw_only=True):
     """`size_bytes` bytes at `offset` of a stored object; `digest` is of these bytes alone."""
 
     object: Digest
-    offset: int
-    size_bytes: int
+    offset: ObjectBytes
+    size_bytes: ObjectBytes
     digest: Digest
 
 
@@ -48,7 +59,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
     path: bytes
     mode: Literal["file", "exec", "link"]
-    size_bytes: int
+    size_bytes: Count
     digest: Digest
     parts: tuple[Slice, ...] = ()
     link: bytes | None = None
@@ -135,7 +146,7 @@ class Dataset(Record, frozen=True, kw_only=True):
     name: str
     kind: Literal["files", "dvc"]
     tree: Digest
-    size_bytes: int
+    size_bytes: Count
     hash: str | None = None
 
 
@@ -195,11 +206,11 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
 class Run(Record, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats."""
 
-    id: str
+    id: RunId
     snapshot: Digest
     spec: LaunchSpec
     purpose: Literal["train", "reproduce"] = "train"
-    reproduces: str | None = None
+    reproduces: RunId | None = None
     name: str | None = None
     created_s: float = 0.0
 
@@ -261,8 +272,8 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
 class Shard(Record, frozen=True, kw_only=True):
     """A box of a tensor: `offsets` and `sizes` per dimension; `parts` joined are its row-major bytes."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: tuple[Count, ...]
+    sizes: tuple[Count, ...]
     parts: tuple[Slice, ...]
 
 
@@ -271,7 +282,7 @@ class Tensor(Record, frozen=True, kw_only=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     shards: tuple[Shard, ...]
 
 
@@ -284,7 +295,7 @@ class Content(Record, tag="content/1", frozen=True, kw_only=True):
     """
 
     format: Literal["dcp/1", "deepspeed/1", "files/1"]
-    world: int
+    world: Count
     tensors: tuple[Tensor, ...] = ()
     blobs: dict[str, Slice] = {}
     common: Slice | None = None
@@ -297,8 +308,8 @@ class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):
 
     run: str
     snapshot: Digest
-    attempt: int
-    step: int
+    attempt: Count
+    step: Count
     content: Digest
     ledger: dict[str, Digest] = {}
 

@@ -4,6 +4,7 @@ Numbers for people are short here and exact in JSON.
 """
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -52,11 +53,16 @@ def size(size_bytes: int) -> str:
 
 def moment(time_s: float | None) -> str:
     """Return a time for people, in local time to the second."""
-    return f"{datetime.datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M:%S}" if time_s else "-"
+    try:
+        return f"{datetime.datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M:%S}" if time_s else "-"
+    except (OSError, OverflowError, ValueError):
+        return f"{time_s} s"
 
 
 def duration(seconds: float) -> str:
     """Return a duration for people: `42s`, `3m 05s`, `2h 04m`, `3d 04h`."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     whole = max(0, round(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
@@ -70,7 +76,10 @@ def number(exact: str) -> str:
     """Return an exact quantity (`float.hex()`) for people; other text, a digest for one, as it is."""
     if not exact.lstrip("-").startswith("0x"):
         return exact
-    return f"{float.fromhex(exact):.6g}"
+    try:
+        return f"{float.fromhex(exact):.6g}"
+    except (OverflowError, ValueError):
+        return exact
 
 
 def short(identifier: str) -> str:

@@ -3,16 +3,11 @@
 A damaged or newer record does not hide the others: its row says what is wrong with it.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.operations.state import RunState, Standing, load, load_newest
 from m5ws.records import Annotation, Checkpoint, Digest, Observed, Run, Snapshot, Verdict
 from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
-
-_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +95,7 @@ def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
     snapshot = snapshots.load(repo, snapshot_id)
     said = snapshots.annotations(repo, snapshot_id)
     observed = next((one.observed for one in reversed(said) if one.observed is not None), None)
-    using = [run.id for run in _readable(repo, runs.ids(repo)) if run.snapshot == snapshot_id]
+    using = [run.id for run in runs.readable(repo) if run.snapshot == snapshot_id]
     return SnapshotView(
         id=snapshot_id,
         snapshot=snapshot,
@@ -134,7 +129,7 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
     try:
         said = snapshots.annotations(repo, snapshot_id)
         code = snapshots.load(repo, snapshot_id).code
-    except _UNREADABLE as error:
+    except runs.UNREADABLE as error:
         return SnapshotRow(id=snapshot_id, problem=str(error))
     return SnapshotRow(
         id=snapshot_id,
@@ -151,7 +146,7 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
 def _run_row(repo: Repository, run_id: str) -> RunRow:
     try:
         run, state, verdict = (runs.load(repo, run_id), load_newest(repo, run_id), runs.verdict(repo, run_id))
-    except _UNREADABLE as error:
+    except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
     return RunRow(
         id=run_id,
@@ -166,16 +161,6 @@ def _run_row(repo: Repository, run_id: str) -> RunRow:
         total_steps=state.total_steps,
         outcome=verdict.outcome if verdict else None,
     )
-
-
-def _readable(repo: Repository, names: Iterable[str]) -> list[Run]:
-    found = []
-    for name in names:
-        try:
-            found.append(runs.load(repo, name))
-        except _UNREADABLE:
-            continue
-    return found
 
 
 def _part(repo: Repository, name: str, digest: Digest) -> Part:

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
+from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.ports import Progress
 from m5ws.records import Digest
 from m5ws.repository import Repository, closure, presence, publishing
@@ -115,7 +115,9 @@ def _copy_objects(
     """Copy what is lacking, in the order of `needs`: what is named before what names it."""
     total, done = sum(needs[digest] for digest in lacking), 0
     jobs: list[Job[int]] = [
-        (size, partial(_copy_object, source, target, digest)) for digest, size in needs.items() if digest in lacking
+        (size, partial(_copy_object, source, target, digest, size))
+        for digest, size in needs.items()
+        if digest in lacking
     ]
     for size in fly(jobs, _THREADS, _BUDGET_BYTES):
         done += size
@@ -123,8 +125,10 @@ def _copy_objects(
             progress("copying bytes", done, total)
 
 
-def _copy_object(source: Repository, target: Repository, digest: Digest) -> int:
+def _copy_object(source: Repository, target: Repository, digest: Digest, least: int) -> int:
     data = source.objects.get(digest)
+    if len(data) < least:
+        raise CorruptObject(f"object {digest} has {len(data)} bytes, and a record names {least} of them")
     # The name was checked on reading: it is not computed a second time.
     with suppress(ObjectExists):
         target.store.create(key(digest), data)

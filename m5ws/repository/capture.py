@@ -18,6 +18,7 @@ from m5ws.errors import M5Error
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Slice
 from m5ws.repository import presence
+from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
 
@@ -107,16 +108,11 @@ class TreeWriter:
         if found.st_size >= self._objects.format.small_bytes:
             parts = self._large(file.location, stamp(found))
             size = sum(part.size_bytes for part in parts)
-            return Entry(path=file.path, mode=mode, size_bytes=size, digest=self._joint(parts), parts=parts), None
+            digest = joint_digest(self._objects, [part.digest for part in parts])
+            return Entry(path=file.path, mode=mode, size_bytes=size, digest=digest, parts=parts), None
         member = self._small(file.location, stamp(found), position)
         entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
         return entry, member if member.size else None
-
-    def _joint(self, parts: tuple[Slice, ...]) -> Digest:
-        """Return a file's digest from its chunks': the chunk's own, or the digest of all, joined as text."""
-        if len(parts) == 1:
-            return parts[0].digest
-        return self._objects.digest("".join(part.digest for part in parts).encode())
 
     # --- small files -------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def name(step: int, attempt: int) -> str:
 
 def is_name(text: str) -> bool:
     """Return whether `text` has the form of a checkpoint's name."""
-    return re.fullmatch(r"\d{10}-\d{4,}", text) is not None
+    return re.fullmatch(r"[0-9]{10}-[0-9]{4,}", text) is not None
 
 
 def step_of(checkpoint_name: str) -> int:

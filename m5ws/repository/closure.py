@@ -15,11 +15,13 @@ def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Ki
     """Return `wanted` with what they stand on: a run's snapshot before it, and before a replay its original."""
     found: dict[tuple[Kind, str], None] = {}
     for kind, name in wanted:
-        if kind == "run":
-            run = runs.load(repo, name)
-            found[("snapshot", run.snapshot)] = None
-            if run.reproduces is not None and ("run", run.reproduces) not in found:
-                found |= dict.fromkeys(roots(repo, [("run", run.reproduces)]))
+        chain: dict[str, Digest] = {}
+        one: str | None = name if kind == "run" else None
+        while one is not None and one not in chain:
+            run = runs.load(repo, one)
+            chain[one], one = run.snapshot, run.reproduces
+        for run_id, snapshot in reversed(chain.items()):
+            found |= {("snapshot", snapshot): None, ("run", run_id): None}
         found[(kind, name)] = None
     return list(found)
 
@@ -53,7 +55,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
 
 def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
     prefix = f"runs/{run}/ledger/{attempt:04d}/{rank}/"
-    return [prefix + batch for batch in repo.store.names(prefix) if batch.isdigit()]
+    return [prefix + batch for batch in repo.store.names(prefix) if ledger.is_number(batch)]
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
@@ -78,6 +80,8 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                     _bytes(repo, observed, needs)
     for label in checkpoints.names(repo, name):
         _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, walked)
+    for label in checkpoints.kept(repo, name):
+        _walk(repo, checkpoints.named(repo, f"{checkpoints.PINS}{name}/{label}"), Checkpoint, needs, walked)
     return needs
 
 
@@ -102,7 +106,7 @@ def _walk(repo: Repository, digest: Digest, kind: type[codec.R], needs: dict[Dig
         return
     walked.add(digest)
     data = repo.objects.get(digest)
-    for found in named(codec.decode(data, kind, f"object {digest}")):
+    for found in named(repo.objects, digest, codec.decode(data, kind, f"object {digest}")):
         if isinstance(found, Slice):
             needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)
         else:

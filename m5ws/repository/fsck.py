@@ -238,7 +238,7 @@ class _Check:
 
     def _foreign(self, run_id: str) -> None:
         """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
-        for folder, known in (("ledger", str.isdigit), ("checkpoints", checkpoints.is_name)):
+        for folder, known in (("ledger", ledger.is_number), ("checkpoints", checkpoints.is_name)):
             for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
                 if not known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", "m5ws did not write this; move it away")
@@ -259,7 +259,7 @@ class _Check:
             if digest in self._sizes and digest not in self._bad:
                 try:
                     record = codec.decode(self._repo.objects.get(digest), kind, f"object {digest}")
-                    for one in named(record):
+                    for one in named(self._repo.objects, digest, record):
                         found.update([self._need(one)] if isinstance(one, Slice) else self._reach(*one))
                 except M5Error as error:
                     # Whether its bytes are its own is found when all objects are read.

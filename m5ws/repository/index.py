@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from m5ws import codec
 from m5ws.records import Digest, Slice
 
 _FINE_NS = 20_000_000
@@ -78,7 +79,7 @@ class Index:
     def __enter__(self) -> "Index":
         try:
             self._content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, *codec.UNREADABLE):
             self._content = _Content(trees={}, marks={})
         self._old_trees, self._content.trees = self._content.trees, {}
         self._marks, self._known = {}, None
@@ -90,7 +91,7 @@ class Index:
         if self._known is None:
             try:
                 self._known = msgspec.msgpack.decode(self._content.files, type=_Files)
-            except msgspec.MsgspecError:
+            except codec.UNREADABLE:
                 self._known = _Files(files={}, chunks={}, packs={})
         return self._known
 
@@ -167,5 +168,5 @@ class Index:
 def _decoded(marks: msgspec.Raw | None) -> set[str]:
     try:
         return msgspec.msgpack.decode(marks, type=set[str]) if marks is not None else set()
-    except msgspec.MsgspecError:
+    except codec.UNREADABLE:
         return set()

@@ -18,6 +18,11 @@ LAUNCHER = "launcher"
 """The chain of the process that supervises an attempt; its first event fences all earlier attempts."""
 
 
+def is_number(name: str) -> bool:
+    """Return whether a name is of an attempt, a rank or a batch: `str.isdigit` takes what `int` does not."""
+    return name.isascii() and name.isdigit()
+
+
 def _prefix(run: str, attempt: int, rank: str) -> str:
     return f"runs/{run}/ledger/{attempt:04d}/{rank}/"
 
@@ -85,7 +90,7 @@ def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | Non
     prefix = _prefix(run, attempt, rank)
     head = after.head if after else genesis(run, attempt, rank)
     seq = after.seq + 1 if after else 0
-    present = {name for name in repo.store.names(prefix) if name.isdigit()}
+    present = {name for name in repo.store.names(prefix) if is_number(name)}
     while f"{seq:08d}" in present:
         key = f"{prefix}{seq:08d}"
         batch = codec.decode(repo.store.get(key), Batch, key)
@@ -132,11 +137,11 @@ def check_ends(repo: Repository, run: str, attempt: int) -> None:
 
 def attempts(repo: Repository, run: str) -> list[int]:
     """Return the attempts that a run has had, in order."""
-    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if name.isdigit()]
+    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
 
 
 def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
     """Return the chains of an attempt: ranks by number, then the launcher."""
     found = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
-    names = [name for name in found if name.isdigit() or name == LAUNCHER]
-    return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))
+    names = [name for name in found if is_number(name) or name == LAUNCHER]
+    return sorted(names, key=lambda name: (name == LAUNCHER, 0 if name == LAUNCHER else int(name)))

@@ -1,7 +1,7 @@
 """Trees to files: a fresh directory that holds exactly what the trees name, every byte verified.
 
-Nothing is ever written outside the target, whatever a tree says: its paths are checked, files are created
-exclusively before any link exists, and links are made last. Packs are read, not files: 100,000 small files are
+Nothing is ever written outside the target, whatever a tree says: its entries are checked, folders and files are
+created exclusively before any link exists, and links are made last. Packs are read, not files: 100,000 small files are
 hundreds of reads. Memory is bounded by _BUDGET_BYTES and one chunk, whatever is written.
 """
 
@@ -9,19 +9,26 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
-from m5ws.errors import CorruptObject, UsageError
+from m5ws.errors import M5Error, UsageError
 from m5ws.ports import OnDisk, Progress
 from m5ws.records import Digest, Entry, Slice, Tree, path_text
 from m5ws.repository import copying
+from m5ws.repository.entries import check_claims, check_paths
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import Objects, key
-from m5ws.repository.trees import check_paths
 
 _THREADS = 16
 """More than there are processors: from a store that is far away, most of them wait."""
 _BUDGET_BYTES = 512 * 2**20
+
+
+class NotWritten(M5Error):
+    """A file system did not take what a tree says."""
+
+    hint = "What is there is not whole: remove it. Use a folder with room, on a file system that tells a from A."
 
 
 def materialise(
@@ -29,13 +36,23 @@ def materialise(
 ) -> None:
     """Write `trees`, whose paths are disjoint, to `target`, which must be absent or empty.
 
-    Files are 0444/0555 when `read_only`. Raises CorruptObject on a damaged object or tree; what was written
-    until then is left for inspection, never used.
+    Files are 0444/0555 when `read_only`. Raises UsageError for another target, CorruptObject on a damaged object or
+    tree, NotWritten; what was written until then is left for inspection, never used.
     """
     entries = tuple(entry for tree in trees for entry in tree.entries)
     check_paths(entries, "to materialise")
-    _check_sizes(entries)
-    _prepare(target, entries)
+    check_claims(entries, "to materialise")
+    try:
+        _prepare(target)
+        _fill(objects, entries, target, progress, read_only)
+    except OSError as error:
+        raise NotWritten(f"{target} could not be filled: {error}") from error
+
+
+def _fill(
+    objects: Objects, entries: tuple[Entry, ...], target: Path, progress: Progress | None, read_only: bool
+) -> None:
+    _make_folders(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
     for size in fly(_Writer(objects, target, read_only).jobs(entries), _THREADS, _BUDGET_BYTES):
@@ -47,19 +64,30 @@ def materialise(
             os.symlink(path_text(entry.link), target / path_text(entry.path))
 
 
-def _check_sizes(entries: tuple[Entry, ...]) -> None:
-    for entry in entries:
-        size = sum(part.size_bytes for part in entry.parts)
-        if entry.link is None and size != entry.size_bytes:
-            raise CorruptObject(f"file {entry.name!r} has {size} bytes instead of {entry.size_bytes}")
-
-
-def _prepare(target: Path, entries: tuple[Entry, ...]) -> None:
+def _prepare(target: Path) -> None:
+    if os.path.lexists(target) and not target.is_dir():
+        raise UsageError(f"{target} is not a folder", hint="Name a folder that does not exist yet.")
     target.mkdir(parents=True, exist_ok=True)
     if next(iter(target.iterdir()), None) is not None:
         raise UsageError(f"{target} is not empty", hint="Name a folder that does not exist yet.")
-    for folder in sorted({os.path.dirname(entry.path) for entry in entries} - {b""}):
-        (target / path_text(folder)).mkdir(parents=True, exist_ok=True)
+
+
+def _make_folders(target: Path, entries: tuple[Entry, ...]) -> None:
+    """Make each folder once, outer ones first; no more than one path's folders are in memory."""
+    root, made = os.fsencode(target) + b"/", list[bytes]()
+    for folder in sorted({os.path.dirname(entry.path) for entry in entries} - {b""}, key=_with_zeros):
+        names = folder.split(b"/")
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(made, names, strict=False)))
+        for depth in range(same, len(names)):
+            # Another file system may take two names for one folder: it is there then, and is no link yet.
+            with suppress(FileExistsError):
+                os.mkdir(root + b"/".join(names[: depth + 1]))
+        made = names
+
+
+def _with_zeros(path: bytes) -> bytes:
+    """Return a path in whose order all that lies below a folder comes right after it."""
+    return path.replace(b"/", b"\0")
 
 
 class _Writer:

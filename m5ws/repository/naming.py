@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 
 from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot, Tree
-from m5ws.repository.trees import check_paths
+from m5ws.repository.entries import check
+from m5ws.repository.objects import Objects
 
 Named = Slice | tuple[Digest, type[Record]]
 """A part of an object of bytes, or an object that is a record of a kind."""
 
 
-def named(record: object) -> Iterator[Named]:
-    """Yield what a record names directly. Raises CorruptObject for a tree whose paths are not allowed."""
+def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
+    """Yield what a record, stored as `digest`, names directly. Raises CorruptObject for a tree that is refused."""
     if isinstance(record, Snapshot):
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
     elif isinstance(record, Tree):
-        check_paths(record.entries, "in the store")
+        check(objects, record.entries, digest)
         for entry in record.entries:
             yield from entry.parts
     elif isinstance(record, Checkpoint):

@@ -5,6 +5,7 @@ disk, cache or transfer is an error here and nowhere else. A store that keeps co
 fresh bytes before that.
 """
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,7 @@ R = TypeVar("R", bound=Record)
 _READS = 3
 _ASKED_BYTES = 64 * 2**10
 """A look costs a round trip, and sending so many bytes for nothing costs more."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def key(digest: Digest) -> str:
@@ -177,4 +179,4 @@ def _not_as_written(part: Slice) -> CorruptObject:
 
 def is_digest(text: str) -> bool:
     """Return whether `text` has the form of a digest."""
-    return len(text) == 64 and all(character in "0123456789abcdef" for character in text)
+    return _DIGEST.fullmatch(text) is not None

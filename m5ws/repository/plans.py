@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from m5ws import codec
+from m5ws.errors import CorruptObject
 from m5ws.gc_records import Garbage, GcPlan, Keep, Retired, Retirements
 from m5ws.ports import ObjectStore
 from m5ws.records import Digest
@@ -73,9 +74,12 @@ def head(repo: "Repository", plan: str) -> GcPlan:
 
 
 def garbage(repo: "Repository", plan: str, number: int) -> Garbage:
-    """Return one part of a plan's objects. Raises NotFound, as above."""
+    """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject."""
     where = part_key(plan, "garbage", number)
-    return codec.decode(repo.store.get(where), Garbage, where)
+    part = codec.decode(repo.store.get(where), Garbage, where)
+    if len(part.digests) % WIDTH or len(part.sizes) * WIDTH != len(part.digests) * 8:
+        raise CorruptObject(f"{where} has digests and sizes that do not belong together")
+    return part
 
 
 def retired(repo: "Repository", plan: str, planned: GcPlan) -> Iterator[Retired]:

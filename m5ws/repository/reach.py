@@ -42,7 +42,7 @@ class Reach:
         if bytes.fromhex(digest) in self._walked:
             return None
         record = self._objects.get_record(digest, kind)
-        for found in named(record):
+        for found in named(self._objects, digest, record):
             if isinstance(found, Slice):
                 self.add(found.object)
             else:

@@ -3,7 +3,7 @@
 import os
 
 from m5ws import codec
-from m5ws.errors import NotFound
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.records import Run, Verdict
 from m5ws.repository import Repository
 
@@ -19,12 +19,15 @@ def publish(repo: Repository, run: Run) -> None:
 
 
 def load(repo: Repository, run_id: str) -> Run:
-    """Return a run. Raises NotFound."""
+    """Return a run. Raises NotFound, CorruptObject, UnknownSchema."""
     key = f"runs/{run_id}/run"
     try:
-        return codec.decode(repo.store.get(key), Run, key)
+        run = codec.decode(repo.store.get(key), Run, key)
     except NotFound as error:
         raise NotFound(f"there is no run {run_id}") from error
+    if run.id != run_id:
+        raise CorruptObject(f"{key} says that it is run {run.id}")
+    return run
 
 
 def ids(repo: Repository) -> list[str]:
@@ -48,5 +51,20 @@ def verdict(repo: Repository, replay_id: str) -> Verdict | None:
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    found = [run for run in (load(repo, other) for other in ids(repo)) if run.reproduces == run_id]
+    found = [run for run in readable(repo) if run.reproduces == run_id]
     return [run.id for run in sorted(found, key=lambda run: run.created_s)]
+
+
+UNREADABLE = (CorruptObject, NotFound, UnknownSchema, UsageError)
+"""What reading another's record can raise; a name that is no key is a UsageError."""
+
+
+def readable(repo: Repository) -> list[Run]:
+    """Return all runs but those that cannot be read: one damaged run does not hide the others, and fsck names it."""
+    found = []
+    for name in ids(repo):
+        try:
+            found.append(load(repo, name))
+        except UNREADABLE:
+            continue
+    return found

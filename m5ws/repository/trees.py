@@ -9,16 +9,16 @@ and, at most, those up to the next content-defined end (docs/format.md).
 import operator
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import CorruptObject
 from m5ws.ports import Progress, SourceFile
-from m5ws.records import Digest, Entry, Tree, path_text
+from m5ws.records import Digest, Entry, Tree
 from m5ws.repository import presence
 from m5ws.repository.capture import TreeWriter
+from m5ws.repository.entries import check, check_paths
 from m5ws.repository.index import Index, KnownTree, settled, stamp
 from m5ws.repository.objects import Objects
 
@@ -65,9 +65,9 @@ def write_tree(
 
 
 def load(objects: Objects, digest: Digest) -> Tree:
-    """Return a tree, its paths checked. Raises NotFound, CorruptObject."""
+    """Return a tree, whose entries are checked. Raises NotFound, CorruptObject."""
     tree = objects.get_record(digest, Tree)
-    check_paths(tree.entries, digest)
+    check(objects, tree.entries, digest)
     return tree
 
 
@@ -95,19 +95,3 @@ def _known(objects: Objects, known: KnownTree | None) -> Written | None:
     if known is None or presence.missing(objects, dict(known.objects)):
         return None
     return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)
-
-
-def check_paths(files: Iterable[Entry | SourceFile], what: str) -> None:
-    """Refuse a tree that could write outside its target, or twice to one place. Raises CorruptObject."""
-    seen: set[bytes] = set()
-    parents: set[bytes] = set()
-    for entry in files:
-        components = entry.path.split(b"/")
-        if any(part in (b"", b".", b"..") or b"\0" in part for part in components) or b".git" in components:
-            raise CorruptObject(f"tree {what} has a path that is not allowed: {path_text(entry.path)!r}")
-        if entry.path in seen:
-            raise CorruptObject(f"tree {what} has the path {path_text(entry.path)!r} twice")
-        seen.add(entry.path)
-        parents.update(b"/".join(components[:depth]) for depth in range(1, len(components)))
-    for clash in seen & parents:
-        raise CorruptObject(f"tree {what} has {clash!r} both as a file and as a folder")

@@ -10,5 +10,5 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 def checked(key: str) -> str:
     """Return `key`. Raises UsageError if it is none (docs/format.md)."""
     if not key or not _SAFE.issuperset(key) or any(part in ("", ".", "..") for part in key.split("/")):
-        raise UsageError(f"not a store key: {key!r}")
+        raise UsageError(f"not a store key: {key!r}", hint="m5ws writes no such name: `m5ws fsck` says what is wrong.")
     return key

@@ -2,22 +2,27 @@
 
 An object appears under its key by one `link(2)` of a complete, synced file: readers see it whole or not
 at all, whatever was killed when, and the link fails if the key is taken, on every POSIX file system.
-Nothing under a key is ever opened for writing.
+Nothing under a key is ever opened for writing. Whoever made the directory, nothing outside it is read, written or
+removed: what is no plain file, or lies behind a link, is no object.
 """
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from m5ws.errors import NotFound, ObjectExists
+from m5ws.errors import CorruptObject, NotFound, ObjectExists, UsageError
 from m5ws.ports import Buffer, ObjectStat
+from m5ws.records import OBJECT_BYTES
 from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
 _STALE_COPY_S = 3600.0
+_MOVE = "m5ws makes plain files and folders in a store: move what else there is away."
 
 
 class LocalStore:
@@ -30,6 +35,7 @@ class LocalStore:
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
         self._durable = durable
+        self._folders: set[str] = set()
         self._sweep()
 
     @property
@@ -37,17 +43,19 @@ class LocalStore:
         return str(self.root)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        descriptor = self._open(key)
+        if descriptor is None:
+            raise NotFound(f"{key} is not in the store {self.root}")
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                if start:
-                    file.seek(start)
-                return read(file.fileno(), -1 if length is None else length)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFound(f"{key} is not in the store {self.root}") from error
+            if start:
+                os.lseek(descriptor, start, os.SEEK_SET)
+            return read(descriptor, -1 if length is None else length)
+        finally:
+            os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
         target = self._path(key)
-        if target.exists():
+        if os.path.lexists(target):
             raise ObjectExists(key)
         self._make_directory(target.parent)
         temporary = self._temporary(data)
@@ -63,16 +71,21 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         directory, _, _ = prefix.rpartition("/")
-        start = self.root / directory if directory else self.root
-        for path in _walk(start):
-            key = path.relative_to(self.root).as_posix()
-            # What gc deletes while it is listed is not there.
-            if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/") and (found := self.stat(key)):
-                yield found
+        if not self._is_inside(directory):
+            return
+        for path in _walk(self.root / directory):
+            key = _text(path.relative_to(self.root).as_posix())
+            if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/"):
+                # What gc deletes while it is listed is not there.
+                with suppress(FileNotFoundError):
+                    yield _stat(key, path.lstat())
 
     def names(self, prefix: str) -> tuple[str, ...]:
+        directory = prefix.rstrip("/")
+        if not self._is_inside(directory):
+            return ()
         try:
-            return tuple(sorted(os.listdir(self.root / prefix)))
+            return tuple(sorted(map(_text, os.listdir(self.root / directory))))
         except (FileNotFoundError, NotADirectoryError):
             return ()
 
@@ -81,24 +94,60 @@ class LocalStore:
 
     def stat(self, key: str) -> ObjectStat | None:
         try:
-            return _stat(key, self._path(key).stat())
+            return _stat(key, self._path(key).lstat())
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def descriptor(self, key: str) -> int | None:
+        with suppress(CorruptObject):
+            return self._open(key)
+        return None
+
+    def _open(self, key: str) -> int | None:
+        """Open the file under a key, or return None. Raises CorruptObject for anything else; no FIFO is waited for."""
         try:
-            return os.open(self._path(key), os.O_RDONLY)
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            # A link, or a socket.
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise self._foreign(key) from error
+            raise
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_size <= OBJECT_BYTES:
+            return descriptor
+        os.close(descriptor)
+        raise self._foreign(key)
+
+    def _foreign(self, key: str) -> CorruptObject:
+        return CorruptObject(f"{key} in the store {self.root} is not a file that m5ws wrote", hint=_MOVE)
 
     def _path(self, key: str) -> Path:
-        return self.root / checked(key)
+        """Return where a key is. Raises CorruptObject if that is behind a link, UsageError."""
+        directory = checked(key).rpartition("/")[0]
+        if not self._is_inside(directory):
+            raise CorruptObject(f"{directory} in the store {self.root} lies behind a link", hint=_MOVE)
+        return self.root / key
+
+    def _is_inside(self, directory: str) -> bool:
+        """Return whether a key's folder is, or would be, in this directory: not elsewhere by its name or by a link."""
+        if not directory or directory in self._folders:
+            return True
+        with suppress(UsageError):
+            outer = checked(directory).rpartition("/")[0]
+            path = self.root / directory
+            if self._is_inside(outer) and not path.is_symlink():
+                # Links are looked for once: what is guarded against came with the directory.
+                if path.is_dir():
+                    self._folders.add(directory)
+                return True
+        return False
 
     def _temporary(self, data: Buffer) -> Path:
         """Return a synced file of `data` that has no key yet."""
-        directory = self.root / _TEMPORARY
-        self._make_directory(directory)
-        path = directory / os.urandom(12).hex()
+        path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
+        self._make_directory(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         try:
             view = memoryview(data).cast("B")
@@ -124,10 +173,12 @@ class LocalStore:
 
     def _sweep(self) -> None:
         """Remove what killed writers left: unpublished files that no writer can still be filling."""
+        if not self._is_inside(_TEMPORARY):
+            return
         oldest_s = time.time() - (_STALE_S if self._durable else _STALE_COPY_S)
         try:
             with os.scandir(self.root / _TEMPORARY) as found:
-                stale = [entry.path for entry in found if entry.stat().st_mtime < oldest_s]
+                stale = [entry.path for entry in found if entry.stat(follow_symlinks=False).st_mtime < oldest_s]
         except OSError:
             # Nothing is there, or it cannot be read: whoever uses the store is told what is wrong with it.
             return
@@ -154,10 +205,15 @@ def _stat(key: str, found: os.stat_result) -> ObjectStat:
     return ObjectStat(key=key, size_bytes=found.st_size, modified_s=found.st_mtime)
 
 
+def _text(name: str) -> str:
+    """Return a name as text that can be shown; one that is not UTF-8 is no key, and comes with its bytes escaped."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def _walk(start: Path) -> Iterator[Path]:
     try:
         with os.scandir(start) as found:
-            entries = sorted(found, key=lambda entry: entry.name + ("/" if entry.is_dir() else ""))
+            entries = sorted(found, key=lambda entry: entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:

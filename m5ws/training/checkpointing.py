@@ -5,7 +5,7 @@ fails is a notice in the ledger and is tried again, now and with the next one; i
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from m5ws.records import Checkpoint, Content, Digest, Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import Vanished
+from m5ws.training import content as content_rules
 from m5ws.training import control, fingerprint, rng
 from m5ws.training.backend import Backend, Plain, Saved, Staged
 from m5ws.training.context import Active
@@ -214,16 +215,20 @@ def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest:
     content = objects.get_record(checkpoint.content, Content)
     if content.format != backend.format:
         raise RestoreError(f"the checkpoint is of format {content.format}, and this training reads {backend.format}")
-    common = _read_plain(objects, content.common)
-    rank = _read_plain(objects, content.ranks[active.rank]) if content.world == active.world else None
+    content_rules.check(content)
+    common = _read_plain(objects, content.common, ("backend", "fingerprints"))
+    rank = None
+    if content.world == active.world:
+        rank = _read_plain(objects, content.ranks[active.rank], ("backend",))
     backend.load(objects, content, common["backend"], rank["backend"] if rank is not None else None, group)
     return Loaded(checkpoint.step, content.world, common["fingerprints"], common, rank)
 
 
-def _read_plain(objects: Objects, part: Slice | None) -> dict[str, Any]:
+def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return plain state, which has all of `names`, each of them a mapping. Raises CorruptObject."""
     value = codec.decode_plain(objects.read(part)) if part is not None else None
-    if not isinstance(value, dict):
-        raise CorruptObject("the checkpoint's plain state is not a mapping")
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), dict) for name in names):
+        raise CorruptObject(f"the checkpoint's plain state lacks {' or '.join(names)}")
     return value
 
 

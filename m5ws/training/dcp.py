@@ -36,6 +36,7 @@ from m5ws.records import Content, Shard, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
+from m5ws.training import content as content_rules
 from m5ws.training.plain import RestoreError
 
 _SCRATCH_BYTES = 512 * 2**20
@@ -308,7 +309,7 @@ class _Reading:
 
 def _tensor_metadata(tensor: TensorRecord) -> TensorStorageMetadata:
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=getattr(torch, tensor.dtype)),
+        properties=TensorProperties(dtype=content_rules.dtype(tensor.name, tensor.dtype)),
         size=torch.Size(tensor.shape),
         chunks=[ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.sizes)) for shard in tensor.shards],
     )

@@ -19,6 +19,7 @@ from m5ws.records import Shard, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
+from m5ws.training import content as content_rules
 from m5ws.training import plain
 from m5ws.training.backend import Plain
 from m5ws.training.plain import RestoreError, StateError
@@ -137,9 +138,11 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], readings: list[Re
     if kind is None:
         return type(value)((key, _restored(item, tensors, readings)) for key, item in value.items())
     if kind == "tensor":
-        return _tensor(tensors[value["name"]], readings)
+        if (record := tensors.get(str(value.get("name")))) is None:
+            raise RestoreError(f"a stored DeepSpeed state names the tensor {value.get('name')!r}, which it lacks")
+        return _tensor(record, readings)
     if kind == "dtype":
-        return getattr(torch, value["name"])
+        return content_rules.dtype("a stored DeepSpeed state", str(value.get("name")))
     if kind == "stage":
         return ZeroStageEnum(value["value"])
     if kind == "module":
@@ -155,7 +158,7 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], readings: list[Re
 
 def _tensor(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
     """Return an empty tensor, and enter into `readings` what fills it. Raises CorruptObject."""
-    tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+    tensor = torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype))
     if record.shards:
         (shard,) = record.shards
         readings += into(shard.parts, tensor.view(-1).view(torch.uint8).numpy().data, record.name)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from m5ws.errors import M5Error
 from m5ws.records import Content
 from m5ws.repository.objects import Objects
+from m5ws.training import content as content_rules
 from m5ws.training import control, plain
 from m5ws.training.backend import Box, Piece, Plain, Saved
 from m5ws.training.plain import RestoreError, StateError
@@ -60,6 +61,8 @@ class FsdpBackend:
     ) -> None:
         from m5ws.training import dcp
 
+        if not {"groups", "devices"} <= common.keys():
+            raise RestoreError("the checkpoint does not say which parameter groups and devices its optimizer had")
         if self._optimizer is not None:
             self._make_optimizer_state(content, common)
         state = self._state()
@@ -153,7 +156,7 @@ class FsdpBackend:
             parameter = parameters.get(name)
             if parameter is None:
                 raise RestoreError(f"the checkpoint has {record.name}, and the optimizer has no parameter {name!r}")
-            dtype = getattr(torch, record.dtype)
+            dtype = content_rules.dtype(record.name, record.dtype)
             device = common["devices"].get(f"optimizer.{name}.{key}")
             if device is None and tuple(parameter.shape) != record.shape:
                 raise RestoreError(

@@ -52,13 +52,20 @@ def encode(value: object, path: str) -> Plain:
 
 
 def decode(value: Plain) -> Any:
-    """Return the value that `encode` was given."""
+    """Return the value that `encode` was given. Raises RestoreError for what `encode` cannot have given."""
+    try:
+        return _decoded(value)
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise RestoreError(f"stored state is not as it was written: {type(error).__name__}: {error}") from error
+
+
+def _decoded(value: Plain) -> Any:
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [_decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _TAG not in value:
-        return {key: decode(item) for key, item in value.items()}
+        return {key: _decoded(item) for key, item in value.items()}
     decoder = _DECODERS.get(value[_TAG])
     if decoder is None:
         raise RestoreError(
@@ -109,6 +116,8 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
     """Return the tensor with these row-major bytes, on the CPU and writable."""
     kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise RestoreError(f"a stored tensor has the element type {dtype!r}, which there is not")
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).view(shape)
 
@@ -125,10 +134,10 @@ _ENCODERS: dict[type, Callable[[Any, str], Plain]] = {
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "int": lambda value: int(value["hex"], 16),
-    "tuple": lambda value: tuple(decode(item) for item in value["items"]),
-    "dict": lambda value: {decode(key): decode(item) for key, item in value["items"]},
-    "counter": lambda value: Counter({decode(key): decode(item) for key, item in value["items"]}),
-    "ordered": lambda value: OrderedDict((decode(key), decode(item)) for key, item in value["items"]),
+    "tuple": lambda value: tuple(_decoded(item) for item in value["items"]),
+    "dict": lambda value: {_decoded(key): _decoded(item) for key, item in value["items"]},
+    "counter": lambda value: Counter({_decoded(key): _decoded(item) for key, item in value["items"]}),
+    "ordered": lambda value: OrderedDict((_decoded(key), _decoded(item)) for key, item in value["items"]),
     "bytearray": lambda value: bytearray(value["data"]),
     "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
     "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),

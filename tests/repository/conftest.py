@@ -1,0 +1,24 @@
+"""A world with a hostile store, for the tests of what such a store can do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hostile import Commands, World
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[list[Commands]]:
+    """The processes of a module: another one is started where a test ended the last."""
+    held: list[Commands] = []
+    yield held
+    for one in held:
+        one.close()
+
+
+@pytest.fixture
+def world(commands: list[Commands], tmp_path: Path) -> World:
+    if not commands or not commands[-1].alive:
+        commands.append(Commands())
+    return World(tmp_path, commands[-1])

@@ -1,0 +1,503 @@
+"""Hostile references, ledgers, plans, formats, store directories and targets: refused, or passed over and named.
+
+As in test_hostile.py, every command has little memory, and nothing but its target may change.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+
+from hostile import RUN, World, packed, plain
+from m5ws import codec
+from m5ws.events import AttemptEnded, AttemptStarted, Batch, Event, Step
+from m5ws.gc_records import Garbage, GcPlan, PlanPart, Retirements, Rules
+from m5ws.records import Annotation, Checkpoint, Content, Format, Observed
+from m5ws.repository.checkpoints import name
+from m5ws.repository.spool import chain, genesis
+
+PLAN = "20260101T000000Z-00000000"
+_LABEL = name(1, 1)
+
+
+def _sound(world: World) -> str:
+    """Publish a sound snapshot, with a run of it and a checkpoint of files; return the snapshot."""
+    snapshot = world.snapshot(world.tree(world.file(b"x", b"print(1)")))
+    world.run(snapshot)
+    observed = world.record(Observed())
+    _batch(world, AttemptStarted(attempt=1, host="h", observed=observed))
+    content = world.record(Content(format="files/1", world=1, tree=world.tree(world.file(b"out", b"1"))))
+    checkpoint = world.record(Checkpoint(run=RUN, snapshot=snapshot, attempt=1, step=1, content=content))
+    world.place(f"runs/{RUN}/checkpoints/{_LABEL}", f"{checkpoint}\n".encode())
+    return snapshot
+
+
+def _batch(
+    world: World, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Publish the first batch of a chain, which is right but for what `lies` say."""
+    stored = [codec.encode(event) for event in events]
+    head = previous = genesis(RUN, 1, rank)
+    for event in stored:
+        head = chain(head, event)
+    batch = Batch(
+        run=RUN, attempt=1, rank=rank, seq=0, previous=previous, head=head, events=tuple(map(msgspec.Raw, stored))
+    )
+    world.place(f"runs/{RUN}/ledger/0001/{rank}/00000000", packed(plain(batch) | dict(lies)))
+
+
+def test_a_sound_store_is_fine(world: World) -> None:
+    snapshot = _sound(world)
+    assert world.damage() == []
+    for arguments in (("show", snapshot), ("show", RUN), ("push", "--all", "--to", str(world.out / "pushed")), ("ls",)):
+        world.fine(*arguments)
+
+
+# --- references --------------------------------------------------------------------------------------------
+
+JUNK: dict[str, bytes] = {
+    "nothing": b"",
+    "half a digest": b"ab" * 16,
+    "capitals": b"AB" * 32,
+    "two digests": (b"ab" * 32 + b"\n") * 2,
+    "a way upwards": b"../../../../victim/canary\n",
+    "other digits": ("\u0661" * 64).encode(),
+    "zero bytes": bytes(64),
+    "20 MB": b"ab" * 10**7,
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_a_reference_that_holds_no_digest(world: World, junk: bytes) -> None:
+    _sound(world)
+    where = f"runs/{RUN}/checkpoints/{_LABEL}"
+    world.place(where, junk)
+    world.refused("show", RUN, saying=where, status=3)
+    world.refused("push", RUN, "--to", str(world.out / "pushed"), saying=where, status=3)
+    world.refused("gc", "--dry-run", saying=where, status=3)
+    assert [damage["key"] for damage in world.damage()] == [where]
+    world.place(where, f"{world.record(Observed())}\n".encode())
+    world.refused("show", RUN, saying="checkpoint/1", status=3)
+
+
+def test_a_pin_that_holds_no_digest_is_not_copied(world: World) -> None:
+    _sound(world)
+    where = f"pins/{RUN}/{_LABEL}"
+    world.place(where, b"secret")
+    world.refused("push", RUN, "--to", str(world.out / "pushed"), saying=where, status=3)
+    world.refused("gc", "--dry-run", saying=where, status=3)
+    assert [damage["key"] for damage in world.damage()] == [where]
+
+
+RUNS: dict[str, tuple[dict[str, object], str]] = {
+    "another id": ({"id": "b" * 12}, "says that it is run bbbbbbbbbbbb"),
+    "an id upwards": ({"id": "../../../victim"}, "id"),
+    "an absolute id": ({"id": "/etc"}, "id"),
+    "an id of 1,000 letters": ({"id": "a" * 1000}, "id"),
+    "a snapshot upwards": ({"snapshot": "../../../victim"}, "snapshot"),
+    "a snapshot in capitals": ({"snapshot": "AB" * 32}, "snapshot"),
+    "a replay of a way upwards": ({"reproduces": "../../victim"}, "reproduces"),
+    "a time that is text": ({"created_s": "now"}, "created_s"),
+    "a purpose of its own": ({"purpose": "mine"}, "purpose"),
+}
+
+
+@pytest.mark.parametrize(("fields", "saying"), RUNS.values(), ids=RUNS.keys())
+def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -> None:
+    _sound(world)
+    good = world.run(world.snapshot(world.tree()), "c" * 12)
+    world.run("1" * 64, lies=fields)
+    for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed")), ("gc", "--dry-run")):
+        world.refused(*arguments, saying=saying, status=3)
+    world.refused("run", "--resume", RUN, "--dry-run", saying=saying, status=3)
+    assert RUN in world.fine("ls") and good in world.fine("show", good)
+
+
+def test_runs_that_repeat_themselves_and_each_other_come_to_an_end(world: World) -> None:
+    snapshot = _sound(world)
+    world.run(snapshot, lies={"reproduces": RUN})
+    world.run(snapshot, "b" * 12, {"reproduces": "c" * 12})
+    world.run(snapshot, "c" * 12, {"reproduces": "b" * 12})
+    for number in range(1500):
+        world.run(snapshot, f"{number:012x}", {"reproduces": f"{number + 1:012x}" if number < 1499 else None})
+    for run in (RUN, "b" * 12, f"{0:012x}"):
+        world.fine("push", run, "--to", str(world.out / "pushed"), "--dry-run")
+
+
+TIMES = (float("nan"), float("inf"), -1e300, 1e18)
+
+
+def test_times_that_are_none_are_shown_as_they_are(world: World) -> None:
+    snapshot = _sound(world)
+    for number, time_s in enumerate(TIMES):
+        run = world.run(snapshot, f"{number:012x}", {"created_s": time_s})
+        world.place(f"snapshots/{snapshot}/{number}", codec.encode(Annotation(created_s=time_s)))
+        world.fine("show", run)
+    for arguments in (("ls",), ("ls", "--json"), ("show", snapshot), ("show", "--json", snapshot)):
+        world.fine(*arguments)
+
+
+NAMES: dict[str, bytes] = {
+    "a space": b"a b",
+    "not UTF-8": b"\xff\xfe",
+    "an escape": b"\x1b[2J",
+    "an option": b"-rf",
+    "a superscript": "\u00b2".encode(),
+    "other digits": "\u0661\u0662\u0663\u0664".encode(),
+    "dots": b"...",
+}
+
+
+@pytest.mark.parametrize("foreign", NAMES.values(), ids=NAMES.keys())
+def test_names_that_m5ws_did_not_write_are_named_and_hide_nothing(world: World, foreign: bytes) -> None:
+    snapshot = _sound(world)
+    places = (
+        "runs",
+        f"runs/{RUN}/ledger",
+        f"runs/{RUN}/ledger/0001",
+        f"runs/{RUN}/checkpoints",
+        "snapshots",
+        "objects",
+    )
+    for place in (*places, "objects/ab", "gc"):
+        folder = os.fsencode(world.store_dir / place) + b"/" + foreign
+        os.makedirs(folder)
+        Path(os.fsdecode(folder), "run").write_bytes(b"x")
+    for arguments in (("ls",), ("ls", "--json"), ("show", snapshot), ("show", RUN), ("show", "--json", RUN)):
+        world.fine(*arguments)
+    world.fine("push", RUN, "--to", str(world.out / "pushed"))
+    named = [damage["key"] for damage in world.damage()]
+    assert len(named) >= 4
+
+
+@pytest.mark.parametrize("text", ["../x", "runs/../x", f"{RUN}/../../victim", "/etc", "..", "%2e%2e", "a\0b", "\udcff"])
+def test_a_name_on_the_command_line_is_only_looked_for(world: World, text: str) -> None:
+    _sound(world)
+    for verb in (("show",), ("checkout",), ("push", "--to", str(world.out / "pushed"))):
+        rest = (str(world.out / "target"),) if verb == ("checkout",) else ()
+        world.refused(*verb, "--", text, *rest, saying="there is no", status=3)
+    world.refused("gc", "--execute", text, saying="there is no plan", status=3)
+    assert list(world.out.iterdir()) == []
+
+
+# --- ledgers -----------------------------------------------------------------------------------------------
+
+
+def _attempt(**fields: object) -> dict[str, Any]:
+    return plain(AttemptStarted(attempt=1, host="h", observed="0" * 64)) | fields
+
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "a checkpoint that is none": _attempt(resume="first-1"),
+    "a checkpoint upwards": _attempt(resume="../../1-1"),
+    "an heir upwards": _attempt(inherits=["../../victim"]),
+    "an environment upwards": _attempt(observed="../../victim"),
+    "a negative attempt": _attempt(attempt=-1),
+    "a negative step": {"type": "checkpoint", "step": -1, "name": _LABEL, "checkpoint": "0" * 64, "content": "0" * 64},
+    "a name upwards": {"type": "checkpoint", "step": 1, "name": "../..", "checkpoint": "0" * 64, "content": "0" * 64},
+    "quantities in a list": {"type": "step", "step": 1, "quantities": [1]},
+    "an outcome of its own": {"type": "attempt-ended", "outcome": "won", "exit_code": 0},
+    "an unknown event": {"type": "hostile"},
+}
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
+def test_an_event_that_lies(world: World, event: dict[str, Any]) -> None:
+    _sound(world)
+    stored = packed(event)
+    head = genesis(RUN, 1, "launcher")
+    batch = Batch(
+        run=RUN,
+        attempt=1,
+        rank="launcher",
+        seq=0,
+        previous=head,
+        head=chain(head, stored),
+        events=(msgspec.Raw(stored),),
+    )
+    world.place(f"runs/{RUN}/ledger/0001/launcher/00000000", codec.encode(batch))
+    for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed")), ("gc", "--dry-run")):
+        world.refused(*arguments, saying="ledger event", status=3)
+    (damage,) = world.damage()
+    assert damage["kind"] == "broken-chain"
+
+
+LIES: dict[str, dict[str, object]] = {
+    "another run": {"run": "b" * 12},
+    "another attempt": {"attempt": 2},
+    "another rank": {"rank": "../.."},
+    "another number": {"seq": 7},
+    "a number below zero": {"seq": -1},
+    "another beginning": {"previous": "0" * 64},
+    "another end": {"head": "0" * 64},
+    "an end that is none": {"head": "../../victim"},
+}
+
+
+@pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
+def test_a_batch_that_lies(world: World, lies: dict[str, object]) -> None:
+    _sound(world)
+    _batch(world, AttemptStarted(attempt=1, host="h", observed="0" * 64), lies=lies)
+    for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed"))):
+        world.refused(*arguments, saying=f"runs/{RUN}/ledger/0001/launcher/00000000", status=3)
+    assert [damage["kind"] for damage in world.damage()] == ["broken-chain"]
+
+
+def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
+    snapshot = _sound(world)
+    quantities = {"loss": "0xzz", "norm": "0x1p99999", "lr": "nan", "x": "-0x"}
+    _batch(
+        world,
+        *(Step(time_s=time_s, step=1, quantities=quantities, seconds=5e-324, tokens=2**62) for time_s in TIMES),
+        rank="0",
+    )
+    observed = world.record(Observed())
+    ended = AttemptEnded(time_s=float("inf"), outcome="finished", exit_code=0)
+    _batch(world, AttemptStarted(time_s=1.0, attempt=1, host="h", observed=observed), ended)
+    for arguments in (("show", RUN), ("show", "--json", RUN), ("ls",), ("diff", RUN, snapshot)):
+        world.fine(*arguments)
+
+
+# --- plans of gc -------------------------------------------------------------------------------------------
+
+
+def _plan(world: World, digests: bytes, **fields: object) -> None:
+    sizes = bytes(len(digests) // 32 * 8)
+    world.place(f"gc/{PLAN}/garbage/00000000", codec.encode(Garbage(digests=digests, sizes=sizes)))
+    part = PlanPart(first="0" * 64, last="f" * 64, objects=len(digests) // 32)
+    head = GcPlan(older_than_s=0.0, rules=Rules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,))
+    world.place(f"gc/{PLAN}.plan", packed(plain(head) | fields))
+
+
+def test_a_plan_that_names_all_that_is_alive_deletes_none_of_it(world: World) -> None:
+    _sound(world)
+    alive = sorted(stat.key for stat in world.repo.store.list("objects/"))
+    _plan(world, b"".join(bytes.fromhex(where[-64:]) for where in alive))
+    world.fine("gc", "--execute", PLAN, "--grace", "0s")
+    assert sorted(stat.key for stat in world.repo.store.list("objects/")) == alive and world.damage() == []
+
+
+PLANS: dict[str, tuple[Callable[[World], object], str]] = {
+    "no plan": (lambda w: w.place(f"gc/{PLAN}.plan", b"delete all"), PLAN),
+    "a rule below zero": (lambda w: _plan(w, b"", rules={"last": -5, "every": None}), "rules.last"),
+    "a rule of nothing": (lambda w: _plan(w, b"", rules={"last": None, "every": 0}), "rules.every"),
+    "less than no bytes": (lambda w: _plan(w, b"", size_bytes=-1), "size_bytes"),
+    "parts that are not there": (lambda w: _plan(w, b"", parts=[plain_part()] * 3), "garbage/00000001"),
+    "a digest and a half": (lambda w: _plan(w, b"x" * 48), "do not belong together"),
+    "references that are not there": (lambda w: _plan(w, b"", references=1), "retired/00000000"),
+    "references upwards": (lambda w: _retire(w, {"run": "../..", "checkpoint": _LABEL, "digest": "0" * 64}), "run"),
+    "a checkpoint upwards": (lambda w: _retire(w, {"run": RUN, "checkpoint": "../run", "digest": "0" * 64}), "check"),
+    "a record upwards": (lambda w: _retire(w, {"run": RUN, "checkpoint": _LABEL, "digest": "../../x"}), "digest"),
+}
+
+
+def plain_part() -> dict[str, Any]:
+    return {"first": "0" * 64, "last": "f" * 64, "objects": 0}
+
+
+def _retire(world: World, reference: dict[str, str]) -> None:
+    _plan(world, b"", references=1, checkpoints=1)
+    data = plain(Retirements(checkpoints=())) | {"checkpoints": [reference]}
+    world.place(f"gc/{PLAN}/retired/00000000", packed(data))
+
+
+@pytest.mark.parametrize(("plant", "saying"), PLANS.values(), ids=PLANS.keys())
+def test_a_plan_that_lies_deletes_nothing(world: World, plant: Callable[[World], object], saying: str) -> None:
+    _sound(world)
+    before = sorted(stat.key for stat in world.repo.store.list("objects/"))
+    references = sorted(stat.key for stat in world.repo.store.list("runs/"))
+    plant(world)
+    world.refused("gc", "--execute", PLAN, "--grace", "0s", saying=saying, status=3)
+    assert sorted(stat.key for stat in world.repo.store.list("objects/")) == before
+    assert sorted(stat.key for stat in world.repo.store.list("runs/")) == references
+
+
+# --- formats -----------------------------------------------------------------------------------------------
+
+FORMATS: dict[str, object] = {
+    "chunks of nothing": {"chunk_bytes": 0},
+    "chunks below zero": {"chunk_bytes": -1},
+    "chunks of 2**60": {"chunk_bytes": 2**60},
+    "packs of nothing": {"pack_bytes": 0},
+    "packs of 2**63": {"pack_bytes": 2**63},
+    "small files below zero": {"small_bytes": -(2**40)},
+    "half a byte": {"chunk_bytes": 0.5},
+    "another hash": {"hash": "md5"},
+    "no hash": {"hash": None},
+    "another version": {"type": "format/9"},
+    "a region in numbers": {"home_region": 1},
+    "a field of its own": {"run": "rm -rf"},
+}
+
+
+@pytest.mark.parametrize("fields", FORMATS.values(), ids=FORMATS.keys())
+def test_an_absurd_format(world: World, fields: dict[str, object]) -> None:
+    snapshot = _sound(world)
+    world.place("format", packed(plain(Format()) | fields))
+    verbs = (("ls",), ("show", snapshot), ("fsck",), ("gc",), ("checkout", snapshot, str(world.out / "target")))
+    for arguments in verbs:
+        world.refused(*arguments, saying="format", status=3)
+    assert list(world.out.iterdir()) == []
+
+
+# --- directories -------------------------------------------------------------------------------------------
+
+
+def _socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's path has a hundred bytes at most
+    try:
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(10**13)
+
+
+def _linked(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+THINGS: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a socket": _socket,
+    "a folder": Path.mkdir,
+    "10 TB of nothing": _sparse,
+    "a link to a file": lambda path: path.symlink_to(path.parents[len(path.parts) - 5] / "x"),
+    "a dangling link": _linked("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": _linked("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS.keys())
+@pytest.mark.parametrize("where", ["format", "object", "run", "batch"])
+def test_what_is_no_file_is_no_object(world: World, where: str, thing: Callable[[Path], None]) -> None:
+    snapshot = _sound(world)
+    tree = next(stat.key for stat in world.repo.store.list("objects/") if _is_tree(world, stat.key))
+    places = {"format": "format", "object": tree, "run": f"runs/{RUN}/run"}
+    place = world.store_dir / places.get(where, f"runs/{RUN}/ledger/0001/launcher/00000000")
+    place.unlink()
+    thing(place)
+    named = "format" if where == "format" else place.name if where == "object" else f"runs/{RUN}"
+    if where == "object":
+        world.refused("checkout", snapshot, str(world.out / "target"), saying=place.name, status=3)
+        world.refused("push", snapshot, "--to", str(world.out / "pushed"), saying=place.name, status=3)
+    elif where == "format":
+        for arguments in (("ls",), ("fsck",), ("show", snapshot)):
+            answer = world.m5ws(*arguments)
+            assert answer.status in (2, 3) and len(answer.errors) == 1 and str(world.store_dir) in answer.err
+        return
+    elif where == "run":
+        world.refused("show", RUN, saying="run", status=3)
+    else:
+        world.refused("show", RUN, saying=named, status=3)
+    assert named in " ".join(damage["key"] for damage in world.damage())
+
+
+def _is_tree(world: World, where: str) -> bool:
+    data = world.repo.store.get(where)
+    return b"tree/1" in data and b"\xa4path" in data and b"\xc4\x01x" in data
+
+
+def test_gc_deletes_nothing_behind_a_link(world: World) -> None:
+    """A folder of objects may be a link to that of another store."""
+    _sound(world)
+    digest = world.put(b"nobody names this")
+    folder = world.store_dir / "objects" / digest[:2]
+    folder.rename(world.victim / "objects")
+    folder.symlink_to(world.victim / "objects")
+    for older in ("--older-than", "--grace"):
+        world.m5ws("gc", older, "0s")
+    assert (world.victim / "objects" / digest).exists()
+
+
+def test_a_sweep_removes_nothing_behind_a_link(world: World) -> None:
+    _sound(world)
+    shutil.rmtree(world.store_dir / "tmp")
+    (world.store_dir / "tmp").symlink_to(world.victim / "folder")
+    world.fine("ls")
+    assert (world.victim / "folder" / "old").read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", ["tmp", "objects", "snapshots", "runs", "objects/xx"])
+def test_nothing_is_pushed_through_a_link(world: World, folder: str) -> None:
+    _sound(world)
+    other = world.out / "other"
+    (other / "objects").mkdir(parents=True)
+    shutil.copy(world.store_dir / "format", other / "format")
+    names = [folder]
+    if folder == "objects":
+        (other / "objects").rmdir()
+    if folder == "objects/xx":
+        names = [f"objects/{stat.key[8:10]}" for stat in world.repo.store.list("objects/")]
+    for one in dict.fromkeys(names):
+        (other / one).symlink_to(world.victim / "folder")
+    world.refused("push", "--all", "--to", str(other), saying="behind a link", status=3)
+    assert (world.victim / "folder" / "old").read_text() == "mine"
+
+
+# --- targets -----------------------------------------------------------------------------------------------
+
+
+def _full(path: Path) -> None:
+    path.mkdir()
+    (path / "mine").write_text("mine")
+
+
+def _full_of(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def fill(path: Path) -> None:
+        path.mkdir()
+        make(path / "x")
+
+    return fill
+
+
+TARGETS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file": (lambda path: path.write_text("mine"), "not a folder"),
+    "a FIFO": (os.mkfifo, "not a folder"),
+    "a socket": (_socket, "not a folder"),
+    "a dangling link": (_linked("nowhere"), "not a folder"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "not a folder"),
+    "a link to a device": (_linked("/dev/null"), "not a folder"),
+    "a folder that is not empty": (_full, "not empty"),
+    "a folder with a FIFO in it": (_full_of(os.mkfifo), "not empty"),
+    "a folder with a socket in it": (_full_of(_socket), "not empty"),
+    "a folder with a dangling link in it": (_full_of(_linked("nowhere")), "not empty"),
+    "a link to a folder of others": (_linked("../victim"), "not empty"),
+}
+
+
+@pytest.mark.parametrize(("make", "saying"), TARGETS.values(), ids=TARGETS.keys())
+def test_a_target_that_is_something_else(world: World, make: Callable[[Path], object], saying: str) -> None:
+    snapshot = _sound(world)
+    target = world.out / "target"
+    make(target)
+    before = [os.lstat(path) for path in (target, *sorted(target.glob("*")))]
+    world.refused("checkout", snapshot, str(target), saying=saying, status=2)
+    assert [os.lstat(path) for path in (target, *sorted(target.glob("*")))] == before
+
+
+@pytest.mark.parametrize("target", ["/proc/hostile", "/dev/null/x", "format"])
+def test_a_target_that_cannot_be_made(world: World, target: str) -> None:
+    snapshot = _sound(world)
+    place = str(world.store_dir / "format" / "x") if target == "format" else target
+    world.refused("checkout", snapshot, place, saying=place, status=2)
+
+
+def test_a_file_system_that_refuses_names_the_path(world: World) -> None:
+    """Deep below a deep folder, a path that is allowed is too long for the kernel."""
+    snapshot = world.snapshot(world.tree(world.file(b"/".join([b"n" * 200] * 19))))
+    world.refused(
+        "checkout", snapshot, str(world.out / "/".join(["d" * 200] * 3)), saying="could not be filled", status=2
+    )
