@@ -1,23 +1,35 @@
-"""Records to bytes and back: one encoder, deterministic, for everything that is stored."""
+"""Records to bytes and back: one encoder, deterministic, for everything that is stored.
+
+A `Sealed` record is followed by the digest of its bytes, since the name that it is stored under does not say them: so
+a bit that flips in any of them is found when it is read (docs/format.md).
+"""
 
 from functools import cache
 from typing import Any, TypeVar, get_args
 
+import blake3
 import msgspec
 
 from m5ws.errors import CorruptObject, UnknownSchema
-from m5ws.records import Record
+from m5ws.records import Record, Sealed
 
 R = TypeVar("R")
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What decoding raises for bytes that are no msgpack of the kind asked for."""
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
+_SEAL_BYTES = 32
 
 
 def encode(record: Record | msgspec.Raw) -> bytes:
     """Return the bytes a record is stored as."""
-    return _encoder.encode(record)
+    data = _encoder.encode(record)
+    return sealed(data) if isinstance(record, Sealed) else data
+
+
+def sealed(data: bytes) -> bytes:
+    """Return the bytes of a record with their digest behind them."""
+    return data + blake3.blake3(data).digest()
 
 
 def encode_plain(value: object) -> bytes:
@@ -35,6 +47,8 @@ def decode_plain(data: bytes) -> object:
 
 def decode(data: bytes, kind: type[R], what: str = "record") -> R:
     """Return the record in `data`. Raises UnknownSchema for another kind, CorruptObject for anything else."""
+    if _is_sealed(kind):
+        data = _unsealed(data, what)
     try:
         record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
@@ -66,6 +80,20 @@ def _said(data: bytes) -> str | None:
         return msgspec.msgpack.decode(data, type=_Tagged).type
     except UNREADABLE:
         return None
+
+
+def _is_sealed(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Sealed)
+
+
+def _unsealed(data: bytes, what: str) -> bytes:
+    record, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if blake3.blake3(record).digest() != seal:
+        raise CorruptObject(
+            f"{what} does not have the bytes it was written with",
+            hint="It is damaged, or of another version of m5ws. docs/how-to/check-a-store.md says how to mend a store.",
+        )
+    return record
 
 
 def _tags(kind: object) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from m5ws.records import CheckpointName, Count, Digest, Record, RunId
+from m5ws.records import CheckpointName, Count, Digest, Record, RunId, Sealed
 
 _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -56,7 +56,7 @@ class Large(Record, frozen=True, kw_only=True):
     run: RunId | None
 
 
-class GcPlan(Record, tag="gc-plan/1", frozen=True, kw_only=True):
+class GcPlan(Sealed, tag="gc-plan/1", frozen=True, kw_only=True):
     """What `gc` would delete: its head, published after its parts.
 
     `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed.
@@ -75,33 +75,33 @@ class GcPlan(Record, tag="gc-plan/1", frozen=True, kw_only=True):
     young_objects: Count = 0
 
 
-class Garbage(Record, tag="gc-garbage/1", frozen=True, kw_only=True):
+class Garbage(Sealed, tag="gc-garbage/1", frozen=True, kw_only=True):
     """Objects of a plan, sorted: digests of 32 bytes joined, and their sizes as 8 bytes each, little-endian."""
 
     digests: bytes
     sizes: bytes
 
 
-class Retirements(Record, tag="gc-retired/1", frozen=True, kw_only=True):
+class Retirements(Sealed, tag="gc-retired/1", frozen=True, kw_only=True):
     """References of a plan."""
 
     checkpoints: tuple[Retired, ...]
 
 
-class Keep(Record, tag="gc-keep/1", frozen=True, kw_only=True):
+class Keep(Sealed, tag="gc-keep/1", frozen=True, kw_only=True):
     """Objects of an open plan that a writer is about to name: digests of 32 bytes, joined."""
 
     digests: bytes
 
 
-class Executing(Record, tag="gc-executing/1", frozen=True, kw_only=True):
+class Executing(Sealed, tag="gc-executing/1", frozen=True, kw_only=True):
     """Who executes a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
 
     holder: str
     host: str
 
 
-class Done(Record, tag="gc-done/1", frozen=True, kw_only=True):
+class Done(Sealed, tag="gc-done/1", frozen=True, kw_only=True):
     """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
 
     checkpoints: int

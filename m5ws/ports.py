@@ -23,6 +23,12 @@ class ObjectStat(msgspec.Struct, frozen=True, kw_only=True):
     modified_s: float
 
 
+class VouchedStat(ObjectStat, frozen=True, kw_only=True):
+    """One stored object, and the checksum (`CRC64NVME`, `SHA256` …) by which its server vouches for all its bytes."""
+
+    checksum: str | None = None
+
+
 class ObjectStore(Protocol):
     """Bytes under keys, written once.
 
@@ -65,6 +71,20 @@ class Homed(Protocol):
 
     def probe(self) -> None:
         """Try that `create` lets one writer win. Raises M5Error if it does not, or if this user may not write."""
+
+
+@runtime_checkable
+class Vouching(Protocol):
+    """A store on a server that checked what arrived, and keeps a checksum of it by which it watches over it (S3).
+
+    Its word is no proof: docs/threat-model.md says what it is good for.
+    """
+
+    def vouched(self, prefix: str) -> Iterator[VouchedStat]:
+        """Yield what `list` does, with what the server vouches by for a whole object; None where it does not."""
+
+    def sha256(self, key: str) -> str | None:
+        """Return the SHA-256, in hex, that the server keeps of a whole object, or None. Raises NotFound."""
 
 
 @runtime_checkable

@@ -29,10 +29,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all persisted records."""
 
 
+class Sealed(Record, frozen=True, kw_only=True):
+    """Base of records that are stored under a name of their own: their bytes end in their own digest (codec.py)."""
+
+
 # --- the store -------------------------------------------------------------------------------------
 
 
-class Format(Record, tag="format/1", frozen=True, kw_only=True):
+class Format(Sealed, tag="format/1", frozen=True, kw_only=True):
     """A store's `format` object: what must be known before anything else can be read."""
 
     hash: Literal["blake3", "sha256"] = "blake3"
@@ -172,7 +176,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
         return parts | {f"data:{dataset.name}": dataset.tree for dataset in self.datasets}
 
 
-class Annotation(Record, tag="annotation/1", frozen=True, kw_only=True):
+class Annotation(Sealed, tag="annotation/1", frozen=True, kw_only=True):
     """What is said about a snapshot without being part of it."""
 
     created_s: float
@@ -203,7 +207,7 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
 
 
-class Run(Record, tag="run/1", frozen=True, kw_only=True):
+class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats."""
 
     id: RunId
@@ -352,7 +356,7 @@ class Divergence(Record, frozen=True, kw_only=True):
 Outcome = Literal["reproduced", "diverged", "nondeterministic", "not comparable"]
 
 
-class Verdict(Record, tag="verdict/1", frozen=True, kw_only=True):
+class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why."""
 
     run: str

@@ -32,7 +32,7 @@ COMMANDS = {
     "prefetch": "Fetch what a snapshot or run needs into this machine's cache.",
     "push": "Copy snapshots and runs into another store.",
     "pull": "Copy snapshots and runs from another store into this workspace's.",
-    "fsck": "Read everything in the store and name what is damaged.",
+    "fsck": "Check everything in the store and name what is damaged.",
     "gc": "Delete what nothing needs: planned first, done after a grace period.",
     "keep": "Keep a checkpoint for ever, whatever retention rules say.",
     "ui": "Open MLflow on this workspace's runs.",

@@ -1,40 +1,64 @@
 """`m5ws fsck`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from m5ws.cli import names, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.repository.damage import Report
 
 DAMAGED = 1
 
 
 @click.command("fsck")
+@click.option("--read-data", is_flag=True, help="Read all bytes, also of objects that the server vouches for.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, as_json: bool) -> None:
-    """Read everything in the store and name what is damaged.
+def command(context: click.Context, read_data: bool, as_json: bool) -> None:
+    """Check everything in the store and name what is damaged.
 
     Every digest and every reference is checked; for each damage, the snapshots and runs that it harms are
-    named. Exit status: 0 if all is well, 1 if something is damaged.
+    named. In a directory everything is read. In S3, an object is not read whose server keeps a checksum of it
+    and whose size is right: `--read-data` reads it too. Exit status: 0 if all is well, 1 if something is
+    damaged, 3 if the store could not be checked to its end.
 
     \b
-    Example:
+    Examples:
       m5ws fsck
+      m5ws -q fsck --read-data --json
     """
     from m5ws.repository import fsck
 
     # What is checked is the store, not the copies of it that this machine has.
     repo = names.workspace(context).repository(near=False)
     with progress.Bar() as bar:
-        report = fsck.check(repo, bar)
+        report = fsck.check(repo, bar, read_data=read_data)
     if as_json:
         output.print_json(report)
     else:
-        for damage in report.damage:
-            click.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
-            for harmed in damage.harms:
-                click.echo(f"  harms {harmed}")
-        read = f"{report.objects:,} objects, {output.size(report.size_bytes)}"
-        held = f"{report.snapshots} snapshots and {report.runs} runs"
-        found = "all are as they were written" if report.clean else f"{len(report.damage)} damaged"
-        click.echo(f"{read} for {held}: {found}")
+        _print(report)
     context.exit(0 if report.clean else DAMAGED)
+
+
+def _print(report: "Report") -> None:
+    for damage in report.damage:
+        click.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
+        for harmed in damage.harms:
+            click.echo(f"  harms {harmed}")
+    if report.distrusted:
+        click.echo("The server vouches for something that is damaged, so its word was taken for nothing.")
+    for vouched in report.vouched:
+        by = f"{vouched.checksum}, which is the name" if vouched.named else vouched.checksum
+        click.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, for which the server vouches ({by})")
+    if report.vouched:
+        click.echo(f"read: {_amount(report.read_objects, report.read_bytes)}")
+    held = f"{report.snapshots} snapshots and {report.runs} runs"
+    whole = "no damage was found" if report.vouched else "all are as they were written"
+    found = whole if report.clean else f"{len(report.damage)} damaged"
+    click.echo(f"{_amount(report.objects, report.size_bytes)} for {held}: {found}")
+
+
+def _amount(objects: int, size_bytes: int) -> str:
+    return f"{objects:,} objects, {output.size(size_bytes)}"

@@ -17,7 +17,7 @@ from m5ws.repository.objects import Objects
 if TYPE_CHECKING:
     from m5ws.repository.publishing import Patience
 
-_FORMAT = "format"
+FORMAT = "format"
 
 
 class Repository:
@@ -38,10 +38,10 @@ class Repository:
     def open(cls, store: ObjectStore) -> "Repository":
         """Open an existing store. Raises NotFound if there is none, UnknownSchema if it is of another version."""
         try:
-            data = store.get(_FORMAT)
+            data = store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"there is no m5ws store at {store.url}", hint="`m5ws init` makes one.") from error
-        form = codec.decode(data, Format, f"{store.url}/{_FORMAT}")
+        form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
         note = store.visit(form.home_region) if isinstance(store, Homed) else ""
         return cls(store, form, note)
 
@@ -56,7 +56,7 @@ class Repository:
             wanted = msgspec.structs.replace(wanted, home_region=store.home())
             store.probe()
         try:
-            store.create(_FORMAT, codec.encode(wanted))
+            store.create(FORMAT, codec.encode(wanted))
         except ObjectExists:
             return cls._joined(store, form)
         return cls(store, wanted)

@@ -131,7 +131,8 @@ def digest(repo: Repository, run: str, label: str) -> Digest:
 
 def named(repo: Repository, reference: str) -> Digest:
     """Return the digest that a reference holds. Raises NotFound, CorruptObject."""
-    text = repo.store.get(reference).decode("ascii", "replace").strip()
-    if not is_digest(text):
+    line = repo.store.get(reference)
+    text = line[:-1].decode("ascii", "replace")
+    if not is_digest(text) or line != _line(text):
         raise CorruptObject(f"{reference} does not hold a digest")
     return text

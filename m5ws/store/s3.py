@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.ports import Buffer, ObjectStat
+from m5ws.ports import Buffer, ObjectStat, VouchedStat
 from m5ws.store import s3_probe
 from m5ws.store.keys import checked
 from m5ws.store.s3_connection import Connection
@@ -21,7 +21,7 @@ from m5ws.store.s3_transfer import Transfer, Upload
 
 
 class S3Store:
-    """`ports.ObjectStore` and `ports.Homed` on a bucket and a prefix. Nothing is asked before the first call."""
+    """`ports.ObjectStore`, `Homed` and `Vouching` on a bucket and a prefix. Nothing is asked before the first call."""
 
     def __init__(self, location: Location, patience: Patience | None = None) -> None:
         self.location = location
@@ -62,6 +62,20 @@ class S3Store:
         for found in self._listing.walk(self.location.prefix + prefix):
             key = found.path.removeprefix(self.location.prefix)
             yield ObjectStat(key=key, size_bytes=found.size_bytes, modified_s=found.modified_s)
+
+    def vouched(self, prefix: str) -> Iterator[VouchedStat]:
+        for found in self._listing.walk(self.location.prefix + prefix, checksums=True):
+            key = found.path.removeprefix(self.location.prefix)
+            yield VouchedStat(
+                key=key, size_bytes=found.size_bytes, modified_s=found.modified_s, checksum=found.checksum
+            )
+
+    def sha256(self, key: str) -> str | None:
+        path = self._path(key)
+        try:
+            return self.requests.do(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
+        except Absent:
+            raise NotFound(f"{key} is not in the store {self.url}") from None
 
     def names(self, prefix: str) -> tuple[str, ...]:
         return self._listing.names(self.location.prefix + prefix)

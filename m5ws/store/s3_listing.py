@@ -24,6 +24,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     path: str
     size_bytes: int
     modified_s: float
+    checksum: str | None = None
+    """By which checksum of the whole object the server vouches for it; told by boto3 alone."""
 
 
 class Listing:
@@ -33,11 +35,11 @@ class Listing:
         self._connection = connection
         self._requests = requests
 
-    def walk(self, prefix: str) -> Iterator[Found]:
-        """Yield every object whose path begins with `prefix`, in order."""
+    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[Found]:
+        """Yield every object whose path begins with `prefix`, in order; with `checksums`, by boto3."""
         folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
         while more:
-            page = self._requests.do(f"listing {folder}", partial(self._page, folder, after))
+            page = self._requests.do(f"listing {folder}", partial(self._page, folder, after, checksums))
             yield from (found for found in page if found.path.startswith(prefix))
             more = len(page) == _PAGE
             after = page[-1].path if page else after
@@ -47,9 +49,9 @@ class Listing:
         found = self._requests.do(f"listing {folder}", partial(self._names, folder))
         return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in found} - {""}))
 
-    def _page(self, folder: str, after: str, number: int) -> list[Found]:
+    def _page(self, folder: str, after: str, surely: bool, number: int) -> list[Found]:
         """Return the next page: a full one if there may be more."""
-        if number:
+        if surely or number:
             page = self._ask(Prefix=folder, StartAfter=after, MaxKeys=_PAGE)
             if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
                 return self._filled(page, folder)
@@ -105,6 +107,14 @@ class Listing:
 
 def _found(page: Any) -> list[Found]:
     return [
-        Found(path=one["Key"], size_bytes=one["Size"], modified_s=one["LastModified"].timestamp())
+        Found(
+            path=one["Key"], size_bytes=one["Size"], modified_s=one["LastModified"].timestamp(), checksum=_checksum(one)
+        )
         for one in page.get("Contents", ())
     ]
+
+
+def _checksum(one: Any) -> str | None:
+    """Return what a checksum of all of an object was made with; one of parts (of a multipart upload) is none of it."""
+    algorithms = sorted(one.get("ChecksumAlgorithm", ()), key=lambda name: (name != "SHA256", name))
+    return algorithms[0] if algorithms and one.get("ChecksumType") == "FULL_OBJECT" else None

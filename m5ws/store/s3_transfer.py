@@ -93,6 +93,10 @@ class Transfer:
             meta = obstore.head(client, path)
             return meta["size"], meta["last_modified"].timestamp()
 
+    def sha256(self, path: str) -> str | None:
+        """Return the SHA-256, in hex, that the server keeps of a whole object, if it does."""
+        return self._connection.call("s3:GetObject", path, lambda one: self._kept_sha256(one, path))
+
     def delete(self, path: str) -> None:
         """Delete an object; rare enough for boto3 alone."""
         self._connection.call("s3:DeleteObject", path, lambda one: one.delete_object(Bucket=self._bucket, Key=path))
@@ -113,10 +117,13 @@ class Transfer:
         client.put_object(Bucket=self._bucket, Key=path, Body=body, IfNoneMatch="*", **checksum, **self._extra)
 
     def _head_object(self, client: Any, path: str) -> Stat:
-        head = client.head_object(Bucket=self._bucket, Key=path)
-        if "ETag" not in head:
-            raise ValueError("the head of the answer ends too soon")
+        head = _complete(client.head_object(Bucket=self._bucket, Key=path))
         return int(head["ContentLength"]), head["LastModified"].timestamp()
+
+    def _kept_sha256(self, client: Any, path: str) -> str | None:
+        head = _complete(client.head_object(Bucket=self._bucket, Key=path, ChecksumMode="ENABLED"))
+        value = head.get("ChecksumSHA256") if head.get("ChecksumType") == "FULL_OBJECT" else None
+        return base64.b64decode(value, validate=True).hex() if value else None
 
     def _get_object(self, client: Any, path: str, start: int, length: int | None) -> bytes:
         span = {}
@@ -190,6 +197,12 @@ def translated(limit_s: float) -> Iterator[None]:
         # A transfer that was abandoned says that the way is full, as SlowDown does.
         abandoned = time.monotonic() - began_s >= limit_s
         raise Passing(type(error).__name__, unknown=True, slow=abandoned) from error
+
+
+def _complete(head: Any) -> Any:
+    if "ETag" not in head:
+        raise ValueError("the head of the answer ends too soon")
+    return head
 
 
 def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> bytes:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import blake3
 import click
 import pytest
 
@@ -104,7 +105,8 @@ def test_a_workspace_is_found_from_below(m5: Any, made: Any, place: Path) -> Non
 def test_a_store_of_a_newer_m5ws_is_named(m5: Any, place: Path) -> None:
     store = place / ".m5ws" / "store"
     store.mkdir(parents=True)
-    (store / "format").write_bytes(b"\x81\xa4type\xa8format/9")
+    newer = b"\x81\xa4type\xa8format/9"
+    (store / "format").write_bytes(newer + blake3.blake3(newer).digest())
     done = m5("ls")
     assert done.status == 3
     assert "upgrade m5ws" in done.err

@@ -151,7 +151,10 @@ def test_fsck_of_a_whole_store(m5: Any, made: Any) -> None:
     done = m5("fsck")
     assert done.status == 0
     assert "all are as they were written" in done.out
-    assert m5("fsck", "--json").document["damage"] == []
+    report = m5("fsck", "--json").document
+    assert report["clean"] and report["damage"] == [] and report["vouched"] == []
+    assert report["read_objects"] == report["objects"] > 0 and report["read_bytes"] == report["size_bytes"]
+    assert m5("fsck", "--read-data", "--json").document == report
 
 
 def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path) -> None:
@@ -163,7 +166,19 @@ def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path
     assert done.status == 1
     assert f"corrupt: objects/{made.changed[:2]}/{made.changed}" in done.out
     assert f"harms snapshot {made.changed}" in done.out
-    assert m5("fsck", "--json").document["damage"][0]["kind"] == "corrupt"
+    again = m5("fsck", "--json")
+    assert again.status == 1 and not again.document["clean"]
+    assert again.document["damage"][0]["kind"] == "corrupt"
+
+
+def test_fsck_of_a_store_that_cannot_be_opened_is_no_answer(m5: Any, made: Any, place: Path) -> None:
+    form = place / ".m5ws" / "store" / "format"
+    form.chmod(0o644)
+    data = form.read_bytes()
+    form.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    done = m5("fsck", "--json")
+    assert done.status == 3 and not done.out
+    assert "store/format does not have the bytes it was written with" in done.err
 
 
 def _object(place: Path, digest: str) -> Path:

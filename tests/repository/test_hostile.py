@@ -296,10 +296,10 @@ def test_bytes_that_are_no_snapshot_run_or_annotation(world: World, bomb: Callab
     snapshot = world.publish(world.put(bomb("snapshot/1", "datasets")))
     world.refused("show", snapshot, saying=snapshot, status=3)
     world.refused("checkout", snapshot, str(world.out / "target"), saying=snapshot, status=3)
-    world.place(f"runs/{RUN}/run", bomb("run/1", "spec"))
+    world.place(f"runs/{RUN}/run", codec.sealed(bomb("run/1", "spec")))
     world.refused("show", RUN, saying=f"runs/{RUN}/run", status=3)
     said = world.snapshot(world.tree())
-    world.place(f"snapshots/{said}/00000000002000-00000000", bomb("annotation/1", "notes"))
+    world.place(f"snapshots/{said}/00000000002000-00000000", codec.sealed(bomb("annotation/1", "notes")))
     world.refused("show", said, saying=f"snapshots/{said}/", status=3)
     world.refused("gc", "--dry-run", saying="", status=3)
     world.fine("ls")
@@ -341,6 +341,5 @@ def _ledger(
     # Not by msgspec: what is no msgpack cannot be written as an event by it.
     data = codec.encode(msgspec.structs.replace(batch, events=()))
     array = b"\xdd" + len(events).to_bytes(4) + b"".join(events)
-    world.place(
-        f"runs/{RUN}/ledger/{attempt:04d}/{rank}/00000000", data.replace(b"\xa6events\x90", b"\xa6events" + array)
-    )
+    hostile = data.replace(b"\xa6events\x90", b"\xa6events" + array)
+    world.place(f"runs/{RUN}/ledger/{attempt:04d}/{rank}/00000000", hostile)

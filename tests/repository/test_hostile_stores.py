@@ -272,7 +272,7 @@ def _plan(world: World, digests: bytes, **fields: object) -> None:
     world.place(f"gc/{PLAN}/garbage/00000000", codec.encode(Garbage(digests=digests, sizes=sizes)))
     part = PlanPart(first="0" * 64, last="f" * 64, objects=len(digests) // 32)
     head = GcPlan(older_than_s=0.0, rules=Rules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,))
-    world.place(f"gc/{PLAN}.plan", packed(plain(head) | fields))
+    world.place(f"gc/{PLAN}.plan", codec.sealed(packed(plain(head) | fields)))
 
 
 def test_a_plan_that_names_all_that_is_alive_deletes_none_of_it(world: World) -> None:
@@ -304,7 +304,7 @@ def plain_part() -> dict[str, Any]:
 def _retire(world: World, reference: dict[str, str]) -> None:
     _plan(world, b"", references=1, checkpoints=1)
     data = plain(Retirements(checkpoints=())) | {"checkpoints": [reference]}
-    world.place(f"gc/{PLAN}/retired/00000000", packed(data))
+    world.place(f"gc/{PLAN}/retired/00000000", codec.sealed(packed(data)))
 
 
 @pytest.mark.parametrize(("plant", "saying"), PLANS.values(), ids=PLANS.keys())
@@ -339,7 +339,7 @@ FORMATS: dict[str, object] = {
 @pytest.mark.parametrize("fields", FORMATS.values(), ids=FORMATS.keys())
 def test_an_absurd_format(world: World, fields: dict[str, object]) -> None:
     snapshot = _sound(world)
-    world.place("format", packed(plain(Format()) | fields))
+    world.place("format", codec.sealed(packed(plain(Format()) | fields)))
     verbs = (("ls",), ("show", snapshot), ("fsck",), ("gc",), ("checkout", snapshot, str(world.out / "target")))
     for arguments in verbs:
         world.refused(*arguments, saying="format", status=3)

@@ -10,7 +10,6 @@ import importlib.util
 import itertools
 import os
 import random
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import soak_page
 from campaign_result import Result
 from ceph import Ceph, hold
 from fault_plan import KINDS, Counters, Settings
@@ -30,7 +30,6 @@ from tests.conftest import loud_skip
 
 pytestmark = pytest.mark.services
 
-PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
 RATES = (0.1, 0.5, 0.9)
 SOAK_OPERATIONS = 1000
 # What a client waits for, against what the proxy makes it wait: stalls must be noticed by the client, not ended for it.
@@ -162,11 +161,7 @@ def row(kind: str, rate: float, result: Result, seen: Counters) -> str:
 
 def write_table(lines: list[str]) -> None:
     """Put the table into its place on the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    table = "\n".join([HEADER, *lines])
-    found = re.compile(r"(<!-- faults: begin -->\n).*?(<!-- faults: end -->)", re.DOTALL)
-    assert found.search(text)
-    PAGE.write_text(found.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text), encoding="utf-8")
+    soak_page.write("faults", [HEADER, *lines])
 
 
 def main() -> None:

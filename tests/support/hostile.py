@@ -16,7 +16,20 @@ from typing import Any
 import msgspec
 
 from m5ws import codec
-from m5ws.records import Annotation, Code, Declared, Determinism, Entry, LaunchSpec, Record, Run, Slice, Snapshot, Tree
+from m5ws.records import (
+    Annotation,
+    Code,
+    Declared,
+    Determinism,
+    Entry,
+    LaunchSpec,
+    Record,
+    Run,
+    Sealed,
+    Slice,
+    Snapshot,
+    Tree,
+)
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 
@@ -178,14 +191,15 @@ class World:
 
     def run(self, pinned: str, run: str = RUN, lies: Mapping[str, object] = MappingProxyType({})) -> str:
         """Publish a run, which is right but for what `lies` say."""
-        record = msgspec.msgpack.decode(codec.encode(Run(id=run, snapshot=pinned, spec=LaunchSpec(command=("x",)))))
-        self.place(f"runs/{run}/run", msgspec.msgpack.encode(record | dict(lies)))
+        record = plain(Run(id=run, snapshot=pinned, spec=LaunchSpec(command=("x",))))
+        self.place(f"runs/{run}/run", codec.sealed(packed(record | dict(lies))))
         return run
 
 
 def plain(record: Record) -> dict[str, Any]:
     """Return a record as plain data, to be made hostile."""
-    return dict(msgspec.msgpack.decode(codec.encode(record)))
+    data = codec.encode(record)
+    return dict(msgspec.msgpack.decode(data[:-32] if isinstance(record, Sealed) else data))
 
 
 def packed(value: object) -> bytes:

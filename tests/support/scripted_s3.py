@@ -1,5 +1,6 @@
 """A real S3 server, of one bucket in memory, that misbehaves as its script says, once for each line of it."""
 
+import base64
 import hashlib
 import http.server
 import socket
@@ -26,15 +27,24 @@ _CODES = {
     "InvalidRange": 416,
     "NotImplemented": 501,
     "XAmzContentSHA256Mismatch": 400,
+    "BadDigest": 400,
 }
+_CHECKSUMS = {"SHA256": "x-amz-checksum-sha256", "CRC64NVME": "x-amz-checksum-crc64nvme"}
 
 
 class ScriptedS3:
-    """`faults` are taken from the front: an error code of S3, or a name of what else goes wrong (`_Handler`)."""
+    """`faults` are taken from the front: an error code of S3, or a name of what else goes wrong (`_Handler`).
+
+    While it `keeps_checksums`, it keeps those that objects are sent with, and tells them: `checksums` is key to
+    algorithm and value. What a test puts into `objects` is changed behind its back.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.faults: list[str] = []
+        self.keeps_checksums = False
+        self.checksum_type = "FULL_OBJECT"
+        self.checksums: dict[str, tuple[str, str]] = {}
         self.always: Callable[[str, str], str | None] = lambda _method, _key: None
         self.conditional = True
         self.region: str | None = "eu-west-1"
@@ -122,8 +132,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         claimed = headers["x-amz-content-sha256"]
         if claimed != "UNSIGNED-PAYLOAD" and claimed != hashlib.sha256(body).hexdigest():
             return self._refuse("XAmzContentSHA256Mismatch")
-        won = self._put(key, body)
-        return self._answer(200, b"") if won else self._refuse("PreconditionFailed")
+        sha256 = headers.get(_CHECKSUMS["SHA256"])
+        if sha256 is not None and base64.b64decode(sha256) != hashlib.sha256(body).digest():
+            return self._refuse("BadDigest")
+        if not self._put(key, body):
+            return self._refuse("PreconditionFailed")
+        sent = ((name, headers[header]) for name, header in _CHECKSUMS.items() if header in headers)
+        if self.s3.keeps_checksums and (kept := next(sent, None)):
+            self.s3.checksums[key] = kept
+        return self._answer(200, b"")
 
     def _put(self, key: str, body: bytes) -> bool:
         with self.s3.lock:
@@ -142,13 +159,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "flip":  # on the way to the reader
             data = bytes([data[0] ^ 1]) + data[1:]
         if "range" not in headers:
-            return self._answer(200, data, half=fault == "half")
+            return self._answer(200, data, self._kept(key, headers), half=fault == "half")
         first, _, last = headers["range"].removeprefix("bytes=").partition("-")
         if int(first) >= len(data):
             return self._refuse("InvalidRange")
         end = min(int(last) + 1 if last else len(data), len(data))
         span = f"bytes {first}-{end - 1}/{len(data)}"
         return self._answer(206, data[int(first) : end], {"Content-Range": span}, half=fault == "half")
+
+    def _kept(self, key: str, headers: dict[str, str]) -> dict[str, str]:
+        """Return the checksum of an object, as it is told to those who ask for it."""
+        if headers.get("x-amz-checksum-mode") != "ENABLED" or key not in self.s3.checksums:
+            return {}
+        name, value = self.s3.checksums[key]
+        return {_CHECKSUMS[name]: value, "x-amz-checksum-type": self.s3.checksum_type}
+
+    def _entry(self, path: str) -> str:
+        key = path.removeprefix("store/")
+        kept = ""
+        if key in self.s3.checksums:
+            name, _ = self.s3.checksums[key]
+            kept = f"<ChecksumAlgorithm>{name}</ChecksumAlgorithm><ChecksumType>{self.s3.checksum_type}</ChecksumType>"
+        said = f"<Key>{path}</Key><Size>{len(self.s3.objects[key])}</Size>{kept}"
+        return f"<Contents>{said}<LastModified>2026-11-02T00:00:00.000Z</LastModified></Contents>"
 
     def _listing(self) -> bytes:
         """Return a page of ListObjectsV2."""
@@ -159,8 +192,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         rests = [path[len(prefix) :] for path in paths]
         folders = sorted({prefix + rest.split(cut)[0] + cut for rest in rests if cut in rest} if cut else ())
         files = [prefix + rest for rest in rests if not (cut and cut in rest)][:most]
-        entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-02T00:00:00.000Z</LastModified></Contents>"
-        found = "".join(map(entry.format, files))
+        found = "".join(map(self._entry, files))
         found += "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
         more = str(len(paths) > most and not cut).lower()
         head = f"<Name>bucket</Name><KeyCount>{len(files) + len(folders)}</KeyCount><IsTruncated>{more}</IsTruncated>"

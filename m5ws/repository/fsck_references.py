@@ -1,0 +1,198 @@
+"""Every reference, ledger and plan of a store, read and checked in parallel; records that they lead to are walked.
+
+References are read before objects are listed: what a writer publishes meanwhile is there when it is looked for.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from m5ws import codec
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted
+from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
+from m5ws.ports import Progress
+from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot, Verdict
+from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans
+from m5ws.repository.damage import Damage, Kind
+from m5ws.repository.flight import Job, fly
+from m5ws.repository.fsck_records import Records, unread
+from m5ws.repository.ledger import LAUNCHER
+from m5ws.repository.objects import is_digest
+from m5ws.repository.spool import genesis
+
+T = TypeVar("T")
+
+_THREADS = 16
+_READS = 2
+"""A bit that flips on the way here is no damage: what is wrong is read again."""
+FOREIGN = "m5ws did not write this; move it away"
+_PLAN_FILES: dict[str, type[Record]] = {"plan": GcPlan, "done": Done, "executing": Executing}
+_PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retirements, "keep": Keep}
+
+
+class References:
+    """What `read` found: damage, snapshots and runs, and which checkpoint each reference names."""
+
+    def __init__(self, repo: Repository, records: Records) -> None:
+        self._repo = repo
+        self._records = records
+        self._attempts: list[tuple[str, int]] = []
+        self.damage: list[Damage] = []
+        self.checkpoints: list[tuple[str, str, Digest]] = []
+        self.snapshots: tuple[str, ...] = ()
+        self.runs: tuple[str, ...] = ()
+
+    def read(self, progress: Progress) -> None:
+        """Read everything, once."""
+        names = self._repo.store.names
+        self.snapshots, self.runs = names("snapshots/"), names("runs/")
+        jobs: list[Callable[[], None]] = [self._format]
+        jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
+        jobs += [partial(self._run, run) for run in self.runs]
+        jobs += [partial(self._pins, run) for run in names(checkpoints.PINS)]
+        jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
+        _do(jobs, "reading references", progress)
+        _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
+
+    def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
+        self.damage.append(Damage(kind=kind, key=where, detail=detail, harms=roots))
+
+    def _format(self) -> None:
+        self._decode(FORMAT, Format)
+
+    # --- snapshots and runs ------------------------------------------------------------------------
+
+    def _snapshot(self, snapshot_id: str) -> None:
+        if not is_digest(snapshot_id):
+            self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it away")
+            return
+        root = f"snapshot {snapshot_id}"
+        for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
+            annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
+            if annotation is not None and annotation.observed is not None:
+                self._records.need(root, annotation.observed)
+        self._records.walk(root, snapshot_id, Snapshot)
+
+    def _run(self, run_id: str) -> None:
+        root = f"run {run_id}"
+        run = self._decode(f"runs/{run_id}/run", Run, root)
+        if run is not None:
+            if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
+                self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", root)
+            self._records.walk(root, run.snapshot, Snapshot)
+        if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
+            self._decode(f"runs/{run_id}/verdict", Verdict, root)
+        self._foreign(run_id)
+        self._attempts += [(run_id, attempt) for attempt in ledger.attempts(self._repo, run_id)]
+        for name in checkpoints.names(self._repo, run_id):
+            self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
+
+    def _foreign(self, run_id: str) -> None:
+        """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
+        for folder, known in (("ledger", ledger.is_number), ("checkpoints", checkpoints.is_name)):
+            for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
+                if not known(name):
+                    self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
+
+    def _pins(self, run_id: str) -> None:
+        for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):
+            where = f"{checkpoints.PINS}{run_id}/{name}"
+            if checkpoints.is_name(name):
+                self._checkpoint(where, f"run {run_id}")
+            else:
+                self._add("foreign", where, FOREIGN)
+
+    def _checkpoint(self, where: str, root: str) -> None:
+        found = self._read(lambda: checkpoints.named(self._repo, where))
+        if isinstance(found, NotFound):
+            return  # Retired by gc since it was listed.
+        if isinstance(found, Exception):
+            self._add("corrupt", where, _said(found), root)
+            return
+        self.checkpoints.append((where, root, found))
+        self._records.walk(root, found, Checkpoint)
+
+    # --- ledgers -----------------------------------------------------------------------------------
+
+    def _attempt(self, run_id: str, attempt: int) -> None:
+        """Check all chains of an attempt. The launcher's first: its last event speaks of where the others ended."""
+        root = f"run {run_id}"
+        _, last = self._chain(run_id, attempt, LAUNCHER, root)
+        ends = last.heads if isinstance(last, AttemptEnded) else {}
+        ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
+        for rank in sorted(ranks | ends.keys()):
+            head, _ = self._chain(run_id, attempt, rank, root)
+            if head is not None and ends.get(rank, head) != head:
+                where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}"
+                self._add("broken-chain", where, "the end of this rank's ledger is missing", root)
+
+    def _chain(self, run_id: str, attempt: int, rank: str, root: str) -> tuple[Digest | None, AnyEvent | None]:
+        """Return the head of a chain and its last event; of one that is broken no head."""
+        head, seq, last = genesis(run_id, attempt, rank), 0, None
+        try:
+            for batch in ledger.read(self._repo, run_id, attempt, rank):
+                for event in map(ledger.decode_event, batch.events):
+                    if isinstance(event, AttemptStarted):
+                        self._records.need(root, event.observed)
+                    last = event
+                head, seq = batch.head, batch.seq + 1
+        except PermissionError:
+            raise
+        except (CorruptObject, UnknownSchema, NotFound, OSError) as error:
+            where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}/{seq:08d}"
+            self._add("broken-chain", where, _said(error), root)
+            return None, None
+        return head, last
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def _plan(self, name: str) -> None:
+        """Read what gc planned and did; it names nothing that must be there, and gc clears it away."""
+        plan, _, standing = name.rpartition(".")
+        if plan and standing in _PLAN_FILES:
+            self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
+            return
+        for folder, kind in _PLAN_PARTS.items():
+            for part in self._repo.store.names(plans.folder(name, folder)):
+                self._decode(f"{plans.folder(name, folder)}{part}", kind, lasting=False)
+
+    # --- one reference -----------------------------------------------------------------------------
+
+    def _decode(self, where: str, kind: type[codec.R], *roots: str, lasting: bool = True) -> codec.R | None:
+        """Return a reference's record, or name what is wrong with it."""
+        found = self._read(lambda: codec.decode(self._repo.store.get(where), kind, where))
+        if not isinstance(found, Exception):
+            return found
+        if not isinstance(found, NotFound):
+            trouble: Kind = "foreign" if isinstance(found, UsageError) else "unreadable"
+            self._add(trouble, where, _said(found), *roots)
+        elif lasting:
+            self._add("missing", where, "it is not there", *roots)
+        return None
+
+    def _read(self, read: Callable[[], T]) -> T | Exception:
+        """Return what `read` does, or what is wrong with what it reads. Raises what is wrong with the store itself."""
+        for number in range(1, _READS + 1):
+            try:
+                return read()
+            except (NotFound, UsageError) as error:
+                return error
+            except PermissionError:
+                raise
+            except (CorruptObject, UnknownSchema, OSError) as error:
+                if number == _READS:
+                    return error
+        raise AssertionError("unreachable")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        return FOREIGN
+    return unread(error) if isinstance(error, OSError) else str(error)
+
+
+def _do(jobs: Iterable[Callable[[], None]], what: str, progress: Progress) -> None:
+    flights: list[Job[None]] = [(0, job) for job in jobs]
+    for position, _ in enumerate(fly(flights, _THREADS, 0)):
+        progress(what, position, len(flights))

@@ -1,0 +1,262 @@
+"""What an S3 server vouches for is checked without being downloaded, and what it cannot vouch for is read."""
+
+import base64
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from filled_store import Scale, fill
+from m5ws.errors import NotFound
+from m5ws.ports import Vouching
+from m5ws.records import Annotation, Entry, Format, Slice, Snapshot, Tree
+from m5ws.repository import Repository, fsck, snapshots
+from m5ws.repository.damage import Report
+from m5ws.store.local import LocalStore
+from m5ws.store.s3 import S3Store
+from m5ws.store.s3_errors import AccessDenied
+from m5ws.store.s3_location import parse
+from m5ws.store.s3_retry import Patience
+from s3_servers import ENVIRONMENT
+from scripted_s3 import ScriptedS3
+
+_AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+_SCALE = Scale(large=10, large_bytes=8192, small=5, small_bytes=400, saved_bytes=8192, snapshots=2)
+Open = Callable[..., Repository]
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3_environment: None) -> None:
+    pass
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedS3]:
+    with ScriptedS3() as running:
+        running.keeps_checksums = True
+        yield running
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[dict[str, bytes], dict[str, Any]]]:
+    """What a server has after a store was filled through it, by hash and by kind of checksum; filled once each."""
+
+    @functools.cache
+    def made(digests: str, integrity: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+        with ScriptedS3() as server, pytest.MonkeyPatch.context() as patch:
+            for name, value in ENVIRONMENT.items():
+                patch.setenv(name, value)
+            server.keeps_checksums = True
+            store = S3Store(parse(server.url(integrity=integrity)), _AT_ONCE)
+            form = Format(hash=digests, chunk_bytes=4096, small_bytes=2048, pack_bytes=2048)  # type: ignore[arg-type]
+            fill(Repository.create(store, form), tmp_path_factory.mktemp("filled") / "files", _SCALE)
+            return server.objects, server.checksums
+
+    return made
+
+
+@pytest.fixture
+def open_filled(server: ScriptedS3, filled: Callable[..., tuple[dict[str, bytes], dict[str, Any]]]) -> Open:
+    """Return what opens a filled store on the server."""
+
+    def opened(digests: str = "blake3", integrity: str = "signed") -> Repository:
+        objects, checksums = filled(digests, integrity)
+        server.objects, server.checksums = dict(objects), dict(checksums)
+        return Repository.open(S3Store(parse(server.url(integrity=integrity)), _AT_ONCE))
+
+    return opened
+
+
+def _chunks(repo: Repository) -> list[str]:
+    """Return the keys of chunks: objects of bytes that are named whole."""
+    found = set()
+    for snapshot in snapshots.ids(repo):
+        for tree in repo.objects.get_record(snapshot, Snapshot).trees.values():
+            for entry in repo.objects.get_record(tree, Tree).entries:
+                found |= {part.object for part in entry.parts if part.object == part.digest}
+    return [f"objects/{digest[:2]}/{digest}" for digest in sorted(found)]
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 4])
+
+
+def _named(report: Report) -> list[tuple[str, str]]:
+    return [(one.kind, one.key) for one in report.damage]
+
+
+def test_what_the_server_vouches_for_is_not_downloaded(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    chunks = _chunks(repo)
+    server.requests.clear()
+    report = fsck.check(repo)
+    assert report.clean and not report.distrusted
+    (vouched,) = report.vouched
+    assert (vouched.checksum, vouched.named) == ("SHA256", False)
+    assert vouched.objects + report.read_objects == report.objects
+    assert vouched.size_bytes + report.read_bytes == report.size_bytes
+    asked = {key for method, key, _ in server.requests if method == "GET"}
+    assert len(chunks) > 20 and asked.isdisjoint(chunks) and vouched.objects >= len(chunks)
+    assert len(asked & server.objects.keys() & {key for key in asked if key[:8] == "objects/"}) == report.read_objects
+    assert server.count("HEAD") == 0
+
+
+def test_with_read_data_everything_is_read(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    report = fsck.check(repo, read_data=True)
+    assert report.clean and report.vouched == ()
+    assert (report.read_objects, report.read_bytes) == (report.objects, report.size_bytes)
+
+
+def test_read_data_finds_what_was_changed_behind_the_server_s_back(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    where = _chunks(repo)[0]
+    server.objects[where] = _flipped(server.objects[where])
+    assert fsck.check(repo).clean
+    report = fsck.check(repo, read_data=True)
+    assert _named(report) == [("corrupt", where)] and report.damage[0].harms
+
+
+@pytest.mark.parametrize("kept", ["none", "of parts"])
+def test_what_is_not_vouched_for_is_read(server: ScriptedS3, open_filled: Open, kept: str) -> None:
+    repo = open_filled()
+    if kept == "none":
+        server.checksums.clear()
+    else:
+        server.checksum_type = "COMPOSITE"
+    report = fsck.check(repo)
+    assert report.clean and report.vouched == () and report.read_objects == report.objects
+    where = _chunks(repo)[3]
+    server.objects[where] = _flipped(server.objects[where])
+    assert _named(fsck.check(repo)) == [("corrupt", where)]
+
+
+def test_only_what_one_server_does_not_vouch_for_is_read(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    first, second = _chunks(repo)[:2]
+    del server.checksums[first]
+    server.objects |= {where: _flipped(server.objects[where]) for where in (first, second)}
+    assert _named(fsck.check(repo)) == [("corrupt", first)]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: b"", "truncated"),
+        (lambda data: data + b"\0", "corrupt"),
+        (None, "missing"),
+    ],
+)
+def test_a_wrong_size_is_found_without_a_download(
+    server: ScriptedS3, open_filled: Open, change: Callable[[bytes], bytes] | None, kind: str
+) -> None:
+    repo = open_filled()
+    where = _chunks(repo)[0]
+    data = server.objects.pop(where)
+    if change is not None:
+        server.objects[where] = change(data)
+    server.requests.clear()
+    report = fsck.check(repo)
+    assert _named(report) == [(kind, where)] and report.damage[0].harms and report.vouched
+    assert where not in {key for _, key, _ in server.requests}
+
+
+def test_what_nothing_names_has_no_size_to_be_right_and_is_read(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    digest = repo.objects.put(b"left by a killed writer")
+    where = f"objects/{digest[:2]}/{digest}"
+    server.objects[where] = server.objects[where][:-1]
+    assert ("corrupt", where) in _named(fsck.check(repo))
+
+
+def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    pack = repo.objects.put(b"named, and not")
+    part = Slice(object=pack, offset=0, size_bytes=5, digest=repo.objects.digest(b"named"))
+    entry = Entry(path=b"a", mode="file", size_bytes=5, digest=part.digest, parts=(part,))
+    record = repo.objects.get_record(snapshots.ids(repo)[0], Snapshot)
+    snapshot = msgspec.structs.replace(record, config=repo.objects.put_record(Tree(entries=(entry,))))
+    snapshots.publish(repo, snapshot, Annotation(created_s=1.0))
+    assert fsck.check(repo).clean
+    where = f"objects/{pack[:2]}/{pack}"
+    server.objects[where] = b"named, and nut"
+    report = fsck.check(repo)
+    assert report.distrusted and _named(report) == [("corrupt", where)]
+
+
+def test_a_server_that_vouches_for_a_damaged_record_is_not_believed(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    record, chunk = snapshots.ids(repo)[0], _chunks(repo)[0]
+    where = f"objects/{record[:2]}/{record}"
+    server.objects |= {one: _flipped(server.objects[one]) for one in (where, chunk)}
+    report = fsck.check(repo)
+    assert report.distrusted and report.vouched == () and report.read_objects == report.objects
+    assert {("corrupt", where), ("corrupt", chunk)} == set(_named(report))
+
+
+def test_a_checksum_that_is_not_the_name_is_named(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled("sha256")
+    chunks = _chunks(repo)
+    server.requests.clear()
+    report = fsck.check(repo)
+    assert report.clean and [one.named for one in report.vouched] == [True]
+    assert {key for method, key, _ in server.requests if method == "HEAD"} >= set(chunks)
+    assert not {key for method, key, _ in server.requests if method == "GET"}.intersection(chunks)
+    _overwritten(server, chunks[0])
+    report = fsck.check(repo)
+    assert _named(report) == [("corrupt", chunks[0])] and report.vouched and not report.distrusted
+    assert report.damage[0].detail.endswith(hashlib.sha256(server.objects[chunks[0]]).hexdigest())
+
+
+def test_another_kind_of_checksum_vouches_for_the_bytes_alone(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled("sha256", "crc64nvme")
+    report = fsck.check(repo)
+    assert report.clean and [(one.checksum, one.named) for one in report.vouched] == [("CRC64NVME", False)]
+    assert server.count("HEAD") == 0
+
+
+def _overwritten(server: ScriptedS3, where: str) -> None:
+    """Have another program overwrite an object: the server checks what arrives, and keeps its checksum."""
+    data = _flipped(server.objects[where])
+    server.objects[where] = data
+    server.checksums[where] = "SHA256", base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_no_damage(server: ScriptedS3, open_filled: Open) -> None:
+    repo = open_filled()
+    server.always = lambda method, key: "AccessDenied" if key.startswith("runs/") else None
+    with pytest.raises(AccessDenied):
+        fsck.check(repo)
+
+
+def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: ScriptedS3) -> None:
+    store = S3Store(parse(server.url()), _AT_ONCE)
+    for number in range(3):
+        store.create(f"objects/ab/{number}", b"%d" % number)
+    server.checksums.pop("objects/ab/1")
+    server.faults = ["InternalError", "half", "reset"]
+    found = list(store.vouched("objects/"))
+    assert [(one.key, one.size_bytes, one.checksum) for one in found] == [
+        ("objects/ab/0", 1, "SHA256"),
+        ("objects/ab/1", 1, None),
+        ("objects/ab/2", 1, "SHA256"),
+    ]
+    server.faults = ["SlowDown", "reset"]
+    assert store.sha256("objects/ab/0") == hashlib.sha256(b"0").hexdigest()
+    assert store.sha256("objects/ab/1") is None
+    with pytest.raises(NotFound):
+        store.sha256("objects/ab/3")
+
+
+def test_a_directory_vouches_for_nothing(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
+    assert not isinstance(repo.store, Vouching)
+    fill(repo, tmp_path / "files", Scale())
+    report = fsck.check(repo)
+    assert report == fsck.check(repo, read_data=True)
+    assert (report.read_objects, report.read_bytes) == (report.objects, report.size_bytes)

@@ -1,0 +1,87 @@
+"""Single bits of a store in a directory, flipped and flipped back: whether `fsck` names each thing that has one."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import M5Error
+from m5ws.records import Checkpoint, Content, Observed, Snapshot, Tree
+from m5ws.repository import Repository, fsck
+
+_RECORDS = Snapshot | Tree | Content | Checkpoint | Observed
+
+
+class Flip(msgspec.Struct, frozen=True):
+    """A bit of an object: its key and the number of the bit, counted from 0."""
+
+    key: str
+    bit: int
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What was flipped, by kind of object; what was not named, and what was named and not flipped."""
+
+    flips: Counter[str] = msgspec.field(default_factory=Counter)
+    missed: list[Flip] = []
+    accused: list[str] = []
+
+
+class Bits:
+    """All objects of a store and the bits in them. The store is as it was after each `check`."""
+
+    def __init__(self, repo: Repository) -> None:
+        self._repo = repo
+        self._root = Path(repo.store.url)
+        self.sizes = {found.key: found.size_bytes for found in repo.store.list("") if found.size_bytes}
+        self._kinds = {key: self._kind(key) for key in self.sizes}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def draw(self, draw: random.Random, number: int) -> list[Flip]:
+        """Return bits of different objects; of a ledger's chain at most one, since a chain is named where it breaks."""
+        keys = draw.sample(sorted(self.sizes), len(self.sizes))
+        flips: dict[str, Flip] = {}
+        for key in keys:
+            chain = key.rpartition("/")[0] if "/ledger/" in key else key
+            flips.setdefault(chain, Flip(key, draw.randrange(8 * self.sizes[key])))
+        return list(flips.values())[:number]
+
+    def check(self, flips: Sequence[Flip], tally: Tally) -> None:
+        """Flip bits, have the store checked, and flip them back."""
+        for flip in flips:
+            self._turn(flip)
+        try:
+            report = fsck.check(self._repo)
+        finally:
+            for flip in flips:
+                self._turn(flip)
+        named = Counter(damage.key for damage in report.damage)
+        tally.flips.update(self._kinds[flip.key] for flip in flips)
+        tally.missed += [flip for flip in flips if not named[flip.key]]
+        tally.accused += sorted((named - Counter(flip.key for flip in flips)).elements())
+
+    def _turn(self, flip: Flip) -> None:
+        path = self._root / flip.key
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.seek(flip.bit // 8)
+            byte = file.read(1)[0]
+            file.seek(flip.bit // 8)
+            file.write(bytes([byte ^ 1 << flip.bit % 8]))
+
+    def _kind(self, key: str) -> str:
+        if "/ledger/" in key:
+            return "ledger batches"
+        if not key.startswith("objects/"):
+            return "references, plans, format"
+        try:
+            codec.decode(self._repo.store.get(key), _RECORDS)  # type: ignore[arg-type]
+        except M5Error:
+            return "chunks and packs"
+        return "records"

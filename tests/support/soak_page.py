@@ -1,0 +1,16 @@
+"""The tables of docs/soak.md, each written between its marks by the test that fills it."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
+
+
+def write(section: str, lines: Iterable[str]) -> None:
+    """Put a table into its place on the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    table = "\n".join(lines)
+    found = re.compile(rf"(<!-- {section}: begin -->\n).*?(<!-- {section}: end -->)", re.DOTALL)
+    assert found.search(text)
+    PAGE.write_text(found.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text), encoding="utf-8")
