@@ -279,5 +279,56 @@ class Tracker(Protocol):
         """Return the command that serves the UI on this machine's loopback; empty if a server is there already."""
 
 
+class Elements(msgspec.Struct, frozen=True, kw_only=True):
+    """How elements differ. Numbers are of differing elements alone; `max_relative` is to the larger of both.
+
+    `zero_signs` differ in the sign of a zero only, `nans` are NaN in both with other bits, `nan_in_one` is NaN in one.
+    The greatest differences are `float.hex()`, and None where all that differ are of these three kinds.
+    """
+
+    compared: int
+    differing: int = 0
+    first: int | None = None
+    first_a: str | None = None
+    first_b: str | None = None
+    max_absolute: str | None = None
+    max_relative: str | None = None
+    zero_signs: int = 0
+    nans: int = 0
+    nan_in_one: int = 0
+
+    @property
+    def same_values(self) -> bool:
+        """Whether every value is the same: only signs of zeros and the bits of NaNs are not."""
+        return self.differing == self.zero_signs + self.nans
+
+    def __add__(self, later: "Elements") -> "Elements":
+        """Return both together; `later` is of elements after these."""
+        early = self if self.first is not None else later
+        return Elements(
+            compared=self.compared + later.compared,
+            differing=self.differing + later.differing,
+            first=early.first,
+            first_a=early.first_a,
+            first_b=early.first_b,
+            max_absolute=_larger(self.max_absolute, later.max_absolute),
+            max_relative=_larger(self.max_relative, later.max_relative),
+            zero_signs=self.zero_signs + later.zero_signs,
+            nans=self.nans + later.nans,
+            nan_in_one=self.nan_in_one + later.nan_in_one,
+        )
+
+
+def _larger(a: str | None, b: str | None) -> str | None:
+    return max((value for value in (a, b) if value is not None), key=float.fromhex, default=None)
+
+
+class CompareBits(Protocol):
+    """Compares elements by their bits (training/elements.py)."""
+
+    def __call__(self, a: bytearray, b: bytearray, dtype: str, first: int) -> Elements:
+        """Compare two buffers of equal length; `dtype` is torch's name, `first` the index of their first element."""
+
+
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) during long work; total 0 means unknown."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from m5ws import configuration
-from m5ws.errors import NotFound
+from m5ws.errors import MissingExtra, NotFound
 from m5ws.ports import DatasetSource, Homed, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
 from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
@@ -39,6 +39,13 @@ _ADAPTERS = {
     "tokenizers": "m5ws.adapters.tokenizer:Tokenizers",
     "launcher": "m5ws.launch.local:LocalLauncher",
     "tracker": "m5ws.adapters.mlflow:Mlflow",
+}
+
+_TORCH = {
+    "compare bits": ("m5ws.training.elements:compare", "saying how much tensors differ", "train"),
+    "rebuild": ("m5ws.training.deepspeed_weights:rebuilt", "finding the weights in a DeepSpeed checkpoint", "train"),
+    "write dcp": ("m5ws.training.export_dcp:write", "writing a checkpoint of torch's", "train"),
+    "write deepspeed": ("m5ws.training.export_deepspeed:write", "writing DeepSpeed's files", "deepspeed"),
 }
 
 
@@ -229,6 +236,19 @@ def try_store(root: Path, settings: StoreSettings) -> None:
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
 
 
+def torch_tool(name: str) -> Callable[..., object]:
+    """Return a function of `training` that works on stored tensors, outside any rank. Raises MissingExtra."""
+    where, feature, extra = _TORCH[name]
+    try:
+        return _found(where)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(feature, extra) from error
+
+
 def _load(name: str) -> Callable[..., object]:
-    module, _, attribute = _ADAPTERS[name].partition(":")
+    return _found(_ADAPTERS[name])
+
+
+def _found(where: str) -> Callable[..., object]:
+    module, _, attribute = where.partition(":")
     return cast(Callable[..., object], getattr(importlib.import_module(module), attribute))

@@ -57,6 +57,26 @@ class Id(click.ParamType[str]):
         return [item for item in items if item.value.startswith(incomplete.lower())]
 
 
+class CheckpointName(click.ParamType[str]):
+    """A checkpoint, as `operations.checkpoint_names` reads it; runs are completed, and behind an @ their steps."""
+
+    name = "checkpoint"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from m5ws.operations import checkpoint_names
+        from m5ws.repository import refs
+
+        prefix, at, step = incomplete.partition("@")
+        if not at:
+            return Id(("run",)).shell_complete(ctx, param, incomplete)
+        try:
+            repo = workspace(ctx).repository()
+            steps = checkpoint_names.known(repo, refs.resolve(repo, prefix, ("run",))[1])
+        except M5Error:
+            return []
+        return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]
+
+
 class Text(click.ParamType[str]):
     """Text that can be stored: a terminal hands over bytes that are not UTF-8 as lone surrogates."""
 

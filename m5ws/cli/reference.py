@@ -3,11 +3,12 @@
 A test compares the page with this, so that help and documentation cannot differ.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from m5ws.cli import COMMANDS, cli
+from m5ws.cli import cli
 
 _WIDTH = 100
 _HEAD = """\
@@ -23,15 +24,26 @@ else. Wherever an id is asked for, a unique prefix of it will do. [Exit codes](e
 
 def page() -> str:
     """Return the whole page."""
+    sections = [_section(name, command.get_help(context)) for name, command, context in commands()]
+    return "\n".join([_HEAD, *sections])
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield every command, groups too, in the order of their tables: by name, with its context."""
     settings: dict[str, Any] = {**cli.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     root = click.Context(cli, info_name="m5ws", **settings)
-    sections = [_HEAD, _section("m5ws", cli.get_help(root))]
-    for name in COMMANDS:
-        command = cli.get_command(root, name)
+    yield "m5ws", cli, root
+    yield from _below(root, cli)
+
+
+def _below(above: click.Context, group: click.Group) -> Iterator[tuple[str, click.Command, click.Context]]:
+    for name in group.list_commands(above):
+        command = group.get_command(above, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=root)
-        sections.append(_section(f"m5ws {name}", command.get_help(context)))
-    return "\n".join(sections)
+        context = click.Context(command, info_name=name, parent=above)
+        yield context.command_path, command, context
+        if isinstance(command, click.Group):
+            yield from _below(context, command)
 
 
 def _section(title: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""`m5ws gc` and `m5ws keep`: a plan, a grace period, and what is printed when it cannot be done."""
+"""`m5ws gc` and `m5ws checkpoint keep`: a plan, a grace period, and what is printed when it cannot be done."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_what_is_young_is_not_planned(m5: M5, left: Repository) -> None:
 
 def test_what_is_named_meanwhile_is_spared(m5: M5, left: Repository, made: Made) -> None:
     m5("gc", "--older-than", "0s")
-    kept = m5("keep", made.run, "3", "--json").document
+    kept = m5("checkpoint", "keep", f"{made.run}@3", "--json").document
     assert kept == {"run": made.run, "checkpoint": checkpoints.name(3, 1)}
     done = m5("gc", "--grace", "0s", "--json").document["deleted"]
     assert (done["checkpoints"], done["objects"], done["spared"]) == (0, 1, 1)
@@ -61,10 +61,10 @@ def test_what_is_named_meanwhile_is_spared(m5: M5, left: Repository, made: Made)
 
 
 def test_keep_takes_a_step_a_name_or_the_newest(m5: M5, left: Repository, made: Made) -> None:
-    assert checkpoints.name(9, 1) in m5("keep", made.run).out
-    assert m5("keep", made.run, checkpoints.name(3, 1)).status == 0
+    assert checkpoints.name(9, 1) in m5("checkpoint", "keep", made.run).out
+    assert m5("checkpoint", "keep", f"{made.run}@{checkpoints.name(3, 1)}").status == 0
     assert checkpoints.kept(left, made.run) == [checkpoints.name(3, 1), checkpoints.name(9, 1)]
-    assert m5("keep", made.run, "7").status == 3
+    assert m5("checkpoint", "keep", f"{made.run}@7").status == 3
 
 
 def test_a_denied_delete_is_found_before_any_writer_has_to_wait(

@@ -1,0 +1,102 @@
+"""`m5ws checkpoint diff`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from m5ws.cli import names, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.operations.checkpoint_diff import CheckpointDiff, TensorChange
+    from m5ws.ports import CompareBits, Elements
+
+_DIFFERENT = 1
+
+
+@click.command("diff")
+@click.argument("a", type=names.CheckpointName())
+@click.argument("b", type=names.CheckpointName())
+@click.option("--brief", is_flag=True, help="Name what differs; read no tensor to say by how much.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> int:
+    """Say which tensors and which state differ, and by how much.
+
+    Bits are compared. Of each tensor that differs: how many elements, the greatest difference, absolute and relative
+    to the larger value, and the first element that differs. Parts that are stored as the same bytes are not read.
+    Tensors are matched by name, whatever the number of ranks; DeepSpeed's by file and path. Ends with 0 if all is
+    equal, and with 1 if anything differs.
+
+    \b
+    Example:
+      m5ws checkpoint diff 7c1d@20000 9a44@20000
+    """
+    from m5ws.operations import checkpoint_diff, checkpoint_names
+
+    repo = names.settled(names.workspace(context))
+    one, other = (checkpoint_names.resolve(repo, text, counting=False, state=True) for text in (a, b))
+    with progress.Bar() as bar:
+        found = checkpoint_diff.compare(repo, one, other, None if brief else _compare, bar)
+    if as_json:
+        output.print_json({"equal": found.equal, **cast(dict[str, object], output.plain(found))})
+    else:
+        click.echo("\n".join(_lines(found)))
+    return 0 if found.equal else _DIFFERENT
+
+
+def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "Elements":
+    """Compare elements with torch, which is loaded when there are any to compare."""
+    from m5ws import workspace
+
+    return cast("CompareBits", workspace.torch_tool("compare bits"))(a, b, dtype, first)
+
+
+def _lines(found: "CheckpointDiff") -> Iterator[str]:
+    for change in found.tensors:
+        yield from _tensor(change)
+    where = None
+    for leaf in found.state:
+        if leaf.where != where:
+            where = leaf.where
+            yield click.style(f"state of {where}", bold=True)
+        yield f"  {leaf.path or '(all)'}: {_side(leaf.a)} → {_side(leaf.b)}"
+    for file in found.files:
+        yield f"file {file.name}: {_side(file.a)} → {_side(file.b)}"
+    yield from (f"note: {note}" for note in found.notes)
+    if found.equal:
+        yield f"no difference: {found.tensors_equal:,} tensors and all state are equal, bit for bit"
+    else:
+        read = f"{output.size(found.bytes_read)} read of each, {output.size(found.bytes_unread)} equal by their digests"
+        yield f"{len(found.tensors):,} tensors differ, {found.tensors_equal:,} are equal; {read}"
+
+
+def _side(value: str | None) -> str:
+    return "(none)" if value is None else value
+
+
+def _tensor(change: "TensorChange") -> Iterator[str]:
+    yield f"{click.style(change.name, bold=True)}  {change.a or change.b}"
+    if change.kind in {"type", "shape"}:
+        yield f"  {change.kind}: {change.a} → {change.b}"
+    elif change.elements is None:
+        yield "  bits differ" if change.kind == "bits" else f"  {change.kind}"
+    else:
+        yield f"  {_elements(change.elements)}"
+        place = f"first at {list(change.first_index)}: " if change.first_index else ""
+        yield f"  {place}{change.elements.first_a} → {change.elements.first_b}"
+
+
+def _elements(found: "Elements") -> str:
+    said = [f"{found.differing:,} of {found.compared:,} elements"]
+    if found.max_absolute is not None and found.max_relative is not None:
+        said.append(f"by at most {output.number(found.max_absolute)}, relatively {output.number(found.max_relative)}")
+    counted = {
+        "in the sign of zero": found.zero_signs,
+        "in the bits of NaN": found.nans,
+        "NaN in one": found.nan_in_one,
+    }
+    said += [f"{count:,} {what}" for what, count in counted.items() if count]
+    if found.same_values:
+        said.append("the values are the same")
+    return ", ".join(said)

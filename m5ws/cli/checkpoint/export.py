@@ -1,0 +1,83 @@
+"""`m5ws checkpoint export`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from m5ws.cli import names, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.operations.checkpoint_export import Planned, Tools
+
+_FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
+
+
+@click.command("export")
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(_FORMATS), required=True, help="Who is to read it.")
+@click.option(
+    "--tensors",
+    "what",
+    type=click.Choice(["weights", "all"]),
+    help="Parameters and buffers, or the optimizer's state too; else weights for safetensors and hf, all for dcp.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be written and what left out; write nothing.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context, checkpoint: str, directory: Path, form: str, what: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Write a checkpoint as files that other tools read.
+
+    CHECKPOINT is RUN@STEP, or RUN for its newest. DIRECTORY must be empty or not there, and is written whole or not
+    at all. Every byte is checked. What a format cannot hold, as random number generators, is said.
+
+    \b
+    safetensors  one file, or several of at most 5 GB with an index
+    hf           the same with the model's own names, config.json and tokenizer, for from_pretrained
+    dcp          what torch.distributed.checkpoint loads, on any number of ranks
+    deepspeed    the files that DeepSpeed writes, for engine.load_checkpoint and its tools
+
+    \b
+    Example:
+      m5ws checkpoint export 7c1d@20000 --format hf /tmp/model
+    """
+    from m5ws.operations import checkpoint_export, checkpoint_names, fresh_directory
+
+    repo = names.workspace(context).repository()
+    fresh_directory.check(directory)
+    which = checkpoint_names.resolve(repo, checkpoint, counting=False, state=True)
+    tools = _tools()
+    plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
+    if not dry_run:
+        with progress.Bar() as bar:
+            checkpoint_export.apply(repo, plan, directory, tools, bar)
+    if as_json:
+        told = cast(dict[str, object], output.plain(plan.planned))
+        return output.print_json({**told, "directory": directory.absolute(), "written": not dry_run})
+    click.echo(_said(plan.planned, directory, dry_run))
+    return None
+
+
+def _tools() -> "Tools":
+    from m5ws import workspace
+    from m5ws.operations.checkpoint_export import Tools
+
+    return Tools(
+        rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
+        dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
+        deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
+    )
+
+
+def _said(planned: "Planned", directory: Path, dry_run: bool) -> str:
+    verb = "would be written" if dry_run else "written"
+    what = f"{planned.tensors:,} tensors, {output.size(planned.size_bytes)}, of {planned.run}@{planned.step}"
+    lines = [f"{what} {verb} to {directory}"]
+    if dry_run:
+        lines += [f"  {name}{'' if size is None else f'  {output.size(size)}'}" for name, size in planned.files.items()]
+    if planned.left_out:
+        lines += ["not in it:", *(f"  {line}" for line in planned.left_out)]
+    return "\n".join(lines)

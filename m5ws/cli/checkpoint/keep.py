@@ -1,0 +1,29 @@
+"""`m5ws checkpoint keep`."""
+
+import click
+
+from m5ws.cli import names, output
+
+
+@click.command("keep")
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@output.json_option
+@click.pass_context
+def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
+    """Keep a checkpoint for ever, whatever retention rules say.
+
+    CHECKPOINT is RUN@STEP, or RUN for its newest. Nothing undoes it.
+
+    \b
+    Example:
+      m5ws checkpoint keep 7c1d@20000
+    """
+    from m5ws.operations import checkpoint_names
+    from m5ws.repository import checkpoints
+
+    repo = names.settled(names.workspace(context))
+    found = checkpoint_names.resolve(repo, checkpoint)
+    checkpoints.keep(repo, found.run, found.name)
+    if as_json:
+        return output.print_json({"run": found.run, "checkpoint": found.name})
+    return click.echo(f"checkpoint {found.name} of run {found.run} is kept for ever")

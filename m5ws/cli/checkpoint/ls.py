@@ -1,0 +1,50 @@
+"""`m5ws checkpoint ls`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import names, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.operations.checkpoint_listing import CheckpointRow
+
+
+@click.command("ls")
+@click.argument("run", type=names.Id(("run",)))
+@output.json_option
+@click.pass_context
+def command(context: click.Context, run: str, as_json: bool) -> None:
+    """List the checkpoints of a run.
+
+    NEW is what a checkpoint added to the store: its bytes that no earlier checkpoint of the run had. One that is
+    "not counted" was published by an attempt that a newer one had replaced, and nothing resumes from it.
+
+    \b
+    Example:
+      m5ws checkpoint ls 7c1d
+    """
+    from m5ws.operations import checkpoint_listing
+    from m5ws.repository import refs
+
+    repo = names.settled(names.workspace(context))
+    _, run_id = refs.resolve(repo, run, ("run",))
+    with progress.Bar() as bar:
+        rows = checkpoint_listing.list_checkpoints(repo, run_id, bar)
+    if as_json:
+        return output.print_json({"run": run_id, "checkpoints": rows})
+    if rows:
+        heads = ("STEP", "ATTEMPT", "WHEN", "FORMAT", "RANKS", "SIZE", "NEW", "NOTE")
+        click.echo(output.table(heads, [_row(row) for row in rows]))
+    else:
+        output.note(f"run {run_id} has no checkpoint")
+    return None
+
+
+def _row(row: "CheckpointRow") -> tuple[str, ...]:
+    if row.problem:
+        return str(row.step), str(row.attempt), output.moment(row.when_s), "-", "-", "-", "-", row.problem
+    marks = [word for word, said in (("kept", row.kept), ("not counted", not row.counts)) if said]
+    sizes = output.size(row.size_bytes), output.size(row.new_bytes)
+    when = output.moment(row.when_s)
+    return str(row.step), str(row.attempt), when, row.format, str(row.world), *sizes, ", ".join(marks)

@@ -1,0 +1,76 @@
+"""`m5ws checkpoint show`."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import names, output
+
+if TYPE_CHECKING:
+    from m5ws.operations.checkpoint_listing import CheckpointView
+
+_SHOWN = 24
+"""So many values of one place are shown unless all are asked for."""
+
+
+@click.command("show")
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.option("--state", "everything", is_flag=True, help="List every value of the state that is no tensor.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, checkpoint: str, everything: bool, as_json: bool) -> None:
+    """Show a checkpoint: who made it, its tensors, its state.
+
+    CHECKPOINT is RUN@STEP, or RUN for its newest. State that is no tensor is shown value by value; what is long, as a
+    random number generator is, by a digest, which is the one in the ledger.
+
+    \b
+    Example:
+      m5ws checkpoint show 7c1d@20000
+    """
+    from m5ws.operations import checkpoint_listing, checkpoint_names
+
+    repo = names.settled(names.workspace(context))
+    view = checkpoint_listing.view(repo, checkpoint_names.resolve(repo, checkpoint, counting=False))
+    if as_json:
+        return output.print_json(view)
+    click.echo("\n".join(_lines(view, everything)))
+    return None
+
+
+def _lines(view: "CheckpointView", everything: bool) -> Iterator[str]:
+    yield f"checkpoint {view.run}@{view.name}"
+    told = {
+        "run": view.run,
+        "step": str(view.step),
+        "attempt": str(view.attempt),
+        "made": output.moment(view.when_s),
+        "snapshot": view.snapshot,
+        "record": view.digest,
+        "content": view.content,
+        "format": f"{view.format}, {view.world} ranks",
+        "size": output.size(view.size_bytes),
+        "kept": "for ever" if view.kept else None,
+        "counts": None if view.counts else "no: a newer attempt had begun when it was published",
+    }
+    yield output.fields(told, "  ")
+    if view.tensors:
+        rows = [
+            (row.name, row.dtype, "×".join(map(str, row.shape)) or "-", str(row.shards), output.size(row.size_bytes))
+            for row in view.tensors
+        ]
+        yield f"\n{output.table(('TENSOR', 'TYPE', 'SHAPE', 'SHARDS', 'SIZE'), rows)}"
+    if view.files:
+        yield f"\n{output.table(('FILE', 'SIZE'), [(row.name, output.size(row.size_bytes)) for row in view.files])}"
+    for where, group in groupby(view.state, key=lambda leaf: leaf.where):
+        values = {leaf.path: leaf.value for leaf in group}
+        shown = dict(list(values.items())[: None if everything else _SHOWN])
+        yield f"\nstate of {where}:"
+        yield output.fields(shown, "  ")
+        if len(shown) < len(values):
+            yield f"  … {len(values) - len(shown):,} more (--state lists them)"
+    if view.ledger:
+        heads = {f"rank {rank}": head for rank, head in view.ledger.items()}
+        yield f"\nledger after this step:\n{output.fields(heads, '  ')}"

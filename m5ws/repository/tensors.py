@@ -1,0 +1,240 @@
+"""The bytes of a stored tensor in its own row-major order, whatever shards it was stored in.
+
+No tensor library is needed: a shard is a box of a grid, a box is runs of consecutive bytes, and a run lies in
+parts. Each part that is read is verified whole, and is held for a while where it is needed again.
+"""
+
+import itertools
+import math
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from m5ws.errors import CorruptObject, UnknownSchema
+from m5ws.records import Digest, Slice, Tensor
+from m5ws.repository.objects import Objects
+
+WINDOW_BYTES = 16 * 2**20
+"""How much is read at a time of a tensor whose parts are not consecutive in it."""
+
+_HELD_BYTES = 256 * 2**20
+_SIZES = {
+    1: (
+        "bool",
+        "uint8",
+        "int8",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ),
+    2: ("bfloat16", "float16", "int16", "uint16"),
+    4: ("float32", "int32", "uint32", "complex32"),
+    8: ("float64", "int64", "uint64", "complex64"),
+    16: ("complex128",),
+}
+_ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """A box of a tensor's grid; its row-major bytes are those of `parts`, joined, from `skip_bytes` on."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    parts: tuple[Slice, ...]
+    skip_bytes: int = 0
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor and where its elements are. `grid` is what boxes are boxes of: `shape`, or all elements in a row."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        return item_bytes(self.dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.item_bytes
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the size of an element of a type, by torch's name for it. Raises UnknownSchema."""
+    if dtype not in _ITEM_BYTES:
+        raise UnknownSchema(f"tensors of type {dtype!r} are not known to this m5ws")
+    return _ITEM_BYTES[dtype]
+
+
+def layout(record: Tensor, name: str | None = None) -> Layout:
+    """Return where a stored tensor's elements are; under another name, if one is given. Raises CorruptObject."""
+    boxes = tuple(Box(offsets=shard.offsets, sizes=shard.sizes, parts=shard.parts) for shard in record.shards)
+    found = Layout(name=name or record.name, dtype=record.dtype, shape=record.shape, grid=record.shape, boxes=boxes)
+    stored = sum(part.size_bytes for box in boxes for part in box.parts)
+    if stored != found.size_bytes or sum(math.prod(box.sizes) for box in boxes) != found.elements:
+        raise CorruptObject(f"tensor {record.name} has {stored} bytes stored, and its shape needs {found.size_bytes}")
+    return found
+
+
+class Parts:
+    """Parts as they are read: each once at a time, and held while there is room. Safe in several threads."""
+
+    def __init__(self, objects: Objects, held_bytes: int = _HELD_BYTES) -> None:
+        self._objects = objects
+        self._limit = held_bytes
+        self._held: OrderedDict[tuple[Digest, int], Future[bytes]] = OrderedDict()
+        self._sizes = 0
+        self._lock = threading.Lock()
+
+    def once(self, part: Slice) -> bytes:
+        """Return a part that is not needed again. Raises NotFound, CorruptObject."""
+        return self._objects.read(part)
+
+    def get(self, part: Slice) -> bytes:
+        """Return a part, and hold it. Raises NotFound, CorruptObject."""
+        place = (part.object, part.offset)
+        with self._lock:
+            future = self._held.get(place)
+            mine = future is None
+            if future is None:
+                future = self._held[place] = Future()
+                self._sizes += part.size_bytes
+            self._held.move_to_end(place)
+            self._drop(place)
+        if mine:
+            try:
+                future.set_result(self._objects.read(part))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+        return future.result()
+
+    def _drop(self, newest: tuple[Digest, int]) -> None:
+        """Forget what was used least lately; who has it keeps it."""
+        for place in list(self._held):
+            if self._sizes <= self._limit:
+                return
+            future = self._held[place]
+            if place != newest and future.done():
+                del self._held[place]
+                self._sizes -= len(future.result()) if future.exception() is None else 0
+
+
+class Reader:
+    """One tensor's bytes by their place in it."""
+
+    def __init__(self, parts: Parts, layout: Layout) -> None:
+        self._parts = parts
+        self._boxes = [_Placed(box, layout.grid, layout.item_bytes) for box in layout.boxes]
+        self.layout = layout
+
+    def windows(self) -> list[tuple[int, int]]:
+        """Return ranges of bytes, in order, that together are the tensor: such that each part is needed once.
+
+        None is longer than a chunk, and each begins at an element.
+        """
+        end, item = self.layout.size_bytes, self.layout.item_bytes
+        edges = {0, end}
+        for box in self._boxes:
+            if not box.consecutive:
+                edges.update(range(0, end, WINDOW_BYTES))
+            else:
+                edges.update(edge - edge % item for edge in box.edges() if 0 < edge < end)
+        return list(itertools.pairwise(sorted(edges)))
+
+    def digest(self, start: int, end: int) -> Digest | None:
+        """Return the digest of bytes [start, end) if they are a stored part, so that it is known unread."""
+        return next((found for box in self._boxes if (found := box.whole(start, end)) is not None), None)
+
+    def read(self, start: int, end: int) -> bytearray:
+        """Return bytes [start, end), verified. Raises NotFound, CorruptObject."""
+        data = bytearray(end - start)
+        target, filled = memoryview(data), 0
+        for box in self._boxes:
+            for place, local, length in box.runs(start, end):
+                filled += length
+                self._fill(box, target[place - start : place - start + length], local)
+        if filled != end - start:
+            raise CorruptObject(f"the shards of tensor {self.layout.name} do not fill it")
+        return data
+
+    def _fill(self, box: "_Placed", target: memoryview, local: int) -> None:
+        for part, offset, length in box.pieces(local, len(target)):
+            whole = length == part.size_bytes
+            data = self._parts.once(part) if whole else self._parts.get(part)
+            target[:length] = memoryview(data)[offset : offset + length]
+            target = target[length:]
+
+
+class _Placed:
+    """A box with its strides, in bytes, and where each of its parts begins."""
+
+    def __init__(self, box: Box, grid: Sequence[int], item: int) -> None:
+        # A tensor without dimensions is a row of one element.
+        self._grid = tuple(grid) or (1,)
+        self._offsets, self._sizes = (box.offsets, box.sizes) if grid else ((0,), (1,))
+        self._strides = [item * math.prod(self._grid[d + 1 :]) for d in range(len(self._grid))]
+        self._own = [item * math.prod(self._sizes[d + 1 :]) for d in range(len(self._grid))]
+        self._parts = box.parts
+        self._starts = list(itertools.accumulate((part.size_bytes for part in box.parts), initial=0))
+        self._skip = box.skip_bytes
+        partial = [d for d, size in enumerate(self._sizes) if size != self._grid[d]]
+        self._depth = partial[-1] if partial else 0
+        self.consecutive = math.prod(self._sizes[: self._depth]) <= 1
+
+    @property
+    def _first(self) -> int:
+        return sum(offset * stride for offset, stride in zip(self._offsets, self._strides, strict=True))
+
+    def edges(self) -> Iterator[int]:
+        """Yield where parts begin and end in the tensor, for a consecutive box."""
+        first, length = self._first, self._sizes[0] * self._own[0]
+        yield from (first, first + length)
+        yield from (first + start - self._skip for start in self._starts if 0 < start - self._skip < length)
+
+    def whole(self, start: int, end: int) -> Digest | None:
+        """Return the digest of the part that is bytes [start, end) of the tensor, if one is."""
+        local = start - self._first + self._skip
+        number = bisect_right(self._starts, local) - 1
+        if not self.consecutive or not 0 <= number < len(self._parts) or self._starts[number] != local:
+            return None
+        part = self._parts[number]
+        return part.digest if part.size_bytes == end - start else None
+
+    def runs(self, start: int, end: int, d: int = 0, base: int = 0, local: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield what of bytes [start, end) is in this box: where in the tensor, where in the box, how many bytes."""
+        stride, offset, size = self._strides[d], self._offsets[d], self._sizes[d]
+        if d == self._depth:
+            place = base + offset * stride
+            low, high = max(start, place), min(end, place + size * stride)
+            if low < high:
+                yield low, local + low - place, high - low
+            return
+        first = max(0, (start - base) // stride - offset)
+        last = min(size, -((base - end) // stride) - offset)
+        for index in range(first, last):
+            yield from self.runs(start, end, d + 1, base + (offset + index) * stride, local + index * self._own[d])
+
+    def pieces(self, local: int, length: int) -> Iterator[tuple[Slice, int, int]]:
+        """Yield the parts that hold `length` bytes of the box from `local` on: each, from where, and how many bytes."""
+        position, end = local + self._skip, local + self._skip + length
+        number = bisect_right(self._starts, position) - 1
+        while position < end and number < len(self._parts):
+            part, begin = self._parts[number], self._starts[number]
+            count = min(end, begin + part.size_bytes) - position
+            if count > 0:
+                yield part, position - begin, count
+            position, number = position + count, number + 1

@@ -1,0 +1,106 @@
+"""A stored tensor's bytes in its own order: whatever boxes it is stored in, and wherever their parts are cut."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.errors import CorruptObject, UnknownSchema
+from m5ws.records import Shard, Slice, Tensor
+from m5ws.repository import Repository
+from m5ws.repository.tensors import Box, Layout, Parts, Reader, layout
+from memory_store import MemoryStore
+
+
+def stored(repo: Repository, data: bytes, cuts: list[int]) -> tuple[Slice, ...]:
+    """Store bytes in parts that end at `cuts`, in one pack, or as objects of their own where they are long."""
+    edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pack = repo.objects.put(b"before" + data)
+    found = []
+    for start, end in itertools.pairwise(edges):
+        piece = data[start:end]
+        own = repo.objects.put(piece) if len(piece) > 40 else None
+        place = 0 if own else len(b"before") + start
+        digest = repo.objects.digest(piece)
+        found.append(Slice(object=own or pack, offset=place, size_bytes=len(piece), digest=digest))
+    return tuple(found)
+
+
+def boxes(shape: tuple[int, ...], cuts: list[list[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return offsets and sizes of the boxes that cuts in each dimension make."""
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]
+    for size, places in zip(shape, cuts, strict=True):
+        edges = sorted({0, size, *(place for place in places if place < size)})
+        found = [
+            ((*offsets, start), (*sizes, end - start))
+            for offsets, sizes in found
+            for start, end in itertools.pairwise(edges)
+        ]
+    return found
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), max_size=4).map(tuple),
+    dtype=st.sampled_from([("uint8", np.uint8), ("int16", np.int16), ("float64", np.float64)]),
+    data=st.data(),
+)
+def test_any_boxes_and_parts_give_the_bytes_of_the_whole(
+    shape: tuple[int, ...], dtype: tuple[str, type], data: st.DataObject
+) -> None:
+    repo = Repository.create(MemoryStore())
+    whole: np.ndarray = np.arange(math.prod(shape)).astype(dtype[1]).reshape(shape)
+    cuts = [data.draw(st.lists(st.integers(1, 6), max_size=2)) for _ in shape]
+    shards = []
+    for offsets, sizes in boxes(shape, cuts):
+        piece = whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))].tobytes()
+        parts = stored(repo, piece, data.draw(st.lists(st.integers(1, 200), max_size=4)))
+        shards.append(Shard(offsets=offsets, sizes=sizes, parts=parts))
+    record = Tensor(name="t", dtype=dtype[0], shape=shape, shards=tuple(shards))
+    reader = Reader(Parts(repo.objects, held_bytes=64), layout(record))
+    expected = whole.tobytes()
+    windows = reader.windows()
+    assert b"".join(reader.read(start, end) for start, end in windows) == expected
+    assert all(start % whole.itemsize == 0 for start, _ in windows)
+    start = data.draw(st.integers(0, len(expected)))
+    end = data.draw(st.integers(start, len(expected)))
+    assert reader.read(start, end) == expected[start:end]
+    for begin, stop in windows:
+        known = reader.digest(begin, stop)
+        assert known in {None, repo.objects.digest(expected[begin:stop])}
+
+
+def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository) -> None:
+    flat = np.arange(40, dtype=np.float32)
+    parts = stored(repo, flat.tobytes(), [50, 100])
+    spans = (
+        Box(offsets=(0,), sizes=(5,), parts=parts, skip_bytes=4 * 30),
+        Box(offsets=(5,), sizes=(7,), parts=parts, skip_bytes=4 * 2),
+    )
+    reader = Reader(Parts(repo.objects), Layout(name="t", dtype="float32", shape=(3, 4), grid=(12,), boxes=spans))
+    expected = np.concatenate([flat[30:35], flat[2:9]]).tobytes()
+    assert b"".join(reader.read(*window) for window in reader.windows()) == expected
+    assert reader.read(16, 24) == expected[16:24]
+
+
+def test_a_tensor_of_equal_parts_is_known_without_being_read(repo: Repository) -> None:
+    data = bytes(range(120))
+    shard = Shard(offsets=(0,), sizes=(120,), parts=stored(repo, data, [60]))
+    reader = Reader(Parts(repo.objects), layout(Tensor(name="t", dtype="uint8", shape=(120,), shards=(shard,))))
+    assert reader.windows() == [(0, 60), (60, 120)]
+    assert reader.digest(0, 60) == repo.objects.digest(data[:60])
+    assert reader.digest(0, 61) is None and reader.digest(10, 60) is None
+
+
+def test_shards_that_do_not_fill_their_tensor_are_an_error(repo: Repository) -> None:
+    shard = Shard(offsets=(0,), sizes=(4,), parts=stored(repo, bytes(16), []))
+    with pytest.raises(CorruptObject, match="tensor t has 16 bytes stored, and its shape needs 20"):
+        layout(Tensor(name="t", dtype="float32", shape=(5,), shards=(shard,)))
+    half = Box(offsets=(0,), sizes=(4,), parts=shard.parts)
+    reader = Reader(Parts(repo.objects), Layout(name="t", dtype="float32", shape=(8,), grid=(8,), boxes=(half,)))
+    with pytest.raises(CorruptObject, match="do not fill it"):
+        reader.read(0, 32)
+    with pytest.raises(UnknownSchema, match="'float3'"):
+        layout(Tensor(name="t", dtype="float3", shape=(1,), shards=()))

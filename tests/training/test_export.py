@@ -1,0 +1,331 @@
+"""Exported checkpoints, loaded by those they are meant for: every bit is that of the training."""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+
+import safetensors_reader
+from m5ws import codec, workspace
+from m5ws.errors import CorruptObject, UsageError
+from m5ws.events import AttemptStarted
+from m5ws.operations import checkpoint_export, checkpoint_names
+from m5ws.operations.checkpoint_export import Planned, Tools
+from m5ws.records import Checkpoint, Content, Format, LaunchSpec, Run
+from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository.objects import key
+from m5ws.store.local import LocalStore
+from m5ws.training import dcp, fingerprint
+from tests.training.conftest import Runner
+
+HERE = Path(__file__).parent
+TOOLS = Tools(
+    rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
+    dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
+    deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
+)
+RUN = "000000000001"
+
+
+def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:
+    which = checkpoint_names.resolve(repo, text)
+    plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
+    checkpoint_export.apply(repo, plan, target, TOOLS)
+    return plan.planned
+
+
+def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}" for name, tensor in tensors.items()}
+
+
+def recorded(repo: Repository, digest: str) -> dict[str, str]:
+    """What the training itself said of the state that it saved."""
+    content = repo.objects.get_record(repo.objects.get_record(digest, Checkpoint).content, Content)
+    assert content.common is not None
+    state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
+    return cast(dict[str, str], state["fingerprints"])
+
+
+def loaded_by_torch(directory: Path) -> dict[str, torch.Tensor]:
+    """Load all of a checkpoint with torch's own reader, into tensors that are made from its metadata."""
+    reader = FileSystemReader(directory)
+    metadata = reader.read_metadata()
+    state = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in metadata.state_dict_metadata.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+    assert state.keys() == metadata.state_dict_metadata.keys()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_state(cast(Any, state), storage_reader=reader, no_dist=True)
+    return state
+
+
+# --- any tensors
+
+TENSORS = {
+    "model.turned": torch.randn(4, 6).T,
+    "model.scalar": torch.tensor(2.5, dtype=torch.float64),
+    "model.empty": torch.empty(3, 0),
+    "model.half": torch.randn(700).to(torch.bfloat16),
+    "model.small": torch.randn(9).to(torch.float8_e4m3fn),
+    "model.nan": torch.tensor([0x7FC00001, -(2**31)], dtype=torch.int32).view(torch.float32),
+    "buffer.mask": torch.tensor([True, False, True]),
+    "buffer.count": torch.tensor([1, 2**40]),
+    "optimizer.turned.exp_avg": torch.randn(6, 4),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Repository:
+    """A store with one checkpoint of TENSORS, in parts of odd sizes."""
+    repo = Repository.create(LocalStore(tmp_path / "store"), Format(chunk_bytes=100, small_bytes=50, pack_bytes=300))
+    publish(repo, TENSORS)
+    return repo
+
+
+def publish(repo: Repository, tensors: dict[str, torch.Tensor], step: int = 1) -> None:
+    records, blobs = dcp.save(tensors, repo.objects, None)
+    content = repo.objects.put_record(Content(format="dcp/1", world=1, tensors=records, blobs=blobs))
+    record = Checkpoint(run=RUN, snapshot="0" * 64, attempt=1, step=step, content=content)
+    if not ledger.attempts(repo, RUN):
+        runs.publish(repo, Run(id=RUN, snapshot="0" * 64, spec=LaunchSpec(command=("x.py",))))
+        started = codec.encode(AttemptStarted(attempt=1, host="h", observed="0" * 64))
+        ledger.Writer(repo, RUN, 1, ledger.LAUNCHER).append([started])
+    checkpoints.publish(repo, record)
+
+
+def own_names(tensors: dict[str, torch.Tensor], prefix: str = "model.") -> dict[str, torch.Tensor]:
+    found = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        found[f"optimizer.state.{rest}" if kind == "optimizer" else f"{prefix}{rest}"] = tensor
+    return found
+
+
+def test_every_kind_of_tensor_is_in_a_safetensors_file(saved: Repository, tmp_path: Path) -> None:
+    planned = export(saved, RUN, "safetensors", tmp_path / "out", "all")
+    found, said = safetensors_reader.load(tmp_path / "out" / "checkpoint.safetensors")
+    expected = own_names(TENSORS)
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        n: (t.dtype, t.shape) for n, t in expected.items()
+    }
+    assert bits(found) == bits(expected)
+    assert said == {
+        "format": "pt",
+        "m5ws.run": RUN,
+        "m5ws.step": "1",
+        "m5ws.snapshot": "0" * 64,
+        "m5ws.checkpoint": planned.checkpoint,
+    }
+    origin = json.loads((tmp_path / "out" / "m5ws-checkpoint.json").read_text())
+    assert (origin["checkpoint"], origin["run"], origin["step"]) == (planned.checkpoint, RUN, 1)
+
+
+def test_weights_alone_are_what_is_meant_without_a_word(saved: Repository, tmp_path: Path) -> None:
+    planned = export(saved, RUN, "safetensors", tmp_path / "out")
+    found, _ = safetensors_reader.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert found.keys() == {name for name in own_names(TENSORS) if name.startswith("model.")}
+    assert "the optimizer's state" in planned.left_out
+
+
+def test_what_is_too_much_for_one_file_is_in_several_with_an_index(saved: Repository, tmp_path: Path) -> None:
+    planned = export(saved, RUN, "safetensors", tmp_path / "out", "all", file_bytes=200)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(names) > 2 and names[0] == f"checkpoint-00001-of-{len(names):05d}.safetensors"
+    assert {*names, "checkpoint.safetensors.index.json", "m5ws-checkpoint.json"} == planned.files.keys()
+    sizes = {name: (tmp_path / "out" / name).stat().st_size for name in names}
+    assert {name: planned.files[name] for name in names} == sizes
+    assert bits(safetensors_reader.load_all(tmp_path / "out", "checkpoint")) == bits(own_names(TENSORS))
+
+
+def test_hugging_face_gets_the_models_own_names(saved: Repository, tmp_path: Path) -> None:
+    planned = export(saved, RUN, "hf", tmp_path / "out")
+    found, _ = safetensors_reader.load(tmp_path / "out" / "model.safetensors")
+    weights = {name: tensor for name, tensor in TENSORS.items() if not name.startswith("optimizer.")}
+    assert bits(found) == bits(own_names(weights, prefix=""))
+    assert any("config.json" in line for line in planned.left_out)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("safetensors") is None, reason="safetensors is not installed")
+def test_the_safetensors_package_reads_the_same(saved: Repository, tmp_path: Path) -> None:
+    export(saved, RUN, "safetensors", tmp_path / "out", "all")
+    package = importlib.import_module("safetensors.torch")
+    found = package.load_file(tmp_path / "out" / "checkpoint.safetensors")
+    assert bits(found) == bits(own_names(TENSORS))
+
+
+def test_torch_loads_every_kind_of_tensor(saved: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m5ws.training.export_dcp._BLOCK_BYTES", 40)
+    export(saved, RUN, "dcp", tmp_path / "out")
+    found = loaded_by_torch(tmp_path / "out")
+    expected = own_names(TENSORS)
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        n: (t.dtype, t.shape) for n, t in expected.items()
+    }
+    assert bits(found) == bits(expected)
+    chunks = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata["model.half"]
+    assert len(cast(Any, chunks).chunks) == 35, "700 elements of 2 bytes, 40 bytes a block"
+
+
+def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_written(
+    saved: Repository, tmp_path: Path
+) -> None:
+    publish(saved, {"model.wide": torch.zeros(2, dtype=torch.complex128)}, step=2)
+    with pytest.raises(UsageError, match="complex128") as caught:
+        export(saved, f"{RUN}@2", "safetensors", tmp_path / "out")
+    assert "--format dcp" in caught.value.hint and not (tmp_path / "out").exists()
+    export(saved, f"{RUN}@2", "dcp", tmp_path / "out")
+    assert loaded_by_torch(tmp_path / "out").keys() == {"model.wide"}
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path, form: str) -> None:
+    which = checkpoint_names.resolve(saved, RUN)
+    content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
+    part = next(t for t in content.tensors if t.name == "model.half").shards[0].parts[-1]
+    damaged = tmp_path / "store" / key(part.object)
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(CorruptObject):
+        export(saved, RUN, form, tmp_path / "deep" / "out")
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_directory_in_use_is_refused_and_an_empty_one_taken(saved: Repository, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    export(saved, RUN, "dcp", tmp_path / "out")
+    before = sorted((tmp_path / "out").iterdir())
+    with pytest.raises(UsageError, match="not empty"):
+        export(saved, RUN, "safetensors", tmp_path / "out")
+    assert sorted((tmp_path / "out").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("form", "what", "says"),
+    [
+        ("deepspeed", None, "not made by DeepSpeed"),
+        ("hf", "all", "weights only"),
+        ("deepspeed", "weights", "DeepSpeed"),
+    ],
+)
+def test_what_cannot_be_is_said(saved: Repository, tmp_path: Path, form: str, what: str | None, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        export(saved, RUN, form, tmp_path / "out", what)
+    assert "--format" in caught.value.hint
+
+
+# --- real trainings
+
+
+def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_path: Path) -> None:
+    attempt = runner(tiny, "fsdp", "2", ranks=2)
+    assert attempt.status == 0 and attempt.newest is not None, attempt.log()
+    planned = export(runner.repo, attempt.newest, "dcp", tmp_path / "dcp")
+    export(runner.repo, attempt.newest, "safetensors", tmp_path / "flat", "all")
+    found = loaded_by_torch(tmp_path / "dcp")
+    assert bits(safetensors_reader.load(tmp_path / "flat" / "checkpoint.safetensors")[0]) == bits(found)
+    # Running statistics differ from rank to rank: rank 0's are taken.
+    said = {name.removesuffix("@0"): value for name, value in recorded(runner.repo, attempt.newest).items()}
+    expected = {name: value for name, value in said.items() if "@" not in name}
+    owns = own_names(dict.fromkeys(expected, torch.empty(0)))
+    assert bits(found) == dict(zip(owns, expected.values(), strict=True))
+    assert any("differ from rank 0's" in line for line in planned.left_out)
+    assert {"the scheduler", "the position in the data"} <= set(planned.left_out)
+    assert any("noise" in line and "python" in line for line in planned.left_out)
+
+
+ZERO = {"1": (1, "bf16"), "2": (2, "bf16"), "3": (3, "bf16")}
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Repository, str, Path]]:
+    """Trainings by ZeRO stage on three ranks, in stores of their own, and DeepSpeed's files of their last steps."""
+    # CPUAdam's operator is built before, as the supervisor has it built before a launch.
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+    subprocess.run([sys.executable, "-m", "m5ws.training.cpu_adam"], env=environment, check=True, capture_output=True)
+    found = {}
+    for name, (stage, dtype) in ZERO.items():
+        folder = tmp_path_factory.mktemp(f"zero-{name}")
+        runner = Runner(Repository.create(LocalStore(folder / "store")), folder)
+        attempt = runner(str(HERE / "scripts" / "deepspeed_tiny.py"), str(stage), dtype, "3", ranks=3)
+        assert attempt.status == 0 and attempt.newest is not None, attempt.log()
+        export(runner.repo, attempt.newest, "deepspeed", folder / "deepspeed")
+        found[name] = runner.repo, attempt.newest, folder
+    return found
+
+
+def comparable(found: dict[str, str]) -> dict[str, str]:
+    """What DeepSpeed itself saves and loads: not the products inside CPUAdam, nor buffers that it does not keep."""
+    return {name: value for name, value in found.items() if not name.startswith(("buffer.", "optimizer.cpu_adam"))}
+
+
+def test_deepspeeds_own_engine_loads_its_files(zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path) -> None:
+    cases = [
+        f"{folder / 'deepspeed'}:{stage}:{dtype}"
+        for (_, _, folder), (stage, dtype) in zip(zero.values(), ZERO.values(), strict=True)
+    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(HERE / "scripts" / "deepspeed_load.py"), str(tmp_path), *cases],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    for number, (repo, digest, _) in enumerate(zero.values()):
+        found = json.loads((tmp_path / f"{number}.json").read_text())
+        assert comparable(found) == comparable(recorded(repo, digest))
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_masters_and_moments_have_the_models_names(
+    zero: dict[str, tuple[Repository, str, Path]], name: str, tmp_path: Path
+) -> None:
+    repo, digest, folder = zero[name]
+    export(repo, digest, "dcp", tmp_path / "dcp")
+    export(repo, digest, "hf", tmp_path / "hf")
+    said = recorded(repo, digest)
+    found = loaded_by_torch(tmp_path / "dcp")
+    trained = {one.removeprefix("master.") for one in said if one.startswith("master.")}
+    expected = {f"model.{one}": said[f"master.{one}"] for one in trained}
+    expected |= {"model.frozen.weight": said["model.frozen.weight"], "model.seen": said["buffer.seen@0"]}
+    expected |= {
+        f"optimizer.state.{one}.{moment}": said[f"optimizer.{one}.{moment}"]
+        for one in trained
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
+    assert bits(found) == expected
+    weights, _ = safetensors_reader.load(tmp_path / "hf" / "model.safetensors")
+    assert bits(weights) == {
+        one.removeprefix("model."): value for one, value in expected.items() if one[:6] == "model."
+    }
+    theirs = _zero_to_fp32(folder / "deepspeed")
+    # DeepSpeed's own script leaves out what is not trained under ZeRO 1.
+    assert weights.keys() - theirs.keys() == ({"frozen.weight"} if name == "1" else set())
+    assert bits({one: tensor.contiguous() for one, tensor in theirs.items()}) == bits(
+        {one: tensor.float() for one, tensor in weights.items() if one in theirs}
+    )
+
+
+def _zero_to_fp32(directory: Path) -> dict[str, torch.Tensor]:
+    from deepspeed.utils import zero_to_fp32
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(directory))
+    return cast(dict[str, torch.Tensor], found)
