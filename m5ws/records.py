@@ -207,14 +207,35 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
 
 
+class Parent(Record, frozen=True, kw_only=True):
+    """The checkpoint that a fork starts from: whose it is, its name and step, and the digest of its record.
+
+    `settings` says whose the optimizer's and the schedule's settings are: the script's own, where it was changed
+    since, or the checkpoint's. `restart` is what begins anew instead of going on from the checkpoint.
+    """
+
+    run: RunId
+    checkpoint: CheckpointName
+    step: Count
+    digest: Digest
+    settings: Literal["checkpoint", "script"] = "checkpoint"
+    restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The checkpoint as people write it."""
+        return f"{self.run}@{self.checkpoint}"
+
+
 class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
-    """One intent to train. `reproduces` names the run that this one repeats."""
+    """One intent to train. `reproduces` names the run that this one repeats, `parent` where a fork starts."""
 
     id: RunId
     snapshot: Digest
     spec: LaunchSpec
     purpose: Literal["train", "reproduce"] = "train"
     reproduces: RunId | None = None
+    parent: Parent | None = None
     name: str | None = None
     created_s: float = 0.0
 
@@ -234,9 +255,9 @@ class Saving(Record, frozen=True, kw_only=True):
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `resume` is the digest of the checkpoint to go on from, `saving` how others are made; a replay makes one after each
-    step in `checkpoint_at`, as its original did, and lets no clock decide. `copies` is where copies of what is read are
-    kept, of at most `copies_bytes`.
+    `resume` is the digest of the checkpoint to go on from, `parent` says whose it is if it is another run's, `saving`
+    how others are made; a replay makes one after each step in `checkpoint_at`, as its original did, and lets no clock
+    decide. `copies` is where copies of what is read are kept, of at most `copies_bytes`.
     """
 
     store: str
@@ -251,6 +272,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     output_dir: str
     author_dir: str
     resume: Digest | None = None
+    parent: Parent | None = None
     saving: Saving = Saving()
     checkpoint_at: tuple[int, ...] | None = None
     copies: str = ""

@@ -5,21 +5,22 @@ should be, and for metrics and checkpoints MLflow itself is asked how far an ear
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
+from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS, Models
+from m5ws.adapters.mlflow_pages import pages
 from m5ws.adapters.mlflow_points import Point, Position
 from m5ws.adapters.mlflow_subject import RUN_TAG, Subject
 from m5ws.events import CheckpointPublished
-from m5ws.records import Verdict
+from m5ws.records import Run, Verdict
 from m5ws.repository import Repository
 
 DELIVERED_TAG = "m5ws.delivered"
 """Attempt and step of the last point, as `attempt:step`; written in the same call as the point's metrics."""
 _NOTHING: Position = (0, 0)
-_READY = "READY"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
 """By this MLflow's UI shows an experiment's runs as training, not as calls of a language model."""
 _METRICS = 1000
@@ -39,6 +40,8 @@ class Page:
         self._status: tuple[str, int | None] = (self._run.info.status, self._run.info.end_time)
         self._before: Point | None = None
         self._doubtful = True
+        self._models: Models | None = None
+        self._told_of_no_models = False
 
     def keep(self) -> None:
         """Mark this MLflow run as the one that is delivered to, whichever others appear."""
@@ -50,6 +53,7 @@ class Page:
     ) -> None:
         """Set tags, description, parameters and datasets, on the script's other runs too."""
         tags = mlflow_subject.tags(subject) | mlflow_note.verdict_tags(subject.run.id, verdicts) | dict(more)
+        tags |= self._lineage(subject.run)
         text = mlflow_note.note(subject, verdicts)
         params = mlflow_params.params(repo, subject)
         for run_id in (self.run_id, *self.others):
@@ -57,6 +61,11 @@ class Page:
             own = {key: tags[key] for key in tags if not _of_the_script(key, run.data.tags)}
             self._set(run, own | {mlflow_subject.NOTE_TAG: mlflow_note.placed(_note_of(run), text)}, params)
             self._log_datasets(run, subject)
+
+    def _lineage(self, run: Run) -> dict[str, str]:
+        """Return the tag by which MLflow puts a fork below its parent, if that has a page here."""
+        found = find(self._client, run.parent.run) if run.parent is not None else []
+        return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
 
     def judge(self, subject: Subject, verdicts: Sequence[Verdict]) -> None:
         """Set what has been found about the run, and nothing else."""
@@ -90,19 +99,15 @@ class Page:
         self.position, self._before, self._doubtful = last, batch[-1], False
         return done + len(batch)
 
-    def publish(self, subject: Subject, events: Iterable[CheckpointPublished]) -> None:
-        """List checkpoints as models of the run, whose weights are in the m5ws store; each one once."""
-        from mlflow.entities import LoggedModelOutput
-
-        known = self._checkpoints(subject)
-        outputs = self._client.get_run(self.run_id).outputs
-        linked = {one.model_id for one in outputs.model_outputs} if outputs else set()
-        for event in {event.name: event for event in events}.values():
-            model = known.get(event.name) or self._create_model(subject, event)
-            if model.status != _READY:
-                self._client.finalize_logged_model(model.model_id, _READY)
-            if model.model_id not in linked:
-                self._client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, event.step)])
+    def publish(self, subject: Subject, events: Sequence[CheckpointPublished]) -> None:
+        """List checkpoints as models of the run; where MLflow knows no models, say so in a tag, once."""
+        if self._models is None:
+            self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
+        if self._told_of_no_models or self._models.publish(subject.run, events):
+            return
+        if self._run.data.tags.get(MODELS_TAG) != NO_MODELS:
+            self._client.set_tag(self.run_id, MODELS_TAG, NO_MODELS)
+        self._told_of_no_models = True
 
     def settle(self, status: str, end_ms: int | None) -> None:
         """Set the run's status, and when it ended if it did."""
@@ -148,40 +153,15 @@ class Page:
         for group in _groups(inputs, _METRICS):
             self._client.log_inputs(run.info.run_id, datasets=group)
 
-    def _checkpoints(self, subject: Subject) -> dict[str, Any]:
-        """Return the models of the run that MLflow has, by checkpoint name."""
-        experiment = self._run.info.experiment_id
-        query = f"tags.`{RUN_TAG}` = '{subject.run.id}'"
-        found = _pages(
-            lambda token: self._client.search_logged_models([experiment], filter_string=query, page_token=token)
-        )
-        return {one.tags["m5ws.checkpoint"]: one for one in found if "m5ws.checkpoint" in one.tags}
-
-    def _create_model(self, subject: Subject, event: CheckpointPublished) -> Any:
-        return self._client.create_logged_model(
-            experiment_id=self._run.info.experiment_id,
-            name=f"checkpoint-{event.name}",
-            source_run_id=self.run_id,
-            model_type="checkpoint",
-            tags={
-                RUN_TAG: subject.run.id,
-                mlflow_subject.SNAPSHOT_TAG: subject.run.snapshot,
-                "m5ws.checkpoint": event.name,
-                "m5ws.content": event.content,
-                # MLflow's own mark of a model whose files are elsewhere.
-                "mlflow.model.isExternal": "true",
-            },
-        )
-
 
 def find(client: Any, run_id: str) -> list[str]:
     """Return the ids of the MLflow runs of an m5ws run: first the one it is delivered to, then by age.
 
     Looks in all experiments, as a script may choose its own.
     """
-    experiments = [one.experiment_id for one in _pages(lambda token: client.search_experiments(page_token=token))]
+    experiments = [one.experiment_id for one in pages(lambda token: client.search_experiments(page_token=token))]
     query = f"tags.`{RUN_TAG}` = '{run_id}'"
-    found = list(_pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
+    found = list(pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
     found.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
     return [run.info.run_id for run in found]
 
@@ -235,16 +215,6 @@ def _batch(points: Sequence[Point]) -> Iterator[Point]:
         if index and rows > _METRICS:
             return
         yield point
-
-
-def _pages(fetch: Any) -> Iterator[Any]:
-    token = None
-    while True:
-        page = fetch(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _groups(items: Sequence[Any], size: int) -> Iterator[list[Any]]:

@@ -162,10 +162,11 @@ class Follower:
         while self._queue:
             for _ in range(page.send([*_front(self._queue)])):
                 self._queue.popleft()
+        # Last: hundreds of checkpoints take seconds, and what a person waits for is there by then.
+        self._settle(page, last)
         if self._listed < len(self._checkpoints):
             page.publish(subject, self._checkpoints[self._listed :])
             self._listed = len(self._checkpoints)
-        self._settle(page, last)
 
     def _open(self, subject: mlflow_subject.Subject) -> Any:
         if self._page is None:

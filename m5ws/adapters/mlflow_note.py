@@ -30,6 +30,8 @@ def note(subject: Subject, verdicts: Sequence[Verdict]) -> str:
     ]
     if run.reproduces:
         lines.append(f"It repeats run `{run.reproduces}`.")
+    if run.parent is not None:
+        lines.append(f"It starts after step {run.parent.step} of run `{run.parent.run}`.")
     if subject.annotation and subject.annotation.message:
         lines.append(f"> {' '.join(subject.annotation.message.split())}")
     lines.append(f"Reproduce it: `m5ws reproduce {run.id}`")

@@ -20,6 +20,7 @@ RUN_TAG = "m5ws.run_id"
 ATTEMPT_TAG = "m5ws.attempt"
 RANK_TAG = "m5ws.rank"
 SNAPSHOT_TAG = "m5ws.snapshot_id"
+PARENT_PAGE_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TAG_CHARACTERS = 8000
 _DIGEST_CHARACTERS = 36
@@ -80,6 +81,8 @@ def tags(subject: Subject) -> dict[str, str]:
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
+    if (parent := subject.run.parent) is not None:
+        own |= {"m5ws.parent_run": parent.run, "m5ws.parent_step": str(parent.step)}
     return {key: _one_line(value) for key, value in (own | _source(subject)).items()}
 
 

@@ -53,7 +53,8 @@ def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
 
 def _run(row: "RunRow") -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
-    said = row.name or ""
+    start = f"from {row.parent.run}@{row.parent.step}" if row.parent else ""
+    said = ", ".join(text for text in (row.name, start) if text)
     if row.reproduces:
         said = f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else "")
     state = "damaged" if row.problem else row.standing

@@ -16,6 +16,7 @@ from m5ws.errors import M5Error, UsageError
 if TYPE_CHECKING:
     from m5ws.operations.run import Plan
     from m5ws.operations.supervise import Result
+    from m5ws.records import Run
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -49,6 +50,19 @@ class RunInterrupted(M5Error):
 @click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run.")
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
+@click.option(
+    "--from",
+    "from_",
+    type=names.CheckpointName(),
+    metavar="RUN[@STEP]",
+    help="Start a new run from a checkpoint, with what is changed here.",
+)
+@click.option(
+    "--restart",
+    multiple=True,
+    type=click.Choice(["data", "schedule", "generators"]),
+    help="With --from: begin this anew; may be repeated.",
+)
 @click.option("--detach", is_flag=True, help="Start it, print its id, and leave it to itself.")
 @click.option("--dry-run", is_flag=True, help="Launch nothing; print what would be. Takes a snapshot.")
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
@@ -68,6 +82,8 @@ def command(
     name: str | None,
     message: str | None,
     resume: str | None,
+    from_: str | None,
+    restart: tuple[Literal["data", "schedule", "generators"], ...],
     detach: bool,
     dry_run: bool,
     no_progress: bool,
@@ -80,6 +96,10 @@ def command(
     directory and nothing of the checkout. COMMAND is a script and its arguments; m5ws.toml may name one. The
     run's id is printed on stdout at once.
 
+    With --from, a new run starts from a checkpoint of another one: RUN alone means its newest, RUN@STEP the one
+    after a step. It has its parent's snapshot and launch, but for SNAPSHOT and the options given; weights, optimizer
+    state, generators and the position in data and schedule go on, and changed settings take effect.
+
     Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it. Exit
     status: 0 the run finished, 1 it failed, 130 it was interrupted.
 
@@ -88,8 +108,9 @@ def command(
       m5ws run
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
       m5ws run --resume 7c1d
+      m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
-    from m5ws.operations import leftovers
+    from m5ws.operations import fork, leftovers
     from m5ws.operations import run as operation
     from m5ws.repository import refs
 
@@ -111,6 +132,12 @@ def command(
         run = detached.planned(planned)
     elif resume is not None:
         run = operation.resumed(repo, refs.resolve(repo, resume, ("run",))[1])
+    elif from_ is not None:
+        named = refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None
+        run = fork.new_run(
+            repo, fork.Request(checkpoint=from_, snapshot=named, overrides=overrides, options=options, restart=restart)
+        )
+        _say_changes(repo, run)
     else:
         spec = operation.spec(here.settings.run, options)
         run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=name)
@@ -147,14 +174,29 @@ def _snapshot(
     return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id
 
 
+def _say_changes(repo: "Repository", run: "Run") -> None:
+    """Say where a fork starts and what it is given otherwise than its parent."""
+    from m5ws.operations import drift, fork
+
+    if run.parent is None:
+        return
+    output.note(f"starting after step {run.parent.step} of run {run.parent.run}")
+    for change in fork.changes(repo, run):
+        output.note(f"  changed: {drift.title(change)}")
+
+
 def _refuse_useless(context: click.Context) -> None:
     """Refuse what would be ignored: a run that is resumed goes on as it was started."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if script(context):
         given.add("command")
     if "resume" in given and (useless := given - {"resume", "detach", "dry_run", "no_progress", "as_json"}):
-        names_of = ", ".join(sorted(name.replace("_", " ") for name in useless))
+        names_of = ", ".join(sorted(name.strip("_").replace("_", " ") for name in useless))
         raise UsageError(f"a resumed run goes on as it was started: {names_of} cannot be given")
+    if "restart" in given and "from_" not in given:
+        raise UsageError("only a run that starts --from a checkpoint has anything to restart")
+    if {"from_", "message"} <= given:
+        raise UsageError("a message is said of a new snapshot, and a fork has its parent's, or SNAPSHOT")
     if {"snapshot", "message"} <= given:
         raise UsageError("a message is said of a new snapshot, and SNAPSHOT names one that is there")
 
@@ -165,7 +207,8 @@ def _describe(plan: "Plan") -> str:
         "run": plan.run.id,
         "attempt": str(plan.attempt),
         "snapshot": plan.run.snapshot,
-        "resumes from": plan.resume,
+        "starts from": plan.context.parent.name if plan.context.parent else None,
+        "resumes from": None if plan.context.parent else plan.resume,
         "directory": request.cwd,
         "first": shlex.join(request.prepare) or None,
         "command": shlex.join(request.argv),

@@ -7,9 +7,9 @@ import click
 from m5ws.cli import names, output, verdict
 
 if TYPE_CHECKING:
-    from m5ws.operations.listing import RunView, SnapshotView
+    from m5ws.operations.listing import RunRow, RunView, SnapshotView
     from m5ws.operations.state import AttemptState
-    from m5ws.records import Observed
+    from m5ws.records import Observed, Parent
 
 
 @click.command("show")
@@ -78,6 +78,8 @@ def _snapshot(view: "SnapshotView") -> str:
 
 
 def _run(view: "RunView") -> str:
+    from m5ws.operations import lineage
+
     run, spec, state = view.run, view.run.spec, view.state
     total = f" of {state.total_steps}" if state.total_steps else ""
     told = {
@@ -85,6 +87,8 @@ def _run(view: "RunView") -> str:
         "state": f"{view.standing}, step {state.last_step}{total}",
         "snapshot": run.snapshot,
         "reproduces": run.reproduces,
+        "starts": lineage.text(view.lineage, view.lineage_whole),
+        "begins anew": ", ".join(run.parent.restart) or None if run.parent else None,
         "created": output.moment(run.created_s),
         "command": " ".join(spec.command),
         "launch": f"{spec.trainer}, {spec.nproc} processes",
@@ -92,7 +96,7 @@ def _run(view: "RunView") -> str:
     }
     lines = [f"run {run.id}", output.fields(told, "  ")]
     for attempt in state.attempts:
-        lines += ["", *_attempt(attempt)]
+        lines += ["", *_attempt(attempt, run.parent)]
     if view.checkpoints:
         rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
@@ -101,10 +105,17 @@ def _run(view: "RunView") -> str:
     if view.replays:
         rows = [(row.id, output.moment(row.created_s), row.outcome or row.standing) for row in view.replays]
         lines += ["", output.table(("REPLAYED BY", "WHEN", "VERDICT"), rows)]
+    if view.forks:
+        lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
 
 
-def _attempt(attempt: "AttemptState") -> list[str]:
+def _fork(row: "RunRow") -> tuple[str, ...]:
+    after = str(row.parent.step) if row.parent is not None else "-"
+    return row.id, after, output.moment(row.created_s), row.standing, row.name or ""
+
+
+def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
     took = ""
     if attempt.ended_s and attempt.started_s:
         took = f" after {output.duration(attempt.ended_s - attempt.started_s)}"
@@ -112,7 +123,7 @@ def _attempt(attempt: "AttemptState") -> list[str]:
     told = {
         "when": output.moment(attempt.started_s),
         "host": attempt.host,
-        "resumed from": attempt.resume,
+        "resumed from": _resumed_from(attempt, parent),
         "last": ", ".join(f"{name} {output.number(value)}" for name, value in attempt.quantities.items()) or None,
         "status": str(attempt.exit_code) if attempt.exit_code else None,
         "why": attempt.message,
@@ -123,6 +134,13 @@ def _attempt(attempt: "AttemptState") -> list[str]:
         where = f" at step {notice.step}" if notice.step is not None else ""
         lines.append(f"  {notice.kind}{where}: {notice.message}")
     return lines
+
+
+def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | None:
+    """Return the checkpoint that an attempt started from; a fork's own ones come after its parent's."""
+    if parent is not None and attempt.resume == parent.checkpoint:
+        return f"{attempt.resume} of run {parent.run}"
+    return attempt.resume
 
 
 def _environment(observed: "Observed", packages: bool) -> str:

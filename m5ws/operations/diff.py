@@ -11,11 +11,11 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.events import AttemptStarted, Event, RankStarted
-from m5ws.operations import tree_diff
+from m5ws.operations import lineage, tree_diff
 from m5ws.operations.config_keys import flatten
 from m5ws.operations.drift import drift, rated
 from m5ws.operations.tree_diff import FilePair
-from m5ws.records import Change, Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Tokenizer
+from m5ws.records import Change, Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Run, Tokenizer
 from m5ws.repository import Repository, ledger, runs, snapshots, trees
 
 E = TypeVar("E", bound=Event)
@@ -47,11 +47,23 @@ def between_runs(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
     CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
-    launched = launch(old.spec, new.spec)
+    launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
     # The number of ranks follows from what was asked for: one cause is not named twice.
     said = {"world"} if any(change.name == "nproc" for change in launched) else set()
     found = (change for change in _environment(repo, a, b) if change.name not in said)
     return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
+
+
+def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:
+    """Yield where two runs start otherwise: from other checkpoints, or from one with other things begun anew."""
+    one, two = old.parent, new.parent
+    if (one and one.digest) != (two and two.digest):
+        change = rated("launch", "from", one.name if one else None, two.name if two else None)
+        stories = [(run.id, lineage.text(*lineage.chain(repo, run))) for run in (old, new)]
+        told = "; ".join(f"{name} starts {story}" for name, story in stories if story)
+        yield msgspec.structs.replace(change, detail=f"{change.detail}: {told}")
+    elif one is not None and two is not None and one.restart != two.restart:
+        yield rated("launch", "from.restart", ", ".join(one.restart) or None, ", ".join(two.restart) or None)
 
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:

@@ -5,8 +5,9 @@ A damaged or newer record does not hide the others: its row says what is wrong w
 
 import msgspec
 
+from m5ws.operations import lineage
 from m5ws.operations.state import RunState, Standing, load, load_newest
-from m5ws.records import Annotation, Checkpoint, Digest, Observed, Run, Snapshot, Verdict
+from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot, Verdict
 from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
 
 
@@ -33,6 +34,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = "train"
     snapshot: Digest | None = None
     reproduces: str | None = None
+    parent: Parent | None = None
     standing: Standing = "created"
     attempts: int = 0
     last_step: int = 0
@@ -69,7 +71,11 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a run; `verdict` is its own if it is a reproduction, `replays` are those of it."""
+    """All that is known of a run; `verdict` is its own if it is a reproduction, `replays` are those of it.
+
+    `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
+    this store. `forks` are the runs that start from its checkpoints.
+    """
 
     run: Run
     standing: Standing
@@ -78,6 +84,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointRow, ...]
     verdict: Verdict | None
     replays: tuple[RunRow, ...]
+    lineage: tuple[Parent, ...] = ()
+    lineage_whole: bool = True
+    forks: tuple[RunRow, ...] = ()
 
 
 def list_snapshots(repo: Repository) -> list[SnapshotRow]:
@@ -111,6 +120,8 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     run = runs.load(repo, run_id)
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
+    others = sorted(runs.readable(repo), key=lambda other: other.created_s)
+    chain, whole = lineage.chain(repo, run)
     return RunView(
         run=run,
         standing=state.standing,
@@ -121,7 +132,10 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             for name in checkpoints.valid(repo, run_id)
         ),
         verdict=runs.verdict(repo, run_id),
-        replays=tuple(_run_row(repo, replay) for replay in runs.replays(repo, run_id)),
+        replays=tuple(_run_row(repo, other.id) for other in others if other.reproduces == run_id),
+        lineage=chain,
+        lineage_whole=whole,
+        forks=tuple(_run_row(repo, other.id) for other in others if _is_fork(other, run_id)),
     )
 
 
@@ -155,12 +169,18 @@ def _run_row(repo: Repository, run_id: str) -> RunRow:
         purpose=run.purpose,
         snapshot=run.snapshot,
         reproduces=run.reproduces,
+        parent=run.parent,
         standing=state.standing,
         attempts=state.newest.attempt if state.newest else 0,
         last_step=state.last_step,
         total_steps=state.total_steps,
         outcome=verdict.outcome if verdict else None,
     )
+
+
+def _is_fork(record: Run, of: str) -> bool:
+    """Return whether a run starts from a checkpoint of another; replays of forks are not listed as forks."""
+    return record.parent is not None and record.parent.run == of and record.reproduces is None
 
 
 def _part(repo: Repository, name: str, digest: Digest) -> Part:

@@ -17,7 +17,7 @@ from m5ws.events import AnyEvent, AttemptStarted
 from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
-from m5ws.records import Change, Divergence, LaunchSpec, Observed, Run, Verdict
+from m5ws.records import Change, Divergence, LaunchSpec, Observed, Parent, Run, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 
@@ -58,7 +58,12 @@ def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path)
     snapshot = request.snapshot or original.snapshot
     if request.overrides:
         snapshot = overrides.derive(ports.repo, snapshot, request.overrides)
-    replay = run.new_run(snapshot, _spec(original.spec, request), name=original.name, reproduces=original.id)
+    parent = original.parent
+    if parent is not None and snapshot != original.snapshot:
+        # What was changed here is to show, as it would in a fork that was made so.
+        parent = msgspec.structs.replace(parent, settings="script")
+    spec = _spec(original.spec, request)
+    replay = run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent)
     saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
     return run.plan(ports.repo, replay, home, author_dir, ports.environment, ports.tracker, checkpoint_at=tuple(saved))
 
@@ -121,7 +126,7 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
         replay=replay.id,
         outcome=outcome,
         compared=dict(comparison.equal),
-        not_compared=(*missing, *comparison.extra(), *_unrecorded(comparison)),
+        not_compared=(*missing, *comparison.extra(), *_given(replay.parent), *_unrecorded(comparison, replay.parent)),
         first=first,
         changes=changes,
         reason=why or (reason.reason(first, changes) if first else None),
@@ -150,7 +155,14 @@ def _uses_session(comparison: Comparison) -> bool:
     return bool(comparison.original.steps or comparison.original.states)
 
 
-def _unrecorded(comparison: Comparison) -> list[str]:
+def _given(parent: Parent | None) -> list[str]:
+    """Return what a replay of a fork takes for granted: both start from one checkpoint."""
+    if parent is None:
+        return []
+    return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
+
+
+def _unrecorded(comparison: Comparison, parent: Parent | None) -> list[str]:
     """Return what neither side recorded, so that nobody takes it for verified."""
     if not _uses_session(comparison):
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
@@ -158,9 +170,10 @@ def _unrecorded(comparison: Comparison) -> list[str]:
         f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
     ]
     last = comparison.original.last_step
-    between = last - len([step for step in comparison.original.states.get(0, {}) if step])
+    done = last - (parent.step if parent is not None else 0)
+    between = done - len([step for step in comparison.original.states.get(0, {}) if step])
     if between > 0:
-        lines.append(f"state after {between} of {last} steps, where no fingerprint was asked for")
+        lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")
     if comparison.original.outcome != "finished":
         lines.append(f"the original ended {comparison.original.outcome or 'unrecorded'} after step {last}")
     return lines

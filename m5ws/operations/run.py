@@ -1,7 +1,7 @@
 """`run`: from a snapshot to a launch. `plan` returns what will happen as a record; `supervise` does it.
 
 Every attempt starts from a fresh materialisation of the run's snapshot, never from the author's checkout
-(promise 3); a resumed attempt goes on from the newest checkpoint that counts.
+(promise 3); a resumed attempt goes on from the newest checkpoint that counts, a fork that has none from its parent's.
 """
 
 import importlib.util
@@ -15,9 +15,10 @@ from typing import Literal
 import msgspec
 
 from m5ws import determinism, secret_scan
-from m5ws.errors import MissingExtra, NotFound, UsageError
+from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
+from m5ws.operations import checkpoint_names
 from m5ws.ports import Near, Tracker
-from m5ws.records import Context, LaunchRequest, LaunchSpec, Run, Saving, Snapshot
+from m5ws.records import Checkpoint, Context, LaunchRequest, LaunchSpec, Parent, Run, Saving, Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
 
@@ -53,7 +54,7 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
     command = options.command or settings.command
     if not command:
         raise UsageError("there is nothing to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
-    _refuse_secrets(command, settings)
+    refuse_secrets(command, settings.environment)
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
@@ -70,7 +71,7 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
     )
 
 
-def _refuse_secrets(command: tuple[str, ...], settings: RunSettings) -> None:
+def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
     """Raise UsageError for what looks like a secret in what becomes part of the run's record, and of MLflow's page."""
     for position, word in enumerate(command):
         if secret_scan.masked(word) != word:
@@ -78,7 +79,7 @@ def _refuse_secrets(command: tuple[str, ...], settings: RunSettings) -> None:
                 f"argument {position} of the command looks like a secret, and would be stored with the run",
                 hint="Hand secrets over in environment variables: the ranks inherit them, and they are not recorded.",
             )
-    for name, value in settings.environment.items():
+    for name, value in environment.items():
         if secret_scan.named_secret(name) or secret_scan.masked(value) != value:
             raise UsageError(
                 f"[run] environment.{name} looks like a secret, and would be stored with the run",
@@ -92,15 +93,17 @@ def new_run(
     *,
     name: str | None = None,
     reproduces: str | None = None,
+    parent: Parent | None = None,
     run_id: str | None = None,
 ) -> Run:
-    """Return a run that does not exist yet; with `reproduces`, one that repeats another."""
+    """Return a run that does not exist yet; with `reproduces`, one that repeats another, with `parent` a fork."""
     return Run(
         id=run_id or runs.new_id(),
         snapshot=snapshot_id,
         spec=launch,
         purpose="reproduce" if reproduces else "train",
         reproduces=reproduces,
+        parent=parent,
         name=name,
         created_s=time.time(),
     )
@@ -119,7 +122,7 @@ def plan(
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
     `home` is the workspace's `.m5ws`; `environment` what the processes will inherit; `saving` and `checkpoint_at`
-    are of `Context`.
+    are of `Context`. Raises NotFound if the checkpoint that a fork starts from is not in the store.
     """
     _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
@@ -128,13 +131,15 @@ def plan(
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts else []
     # The newest is never retired; gc may be retiring earlier ones at this moment.
-    resume = next((label for label in reversed(valid) if _resumable(repo, run.id, label)), None)
+    resume = next((label for label in reversed(valid) if checkpoint_names.holds_state(repo, run.id, label)), None)
     directory = home / "runs" / run.id / f"{attempt:04d}"
     context = msgspec.structs.replace(
         _context(repo, run, snapshot, attempt, directory, author_dir, resume),
         saving=saving or Saving(),
         checkpoint_at=checkpoint_at,
     )
+    if run.parent is not None and resume is None:
+        resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = _request(context, directory, environment, tracker)
     return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
 
@@ -174,13 +179,6 @@ def resumed(repo: Repository, run_id: str) -> Run:
     return run
 
 
-def _resumable(repo: Repository, run_id: str, label: str) -> bool:
-    from m5ws.records import Content
-
-    checkpoint = checkpoints.load(repo, run_id, label)
-    return repo.objects.get_record(checkpoint.content, Content).format != "files/1"
-
-
 def _context(
     repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
 ) -> Context:
@@ -201,6 +199,21 @@ def _context(
         copies=str(copies),
         copies_bytes=copies_bytes,
     )
+
+
+def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
+    """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
+    try:
+        found = repo.objects.get_record(parent.digest, Checkpoint)
+    except NotFound as error:
+        raise NotFound(
+            f"checkpoint {parent.name}, which the run starts from, is not in the store",
+            hint="`m5ws pull` brings a run with the checkpoint that it starts from.",
+        ) from error
+    held = (found.run, checkpoints.name(found.step, found.attempt), found.step)
+    if held != (parent.run, parent.checkpoint, parent.step):
+        raise CorruptObject(f"run {context.run} says that it starts from {parent.name}, which is another checkpoint")
+    return msgspec.structs.replace(context, resume=parent.digest, parent=parent)
 
 
 def _request(

@@ -19,7 +19,7 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
 from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
@@ -163,6 +163,7 @@ class _Attempt:
         self._stopping = False
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
+        self._restored = False
         self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
@@ -187,6 +188,9 @@ class _Attempt:
             if process is not None and process.poll() is None:
                 process.stop(_GRACE_S)
         self._seen(self._delivery.deliver(final=True))
+        if outcome == "finished" and self._began_anew():
+            exit_code, outcome = 1, "failed"
+            message = "the script did not start from the checkpoint that the run is a fork of: it uses no m5ws.session"
         for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
         try:
@@ -212,10 +216,15 @@ class _Attempt:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             if isinstance(event, CheckpointPublished):
                 self._published.add(event.name)
+            self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice("inexact-resume", message)
             stop = bool(self._watch and self._watch(rank, event)) or stop
         return stop
+
+    def _began_anew(self) -> bool:
+        """Return whether a fork is known not to have restored its parent's checkpoint: it is no fork then."""
+        return self._plan.context.parent is not None and not self._restored and self._delivery.complete
 
     def _notice(self, kind: str, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)

@@ -61,7 +61,8 @@ def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     """Return every object that a snapshot or run needs, with its length in bytes; what is named before what names it.
 
-    A run's objects are those of its ledger and checkpoints; `roots` says what else it stands on. Records are read,
+    A run's objects are those of its ledger and checkpoints, and the checkpoint that a fork starts from; `roots` says
+    what else it stands on. A fork's parent is not among it: that would be all its checkpoints. Records are read,
     and checked, on the way; of objects of bytes the length is the least that their names need, which is all of it
     where they are named whole. Raises NotFound, CorruptObject.
     """
@@ -78,6 +79,8 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
             for event in ledger.events(repo, name, attempt, rank):
                 if (observed := getattr(event, "observed", None)) is not None:
                     _bytes(repo, observed, needs)
+    if (parent := runs.load(repo, name).parent) is not None:
+        _walk(repo, parent.digest, Checkpoint, needs, walked)
     for label in checkpoints.names(repo, name):
         _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, walked)
     for label in checkpoints.kept(repo, name):
@@ -86,12 +89,18 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
 
 
 def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
-    """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint."""
+    """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint.
+
+    Of a fork that has none yet, it is the one that it starts from.
+    """
     if kind == "snapshot":
         return closure(repo, kind, name)
-    needs = closure(repo, "snapshot", runs.load(repo, name).snapshot)
-    for label in checkpoints.valid(repo, name)[-1:]:
-        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, set())
+    run = runs.load(repo, name)
+    needs = closure(repo, "snapshot", run.snapshot)
+    first = [run.parent.digest] if run.parent is not None else []
+    own = [checkpoints.digest(repo, name, label) for label in checkpoints.valid(repo, name)[-1:]]
+    for digest in own or first:
+        _walk(repo, digest, Checkpoint, needs, set())
     return needs
 
 

@@ -81,6 +81,9 @@ class References:
             if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
                 self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", root)
             self._records.walk(root, run.snapshot, Snapshot)
+            if run.parent is not None:
+                self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest))
+                self._records.walk(root, run.parent.digest, Checkpoint)
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             self._decode(f"runs/{run_id}/verdict", Verdict, root)
         self._foreign(run_id)

@@ -15,7 +15,7 @@ from m5ws.errors import NotFound
 from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
-from m5ws.records import Annotation, Checkpoint, Content, Digest, Verdict
+from m5ws.records import Annotation, Checkpoint, Content, Digest, Run, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.reach import Reach
 
@@ -58,10 +58,12 @@ def read(
         _drain(each("reading kept checkpoints", repo.store.names(checkpoints.PINS), partial(_pins, repo, reach)))
         _drain(each("reading snapshots", repo.store.names("snapshots/"), partial(_snapshot, repo, reach)))
         names = runs.ids(repo)
-        evidence = _evidence(each("reading verdicts", names if rules.retire else [], partial(runs.verdict, repo)))
+        judged = names if rules.retire else []
+        evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
+        origins = _origins(each("reading forks", judged, partial(runs.load, repo)))
 
         def of_run(run: str) -> list[Retired]:
-            return _run(repo, reach, run, rules, evidence.get(run, set()), may_retire)
+            return _run(repo, reach, run, rules, evidence.get(run, set()), origins.get(run, set()), may_retire)
 
         for found in each("reading runs", names, of_run):
             retired += found
@@ -87,11 +89,14 @@ def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
 
 
 def _run(
-    repo: Repository, reach: Reach, run: str, rules: Rules, evidence: set[int], may_retire: MayRetire
+    repo: Repository, reach: Reach, run: str, rules: Rules, evidence: set[int], origins: set[str], may_retire: MayRetire
 ) -> list[Retired]:
-    """Add a run and its checkpoints; return those that are retired instead."""
-    reach.snapshot(runs.load(repo, run).snapshot)
-    kept = _attempts(repo, reach, run)
+    """Add a run and its checkpoints; return those that are retired instead. Forks start from those in `origins`."""
+    record = runs.load(repo, run)
+    reach.snapshot(record.snapshot)
+    if record.parent is not None:
+        reach.checkpoint(record.parent.digest)
+    kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     found = list(_references(repo, run))
     past = _past(repo, run, found, rules, evidence) - kept if rules.retire else set()
@@ -169,6 +174,15 @@ def _resumable(repo: Repository, reference: Retired) -> bool:
         if not _retired_meanwhile(repo, reference):
             raise
         return False
+
+
+def _origins(records: Iterable[Run]) -> dict[str, set[str]]:
+    """Return, for each run, its checkpoints that other runs start from: lineage leads to something that is there."""
+    labels: dict[str, set[str]] = {}
+    for record in records:
+        if record.parent is not None:
+            labels.setdefault(record.parent.run, set()).add(record.parent.checkpoint)
+    return labels
 
 
 def _evidence(verdicts: Iterable[Verdict | None]) -> dict[str, set[int]]:

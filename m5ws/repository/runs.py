@@ -5,7 +5,8 @@ import os
 from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.records import Run, Verdict
-from m5ws.repository import Repository
+from m5ws.repository import Repository, presence, publishing
+from m5ws.repository.reach import Reach
 
 
 def new_id() -> str:
@@ -14,8 +15,26 @@ def new_id() -> str:
 
 
 def publish(repo: Repository, run: Run) -> None:
-    """Publish a run, whose snapshot is published already. Raises ObjectExists if its id is taken."""
-    repo.store.create(f"runs/{run.id}/run", codec.encode(run))
+    """Publish a run, whose snapshot is published already. Raises ObjectExists if its id is taken.
+
+    Of a fork, the checkpoint that it starts from is needed from here on. Raises NotFound, Vanished if it is gone.
+    """
+
+    def create() -> None:
+        repo.store.create(f"runs/{run.id}/run", codec.encode(run))
+
+    if run.parent is None:
+        create()
+        return
+    began = repo.objects.begin()
+    reach = Reach(repo.objects)
+    reach.checkpoint(run.parent.digest)
+    if missing := presence.missing(repo.objects, {digest.hex(): 0 for digest in reach.digests}):
+        raise NotFound(
+            f"{len(missing)} objects of checkpoint {run.parent.name} are not in the store",
+            hint="`m5ws fsck` says what is damaged, `m5ws show` which checkpoints there are.",
+        )
+    publishing.publish(repo, lambda: reach.digests, create, began=began)
 
 
 def load(repo: Repository, run_id: str) -> Run:

@@ -25,9 +25,10 @@ class EmptyLoader(M5Error):
 class Feed:
     """Hands out batches of a loader for ever, epoch after epoch."""
 
-    def __init__(self, loader: Any, digesting: bool) -> None:
+    def __init__(self, loader: Any, digesting: bool, anew: bool = False) -> None:
         self._loader = loader
         self._digesting = digesting
+        self._anew = anew
         self._iterator: Iterator[Any] | None = None
         self._hash: Any = None
         self.epoch = 0
@@ -86,7 +87,12 @@ class Feed:
         return state
 
     def restore(self, state: dict[str, Plain]) -> None:
-        """Take a position back, before `start`. A loader without `load_state_dict` begins the epoch anew."""
+        """Take a position back, before `start`. A loader without `load_state_dict` begins the epoch anew.
+
+        A feed that is to begin `anew` stays where it is.
+        """
+        if self._anew:
+            return
         self.epoch = int(state["epoch"])
         # The epoch first: a loader's own state is the last word on where in it the position is.
         self._announce_epoch()

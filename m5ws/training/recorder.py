@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from m5ws.events import Step as StepEvent
-from m5ws.training import checkpointing, context, control, facts, fingerprint, isolation, plain, rng
+from m5ws.training import checkpointing, context, control, facts, fingerprint, fork, isolation, plain, rng
 from m5ws.training.backend import Backend, Plain
 from m5ws.training.cadence import Cadence
 from m5ws.training.feed import Feed
@@ -24,6 +24,7 @@ from m5ws.training.step import Step
 
 _TRIES = 3
 _FINAL_TRIES = 4
+_HINT = "Where a fork has another kind of schedule: m5ws run --from … --restart schedule."
 _NOTABLE_S = 1.0
 _SHARE = 0.8
 """How much of the free memory the copies of a state may take; the training's own use goes up and down."""
@@ -84,6 +85,8 @@ class Recorder:
     def _resume(self, digest: str) -> int:
         loaded = checkpointing.load(self._active, self._backend, self._group, digest)
         for name, item in self._objects.items():
+            if fork.begins_anew(self._active, name):
+                continue
             source = loaded.common if name == "scheduler" else loaded.rank
             if source is not None:
                 self._restore_object(name, item, source, loaded.step)
@@ -114,9 +117,16 @@ class Recorder:
     def _restore_object(self, name: str, item: Any, source: Mapping[str, Plain], step: int) -> None:
         if name not in source:
             raise plain.RestoreError(f"the checkpoint after step {step} has no {name}")
-        item.load_state_dict(plain.decode(source[name]))
+        try:
+            item.load_state_dict(plain.decode(source[name]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise plain.RestoreError(
+                f"{name} does not take its state after step {step}: {error!r}", hint=_HINT
+            ) from error
         if plain.encode(item.state_dict(), name) != source[name]:
-            raise plain.RestoreError(f"the state_dict of {name} is not the one that it was given after step {step}")
+            raise plain.RestoreError(
+                f"the state_dict of {name} is not the one that it was given after step {step}", hint=_HINT
+            )
 
     def _say_limits(self) -> None:
         """Note what a resume cannot bring back."""

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from m5ws.errors import UsageError
-from m5ws.training import context, isolation, rng
+from m5ws.training import context, fork, isolation, rng
 from m5ws.training.backend import Backend
 from m5ws.training.feed import Feed
+from m5ws.training.fork import Fork
 from m5ws.training.recorder import Recorder
 from m5ws.training.step import Step
 
@@ -51,9 +52,11 @@ def session(
     """
     if (model is None) == (engine is None):
         raise UsageError("m5ws.session() takes a model (and its optimizer), or engine=, and not both")
-    feed = Feed(loader, digesting=context.active() is not None) if loader is not None else None
     active = context.active()
-    recorder = None
+    origin = fork.parent(active)
+    anew = origin is not None and "data" in origin.restart
+    feed = Feed(loader, digesting=active is not None, anew=anew) if loader is not None else None
+    recorder = started = None
     if active is not None:
         isolation.check(active.context)
         spec = active.context.spec
@@ -62,12 +65,16 @@ def session(
             _backend(model, optimizer, engine),
             feed=feed,
             objects={**({"scheduler": scheduler} if scheduler is not None else {}), **_named(state)},
-            generators={name: item for name, item in (state or {}).items() if isinstance(item, torch.Generator)},
+            generators=_generators(state),
             total_steps=total_steps,
             checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
             fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
         )
-    return Session(recorder, feed, total_steps)
+        if origin is not None:
+            trained = engine.optimizer if engine is not None else optimizer
+            planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
+            started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
+    return Session(recorder, feed, total_steps, started)
 
 
 def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
@@ -79,6 +86,10 @@ def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
     from m5ws.training.fsdp import FsdpBackend
 
     return FsdpBackend(model, optimizer)
+
+
+def _generators(state: Mapping[str, Any] | None) -> dict[str, torch.Generator]:
+    return {name: item for name, item in (state or {}).items() if isinstance(item, torch.Generator)}
 
 
 def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -93,8 +104,9 @@ def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
 class Session:
     """A registered training. `first_step` is the step that `steps()` begins with."""
 
-    def __init__(self, recorder: Recorder | None, feed: Feed | None, total_steps: int) -> None:
+    def __init__(self, recorder: Recorder | None, feed: Feed | None, total_steps: int, started: Fork | None) -> None:
         self._recorder = recorder
+        self._fork = started
         self._feed = feed
         self._total = total_steps
         self._stopping = False
@@ -103,10 +115,15 @@ class Session:
     def steps(self) -> Iterator[Step]:
         """Yield each step still to be done, once; what the loop's body did is recorded when it is over.
 
-        Before the first, the run's newest checkpoint is restored, if this attempt resumes, and proven.
+        Before the first, the checkpoint that this attempt starts from is restored, if there is one, and proven: the
+        run's newest, or another run's if this is a fork. Raises UsageError for a fork that has no step left to do.
         """
         if self._recorder is not None:
+            if self._fork is not None:
+                self._fork.prepare(self._total)
             self.first_step = self._recorder.begin() + 1
+            if self._fork is not None:
+                self._fork.settle()
         for number in range(self.first_step, self._total + 1):
             step = Step(number, self._feed, recording=self._recorder is not None)
             try:

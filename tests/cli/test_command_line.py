@@ -111,7 +111,7 @@ def test_a_store_of_a_newer_m5ws_is_named(m5: Any, place: Path) -> None:
 
 def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is a bug would be mended, not tested: so one is made.
-    monkeypatch.setattr("m5ws.operations.init.plan", lambda *_, **__: {}["a bug"])
+    monkeypatch.setattr("m5ws.operations.init.plan", lambda *_, **__: 1 / 0)
     done = m5("init")
     assert done.status == 70
     assert "Traceback" in done.err and "error: m5ws has a bug" in done.err
@@ -163,6 +163,7 @@ def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None
     assert _completed("reproduce 7c", place) == [made.replay, made.run]
     assert made.snapshot[:12] in _completed("show ", place)
     assert _completed("show --pac", place) == ["--packages"]
+    assert _completed(f"run --from {made.run}@", place) == [f"{made.run}@3"]
     assert _completed("checkout 7c1d000000 ", place) != [made.run]
 
 

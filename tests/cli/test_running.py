@@ -159,6 +159,10 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
         (("run", "--resume", "{run}", "--nproc", "2"), "nproc cannot be given"),
         (("run", "--resume", "{run}", "--", "train.py"), "command cannot be given"),
         (("run", "--resume", "{run}"), "has finished"),
+        (("run", "--resume", "{run}", "--from", "{run}"), "from cannot be given"),
+        (("run", "--restart", "data", "--", "train.py"), "--from a checkpoint"),
+        (("run", "--from", "{run}", "-m", "hello"), "a fork has its parent's"),
+        (("run", "--from", "{run}"), "nothing is left to do"),
         (("run", "{snapshot}", "-m", "hello", "--", "train.py"), "SNAPSHOT names one that is there"),
         (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "is not of the form key=value"),
         (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), "did you mean lr?"),
@@ -169,6 +173,12 @@ def test_what_cannot_be_done_as_asked_is_status_2(m5: Any, made: Any, words: tup
     done = m5(*(word.format(snapshot=made.snapshot, run=made.run) for word in words))
     assert (done.status, done.out) == (2, "")
     assert expected in done.err
+
+
+def test_a_fork_of_an_unknown_step_lists_the_steps_there_are(m5: Any, made: Any) -> None:
+    done = m5("run", "--from", f"{made.run}@2")
+    assert done.status == 3
+    assert f"run {made.run} has no checkpoint 2; it has 3" in done.err
 
 
 def test_an_mlflow_url_of_a_store_without_runs_is_not_found(m5: Any, made: Any, place: Path) -> None:

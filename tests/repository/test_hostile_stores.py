@@ -373,7 +373,7 @@ THINGS: dict[str, Callable[[Path], None]] = {
     "a socket": _socket,
     "a folder": Path.mkdir,
     "10 TB of nothing": _sparse,
-    "a link to a file": lambda path: path.symlink_to(path.parents[len(path.parts) - 5] / "x"),
+    "a link to a file": _linked("/etc/passwd"),
     "a dangling link": _linked("nowhere"),
     "a link to itself": lambda path: path.symlink_to(path.name),
     "a link to a device": _linked("/dev/zero"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.ports import SourceFile
 from m5ws.records import Entry, Format, Tree
-from m5ws.repository import Repository, trees
+from m5ws.repository import Repository, entries, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
@@ -19,9 +19,16 @@ from settling import settle
 
 _SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
 
-_names = st.binary(min_size=1, max_size=12).filter(
-    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..", b".git")
-)
+
+def _allowed(name: bytes) -> bool:
+    try:
+        entries.check_paths([SourceFile(path=name, location="")], "of one file")
+    except CorruptObject:
+        return False
+    return b"/" not in name
+
+
+_names = st.binary(min_size=1, max_size=12).filter(_allowed)
 _files = st.dictionaries(_names, st.tuples(st.binary(max_size=300), st.booleans()), max_size=12)
 
 

@@ -10,7 +10,9 @@ from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event
 from m5ws.ports import SourceFile
 from m5ws.records import (
     Annotation,
+    Checkpoint,
     Code,
+    Content,
     Dataset,
     Declared,
     Determinism,
@@ -20,7 +22,7 @@ from m5ws.records import (
     Snapshot,
     Tokenizer,
 )
-from m5ws.repository import Repository, ledger, runs, snapshots, trees
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DVC_HASH = "2d0d8a1e9f1d4b6a8c3e5f7091a2b3c4.dir"
@@ -118,9 +120,19 @@ def step(number: int, attempt: int = 1, rank: int = 0, lr: float = 3e-4) -> Step
 def checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
     """Write that a checkpoint was published, and return its name."""
     name = f"{after:010d}-{attempt:04d}"
-    event = CheckpointPublished(step=after, name=name, checkpoint="c" * 64, content=f"{after:064x}")
+    record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=after, content=f"{after:064x}")
+    event = CheckpointPublished(
+        step=after, name=name, checkpoint=repo.objects.digest(codec.encode(record)), content=record.content
+    )
     append(repo, run, attempt, "0", [event])
     return name
+
+
+def publish_checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
+    """Publish a checkpoint that holds nothing, and return its record's digest."""
+    content = repo.objects.put_record(Content(format="dcp/1", world=2))
+    record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=after, content=content)
+    return checkpoints.publish(repo, record)
 
 
 def end(repo: Repository, run: Run, attempt: int = 1, outcome: str = "finished") -> None:

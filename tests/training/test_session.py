@@ -88,7 +88,7 @@ def test_a_restored_state_that_is_not_the_saved_one_fails_the_rank(in_process: A
     weight = next(tensor for tensor in content.tensors if tensor.name == "model.first.weight")
     other = next(tensor for tensor in content.tensors if tensor.name == "optimizer.first.weight.exp_avg")
     forged = tuple(
-        codec.decode(codec.encode(tensor), type(tensor))
+        tensor
         if tensor is not weight
         else type(weight)(name=weight.name, dtype=weight.dtype, shape=weight.shape, shards=other.shards)
         for tensor in content.tensors

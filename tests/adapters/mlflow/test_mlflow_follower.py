@@ -109,7 +109,7 @@ def test_a_finished_run_is_delivered_whole(
     (model,) = client.search_logged_models(
         [page.info.experiment_id], filter_string=f"tags.`m5ws.snapshot_id` LIKE '{run.snapshot[:12]}%'"
     )
-    assert (model.tags["m5ws.checkpoint"], model.status) == (name, "READY")
+    assert (model.name, model.status) == (f"checkpoint-{name}", "READY")
     assert [(one.model_id, one.step) for one in page.outputs.model_outputs] == [(model.model_id, 5)]
 
     before = page.to_dictionary(), page.outputs.model_outputs[0].model_id

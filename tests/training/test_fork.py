@@ -1,0 +1,214 @@
+"""What a fork's first session takes from the checkpoint, what from the script, and what begins anew."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import m5ws
+from m5ws.errors import UsageError
+from m5ws.records import Parent
+from m5ws.training import context
+from m5ws.training.plain import RestoreError
+
+Schedule = Callable[[torch.optim.Optimizer], Any]
+_AT = 4
+
+
+class Loader:
+    """Gives the numbers of its batches."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> "Loader":
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.given += 1
+        return torch.full((2, 3), float(self.given))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+class Training:
+    """A training of one weight matrix; what it did is in `rates` and `given`, one entry a step."""
+
+    def __init__(self, schedule: Schedule | None, steps: int, **settings: Any) -> None:
+        self._schedule, self._steps, self._settings = schedule, steps, settings
+        self.rates: list[float] = []
+        self.given: list[float] = []
+        self.drawn: list[float] = []
+        self.settings: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        m5ws.seed(3)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), **self._settings)
+        scheduler = self._schedule(optimizer) if self._schedule else None
+        session = m5ws.session(
+            model, optimizer, scheduler=scheduler, loader=Loader(), total_steps=self._steps, checkpoint_every=_AT
+        )
+        for step in session.steps():
+            batch = step.next_batch()
+            self.rates.append(optimizer.param_groups[0]["lr"])
+            self.given.append(float(batch[0, 0]))
+            self.drawn.append(float(torch.rand(())))
+            loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            step.record(loss=loss)
+        self.settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+
+
+@pytest.fixture
+def fork(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Training, list[str]]]:
+    """Train four steps as one run, fork it as another, and return the fork's training and what it said."""
+
+    def run(first: Training, second: Training, **how: Any) -> tuple[Training, list[str]]:
+        before, error = in_process(first)
+        assert error is None
+        in_process.runner.run, in_process.runner.attempts = "000000000002", 0
+        origin = Parent(run="000000000001", checkpoint="0000000004-0001", step=_AT, digest=before.newest, **how)
+        begin = in_process.runner.context
+
+        def context_of_a_fork(*arguments: Any) -> Any:
+            orders, directory = begin(*arguments)
+            return msgspec.structs.replace(orders, parent=origin), directory
+
+        monkeypatch.setattr(in_process.runner, "context", context_of_a_fork)
+        after, error = in_process(second, resume=before.newest)
+        if error is not None:
+            raise error
+        return second, after.notices("fork")
+
+    return run
+
+
+def _halving(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+
+def _thirds(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.1)
+
+
+def _cosine(length: int) -> Schedule:
+    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+
+
+def _falling(length: int) -> Schedule:
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / length)
+
+
+@pytest.mark.parametrize("schedule", [_halving, _cosine(9), _falling(9), None])
+@pytest.mark.parametrize("settings", ["checkpoint", "script"])
+def test_where_nothing_is_changed_every_rate_is_the_parents(
+    fork: Any, schedule: Schedule | None, settings: str
+) -> None:
+    whole = Training(schedule, 8, lr=0.1)
+    whole()
+    forked, said = fork(Training(schedule, _AT, lr=0.1), Training(schedule, 8, lr=0.1), settings=settings)
+    assert forked.rates == whole.rates[_AT:]
+    assert forked.given == [5.0, 6.0, 7.0, 8.0]
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (_halving, [0.05, 0.05, 0.025, 0.025]),
+        (_thirds, [0.02, 0.02, 0.002, 0.002]),
+        (_falling(10), [0.2 * (1 - done / 10) for done in range(4, 8)]),
+        (None, [0.2] * 4),
+    ],
+)
+def test_a_changed_schedule_goes_on_at_the_checkpoints_position(
+    fork: Any, schedule: Schedule | None, expected: list[float]
+) -> None:
+    forked, said = fork(
+        Training(_halving if schedule in (_halving, _thirds) else schedule and _falling(8), _AT, lr=0.1),
+        Training(schedule, 8, lr=0.2),
+        settings="script",
+    )
+    assert forked.rates == pytest.approx(expected, rel=1e-12)
+    assert len(said) == 1 and "lr of group 0" in said[0]
+
+
+def test_other_settings_are_the_scripts_where_it_was_changed_and_the_checkpoints_where_not(fork: Any) -> None:
+    parent = {"lr": 0.1, "weight_decay": 0.1}
+    child = {"lr": 0.1, "weight_decay": 0.3, "betas": (0.8, 0.9)}
+    changed, said = fork(Training(None, _AT, **parent), Training(None, 5, **child), settings="script")
+    assert changed.settings["weight_decay"] == 0.3 and tuple(changed.settings["betas"]) == (0.8, 0.9)
+    assert said[0].split("; ") == [
+        "betas of group 0: (0.8, 0.9) (in the checkpoint (0.9, 0.999))",
+        "weight_decay of group 0: 0.3 (in the checkpoint 0.1)",
+    ]
+
+
+def test_an_unchanged_script_takes_all_settings_from_the_checkpoint(fork: Any) -> None:
+    kept, said = fork(Training(None, _AT, lr=0.1), Training(None, 5, lr=0.7), settings="checkpoint")
+    assert kept.rates == [0.1] and said == []
+
+
+def test_a_schedule_that_cannot_be_placed_is_said_to_be_the_checkpoints(fork: Any) -> None:
+    def once(most: float) -> Schedule:
+        return lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=most, total_steps=20)
+
+    whole = Training(once(0.1), 5, lr=0.1)
+    whole()
+    forked, said = fork(Training(once(0.1), _AT, lr=0.1), Training(once(0.3), 5, lr=0.3), settings="script")
+    assert forked.rates == whole.rates[_AT:]
+    assert "OneCycleLR does not tell its learning rate" in said[0] and "--restart schedule" in said[0]
+
+
+def test_what_begins_anew_does_and_the_rest_goes_on(fork: Any) -> None:
+    whole = Training(_halving, 8, lr=0.1)
+    whole()
+    restart = ("data", "generators", "schedule")
+    forked, said = fork(Training(_halving, _AT, lr=0.1), Training(_halving, 8, lr=0.1), restart=restart)
+    assert forked.given == [1.0, 2.0, 3.0, 4.0]
+    assert forked.rates == whole.rates[:_AT]
+    assert "the data begins anew" in said[0]
+
+
+def test_only_the_data_begins_anew(fork: Any) -> None:
+    parent = Training(_halving, _AT, lr=0.1)
+    forked, _ = fork(parent, Training(_halving, 6, lr=0.1), restart=("data",))
+    assert forked.given == [1.0, 2.0] and forked.rates == [0.025, 0.025]
+    # The generators go on: what was drawn is not drawn again.
+    assert not set(forked.drawn) & set(parent.drawn)
+
+
+def test_generators_begin_anew_as_the_script_seeded_them(fork: Any) -> None:
+    parent = Training(None, _AT, lr=0.1)
+    forked, _ = fork(parent, Training(None, 6, lr=0.1), restart=("generators",))
+    assert forked.drawn == parent.drawn[:2] and forked.given == [5.0, 6.0]
+
+
+def test_another_kind_of_schedule_has_to_begin_anew(fork: Any) -> None:
+    with pytest.raises(RestoreError, match="scheduler") as refused:
+        fork(Training(_halving, _AT, lr=0.1), Training(_falling(8), 8, lr=0.1), settings="script")
+    assert "--restart schedule" in refused.value.hint
+
+
+def test_another_kind_of_schedule_that_begins_anew_is_taken(fork: Any) -> None:
+    forked, _ = fork(
+        Training(_halving, _AT, lr=0.1), Training(_falling(8), 6, lr=0.2), settings="script", restart=("schedule",)
+    )
+    assert forked.rates == [0.2, 0.2 * (1 - 1 / 8)]
+
+
+def test_a_fork_without_a_step_left_is_an_error_that_says_so(fork: Any) -> None:
+    with pytest.raises(UsageError, match="starts after step 4 and its total_steps is 4, so no step is left: give it"):
+        fork(Training(None, _AT, lr=0.1), Training(None, _AT, lr=0.1))
+    assert context.active() is None
