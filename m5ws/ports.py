@@ -69,6 +69,12 @@ class Homed(Protocol):
     def visit(self, home_region: str | None) -> str:
         """Return what a person should know who works from here, or "". Raises M5Error if it is not there at all."""
 
+    def region(self) -> str | None:
+        """Return the region that the server is in, as it says; None if it says none. Raises M5Error."""
+
+    def recall(self, region: str | None) -> None:
+        """Take the `region` of an earlier time for what the server says, which then need not be asked."""
+
     def probe(self) -> None:
         """Try that `create` lets one writer win. Raises M5Error if it does not, or if this user may not write."""
 
@@ -95,6 +101,17 @@ class OnDisk(Protocol):
         """Return an open descriptor of a file that holds an object, for reading; the caller closes it.
 
         None if there is no such file here. The bytes are as unverified as those of `get`.
+        """
+
+
+@runtime_checkable
+class Flowing(Protocol):
+    """What a store can do besides, whose objects come from far away: hand one on as it arrives, never held whole."""
+
+    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+        """Call `sink` with the bytes of an object, in order, each once; they are as unverified as those of `get`.
+
+        Raises NotFound, and what `sink` raises.
         """
 
 

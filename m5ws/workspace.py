@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from m5ws import configuration
 from m5ws.errors import MissingExtra, NotFound
-from m5ws.ports import DatasetSource, Homed, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
+from m5ws.ports import DatasetSource, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
 from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
 
@@ -137,13 +137,15 @@ class Workspace:
         One that is made gets the format `form`. Raises UsageError if one that is there has another.
         """
         from m5ws.repository import Repository
+        from m5ws.store import joined
 
         store = cast(Callable[[str], ObjectStore], _load("store"))(self._located(url))
         if create or imagined:
             self.prepare()
+        joined.recall(self.home / "joined", store)
         if create:
             repository = Repository.create(store, form)
-            self._join(store)
+            joined.join(self.home / "joined", store)
         else:
             repository = self._open(store, form, imagined=imagined)
         if repository.note:
@@ -159,14 +161,6 @@ class Workspace:
             if imagined:
                 return Repository.imagined(store, form)
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
-
-    def _join(self, store: ObjectStore) -> None:
-        """Try, once in this workspace, that a server keeps what a store depends on."""
-        joined = self.home / "joined"
-        known = joined.read_text().splitlines() if joined.exists() else []
-        if isinstance(store, Homed) and store.url not in known:
-            store.probe()
-            joined.write_text("\n".join([*known, store.url]) + "\n")
 
     def source(self) -> SourceControl:
         return cast(SourceControl, _load("source")(self.environment))

@@ -1,12 +1,16 @@
-"""A look at a working tree that begins before it is asked for, so that git works while Python imports.
+"""Looks that begin before they are asked for, so that waits overlap.
 
-The first answer is of a moment after the look was begun; every later one is asked for anew.
+At a working tree, so that git works while Python imports: the first answer is of a moment after the look was begun,
+every later one is asked for anew. And at this machine, so that torch is asked while files are uploaded.
 """
 
+import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from m5ws.ports import SourceControl, SourceState
+from m5ws.ports import Observer, SourceControl, SourceState
+from m5ws.records import Observed
 
 
 class Ahead:
@@ -23,3 +27,26 @@ class Ahead:
         """As `SourceControl.state`; raises what that raises."""
         first, self._first = self._first, None
         return first.result() if first is not None and root == self._root else self._source.state(root)
+
+
+class Observation:
+    """What `observer` says of this machine, asked once, from `begin` on. Safe to begin in any thread."""
+
+    def __init__(self, observer: Observer, variables: Mapping[str, str]) -> None:
+        self._observer = observer
+        self._variables = variables
+        self._lock = threading.Lock()
+        self._found: Future[Observed] | None = None
+
+    def begin(self) -> Future[Observed]:
+        """Begin, unless that was done, and return what is to come."""
+        with self._lock:
+            if self._found is None:
+                pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-observe")
+                self._found = pool.submit(self._observer.observe, self._variables)
+                pool.shutdown(wait=False)
+            return self._found
+
+    def result(self) -> Observed:
+        """Return it; raises as `Observer.observe`."""
+        return self.begin().result()

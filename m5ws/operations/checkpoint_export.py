@@ -228,7 +228,8 @@ def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterato
     """Yield what is no tensor, and so in no file."""
     found = plain_state.read(objects, content.common) if content.common is not None else {}
     ranks = plain_state.read(objects, content.ranks[0]) if content.ranks else {}
-    if (found.get("backend") or {}).get("groups"):
+    of_all, of_rank = (one if isinstance(one := side.get("backend"), dict) else {} for side in (found, ranks))
+    if of_all.get("groups"):
         yield "the optimizer's settings by parameter group (learning rates, betas)"
     if "scheduler" in found:
         yield "the scheduler"
@@ -237,7 +238,7 @@ def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterato
     if "generators" in ranks:
         yield f"the random number generators ({', '.join(sorted(ranks['generators']))})"
     yield from (f"{name.removeprefix('state.')}, the script's own" for name in ranks if name.startswith("state."))
-    if form == "deepspeed" and (ranks.get("backend") or {}).get("cpu_adam"):
+    if form == "deepspeed" and of_rank.get("cpu_adam"):
         yield "CPUAdam's running products: DeepSpeed alone does not go on in the same bits"
 
 

@@ -14,8 +14,8 @@ from m5ws.operations import plain_state
 from m5ws.operations.checkpoint_names import Named
 from m5ws.operations.plain_state import Leaf
 from m5ws.ports import Progress
-from m5ws.records import Checkpoint, Content, Digest, Slice, Tree
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.records import Checkpoint, Content, Digest, Slice
+from m5ws.repository import Repository, checkpoints, ledger, trees
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.naming import named
 
@@ -115,7 +115,7 @@ def view(repo: Repository, which: Named) -> CheckpointView:
     opaque = content.blobs if content.format == "dcp/1" else {}
     files = [FileRow(name=name, size_bytes=part.size_bytes) for name, part in opaque.items()]
     if content.tree is not None:
-        entries = repo.objects.get_record(content.tree, Tree).entries
+        entries = trees.load(repo.objects, content.tree).entries
         files += [FileRow(name=entry.name, size_bytes=entry.size_bytes) for entry in entries]
     return CheckpointView(
         name=which.name,
@@ -185,12 +185,9 @@ def _filled(row: CheckpointRow, found: _Read, seen: set[bytes]) -> CheckpointRow
 
 def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
     """Yield every part of a content, and of the tree of files it may have."""
-    for found in named(repo.objects, digest, content):
-        if isinstance(found, Slice):
-            yield found
-        elif content.tree is not None:
-            files = named(repo.objects, content.tree, repo.objects.get_record(content.tree, Tree))
-            yield from (part for part in files if isinstance(part, Slice))
+    yield from (found for found in named(repo.objects, digest, content) if isinstance(found, Slice))
+    if content.tree is not None:
+        yield from (part for entry in trees.load(repo.objects, content.tree).entries for part in entry.parts)
 
 
 def _tensors(content: Content) -> Iterable[TensorRow]:

@@ -15,6 +15,7 @@ import msgspec
 
 from m5ws.errors import MissingExtra, NotFound
 from m5ws.operations import datasets, parts, pinned_files
+from m5ws.operations.ahead import Observation
 from m5ws.operations.parts import Claim, Parts
 from m5ws.ports import DatasetSource, Progress, SourceControl, SourceFile, SourceState, TokenizerProbe
 from m5ws.records import Dataset, Digest, Tokenizer
@@ -43,9 +44,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     staging: Path
     dry_run: bool
     progress: Progress | None
+    observation: Observation
 
     def write(self, files: Sequence[SourceFile]) -> trees.Written:
-        return trees.write_tree(self.repo.objects, files, self.index, self.progress, self.dry_run)
+        return trees.write_tree(self.repo.objects, files, self.index, self._report, self.dry_run)
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
+        if not self.dry_run:
+            self.observation.begin()
+        if self.progress:
+            self.progress(what, done, total)
 
     def known(self, files: Sequence[SourceFile]) -> trees.Written | None:
         """Return what `files` were written as, if all of them are as they were then; a stat per file."""
@@ -265,6 +274,5 @@ def _look_again(look: Look, contents: Contents) -> None:
         if staged:
             continue
         fresh = [SourceFile(path=file.path, location=file.location) for file in files]
-        again = trees.write_tree(look.repo.objects, fresh, look.index, None, dry_run=True)
-        if again.digest != digest:
+        if not trees.is_still(look.repo.objects, fresh, look.index, digest):
             raise FileChanged("files were changed while the workspace was captured")

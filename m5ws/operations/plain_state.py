@@ -20,6 +20,7 @@ _KIND = "m5ws.kind"
 _VALUES = {"dtype": "name", "stage": "value"}
 _LONG = 8
 _LONG_TEXT = 120
+_NOTHING = "{}"
 _DERIVED = "fingerprints"
 """What follows from the tensors, which are compared themselves."""
 
@@ -47,9 +48,10 @@ def leaves(objects: Objects, content: Content) -> Iterator[Leaf]:
     Raises NotFound, CorruptObject.
     """
     for where, part in places(content).items():
-        found = ((path, value) for path, value in _flat(read(objects, part)) if value != {})
-        for path, value in sorted(found, key=lambda leaf: leaf[0].startswith("backend.")):
-            yield Leaf(where=where, path=path, value=_text(value))
+        found = _values(objects, part)
+        for path in sorted(found, key=lambda path: path.startswith("backend.")):
+            if found[path].text != _NOTHING:
+                yield Leaf(where=where, path=path, value=found[path].text)
 
 
 def places(content: Content) -> dict[str, Slice]:
@@ -77,22 +79,32 @@ def changes(objects: Objects, a: Content, b: Content) -> Iterator[StateChange]:
         if where not in ours or where not in theirs:
             yield StateChange(where=where, path="", a=_there(where, ours), b=_there(where, theirs))
             continue
-        old, new = (dict(_flat(read(objects, part))) for part in (ours[where], theirs[where]))
+        old, new = _values(objects, ours[where]), _values(objects, theirs[where])
         for path in [*old, *(path for path in new if path not in old)]:
-            if _bytes(old, path) != _bytes(new, path):
-                yield StateChange(where=where, path=path, a=_shown(old, path), b=_shown(new, path))
+            one, other = old.get(path), new.get(path)
+            if one is None or other is None or one.data != other.data:
+                texts = (value.text if value is not None else None for value in (one, other))
+                yield StateChange(where=where, path=path, **dict(zip(("a", "b"), texts, strict=True)))
 
 
 def _there(where: str, found: Mapping[str, Slice]) -> str | None:
     return f"{found[where].size_bytes} bytes" if where in found else None
 
 
-def _bytes(found: Mapping[str, object], path: str) -> bytes | None:
-    return codec.encode_plain(found[path]) if path in found else None
+class _Value(msgspec.Struct, frozen=True):
+    """A leaf's bytes, and what people see of it."""
+
+    data: bytes
+    text: str
 
 
-def _shown(found: Mapping[str, object], path: str) -> str | None:
-    return _text(found[path]) if path in found else None
+def _values(objects: Objects, part: Slice) -> dict[str, _Value]:
+    """Return a part's leaves by path. Raises CorruptObject where its tags contradict each other, NotFound."""
+    whole = read(objects, part)
+    try:
+        return {path: _Value(codec.encode_plain(value), _text(value)) for path, value in _flat(whole)}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CorruptObject(f"a checkpoint's plain state is not as m5ws writes it: {error!r}") from error
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -154,7 +166,7 @@ def _text(value: object) -> str:
         return str(int(value["hex"], 16))
     if isinstance(value, dict):
         items = value.get("items")
-        return _sequence(value, items) if isinstance(items, list) else _digest(value) if value else "{}"
+        return _sequence(value, items) if isinstance(items, list) else _digest(value) if value else _NOTHING
     text = repr(value)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}…, {_digest(value)}"
 

@@ -99,7 +99,8 @@ def _jobs(repo: Repository, planned: Plan) -> Iterator[Job[int]]:
 
 
 def _fetch(repo: Repository, digest: Digest, size: int) -> int:
-    repo.objects.get(digest)
+    # Of a pack, `size` is the least that it may be.
+    repo.objects.pour(digest, None, lambda _offset, _piece: None)
     return size
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import codec, determinism
+from m5ws.operations.ahead import Observation
 from m5ws.operations.contents import Contents, Look, store
 from m5ws.ports import DatasetSource, Observer, Progress, SourceControl, TokenizerProbe
 from m5ws.records import Annotation, Code, Declared, Digest, Snapshot
@@ -105,6 +106,7 @@ def capture(
             staging=staging,
             dry_run=dry_run,
             progress=progress,
+            observation=Observation(observer, determinism.environment(settings.determinism) | settings.run.environment),
         )
         for _ in range(_ATTEMPTS):
             try:
@@ -143,7 +145,7 @@ def _captured(look: Look, observer: Observer, contents: Contents, message: str |
     return Captured(
         id=snapshot_id,
         snapshot=snapshot,
-        annotation=said or _annotation(look, observer, contents, message, snapshot_id),
+        annotation=said or _annotation(look, contents, message, snapshot_id),
         files=contents.files,
         size_bytes=contents.size_bytes,
         new_bytes=contents.new_bytes,
@@ -158,17 +160,14 @@ def _declared(look: Look, observer: Observer) -> Declared:
     return msgspec.structs.replace(declared, wanted={**declared.wanted, **wanted.wanted})
 
 
-def _annotation(
-    look: Look, observer: Observer, contents: Contents, message: str | None, snapshot_id: Digest
-) -> Annotation:
+def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id: Digest) -> Annotation:
     """Return what is said about a snapshot, credentials blotted out; the observed environment is made durable."""
     from m5ws import secret_scan
 
     state = contents.state
     observed = None
     if not look.dry_run:
-        variables = determinism.environment(look.settings.determinism) | look.settings.run.environment
-        observed = look.repo.objects.put_record(observer.observe(variables))
+        observed = look.repo.objects.put_record(look.observation.result())
         recent = sorted(look.index.marks(_SAID))[-_SAID_LIMIT:]
         look.index.remember_marks(_SAID, {*recent, f"{_installation(look)}:{snapshot_id}"})
     return Annotation(

@@ -7,7 +7,8 @@ again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -15,9 +16,10 @@ from typing import Literal
 import msgspec
 
 from m5ws.errors import M5Error
-from m5ws.ports import Progress, SourceFile
+from m5ws.ports import Buffer, Progress, SourceFile
 from m5ws.records import Digest, Entry, Slice
 from m5ws.repository import presence
+from m5ws.repository.chunking import read_chunks
 from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
@@ -47,6 +49,15 @@ class _Member(msgspec.Struct):
     data: bytes | None
 
 
+class _Chunked(msgspec.Struct):
+    """A large file that was read as it was `seen`, and is being sent."""
+
+    position: int
+    location: Path | str
+    seen: Stamp
+    sending: list[Future[Slice]]
+
+
 class TreeWriter:
     """Writes packs and chunks; `needed` maps every object of the tree to its length."""
 
@@ -61,17 +72,19 @@ class TreeWriter:
         self._pack: list[_Member] = []
         self._pack_bytes = 0
         self._packs: list[tuple[list[_Member], Future[dict[Digest, Slice]]]] = []
+        self._chunked: list[_Chunked] = []
+        self._sending: deque[Future[Slice]] = deque()
         self.needed: dict[Digest, int] = {}
         self.new_bytes = 0
 
-    def put(self, data: bytes | bytearray) -> Digest:
+    def put(self, data: Buffer) -> Digest:
         """Make one object durable, or only digest it on a dry run."""
-        digest = self._objects.digest(data)
+        digest, size = self._objects.digest(data), memoryview(data).nbytes
         if digest not in self.needed:
-            asks = self._dry_run or len(data) >= _ASKED_BYTES
-            if not (asks and self._objects.has(digest, len(data))):
-                self.new_bytes += len(data) if self._dry_run or self._objects.place(digest, data) else 0
-        self.needed[digest] = len(data)
+            asks = self._dry_run or size >= _ASKED_BYTES
+            if not (asks and self._objects.has(digest, size)):
+                self.new_bytes += size if self._dry_run or self._objects.place(digest, data) else 0
+        self.needed[digest] = size
         return digest
 
     def entries(
@@ -80,14 +93,17 @@ class TreeWriter:
         """Capture `files`, sorted by path, and return their entries in that order."""
         entries: list[Entry] = []
         with self._pool:
+            known = self._known_chunks(files, stats)
             for position, (file, found) in enumerate(zip(files, stats, strict=True)):
                 if progress and position % 256 == 0:
                     progress("capturing files", position, len(files))
-                entry, member = self._capture(file, found, position)
+                entry, member = self._capture(file, found, position, known.get(position))
                 entries.append(entry)
                 if member is not None:
                     self._add(member)
             self._end_pack()
+            for chunked in self._chunked:
+                entries[chunked.position] = self._finished(entries[chunked.position], chunked)
             for members, future in self._packs:
                 slices = future.result()
                 for member in members:
@@ -97,7 +113,9 @@ class TreeWriter:
             progress("capturing files", len(files), len(files))
         return tuple(entries)
 
-    def _capture(self, file: SourceFile, found: os.stat_result, position: int) -> tuple[Entry, _Member | None]:
+    def _capture(
+        self, file: SourceFile, found: os.stat_result, position: int, known: tuple[Slice, ...] | None
+    ) -> tuple[Entry, _Member | None]:
         if stat.S_ISLNK(found.st_mode):
             target = os.readlink(os.fsencode(file.location))
             digest = self._objects.digest(target)
@@ -106,10 +124,11 @@ class TreeWriter:
             raise M5Error(f"{file.location} is neither a file nor a link", hint="Exclude it: [code] exclude.")
         mode: Literal["file", "exec"] = "exec" if found.st_mode & stat.S_IXUSR else "file"
         if found.st_size >= self._objects.format.small_bytes:
-            parts = self._large(file.location, stamp(found))
-            size = sum(part.size_bytes for part in parts)
-            digest = joint_digest(self._objects, [part.digest for part in parts])
-            return Entry(path=file.path, mode=mode, size_bytes=size, digest=digest, parts=parts), None
+            entry = Entry(path=file.path, mode=mode, size_bytes=0, digest="")
+            if known is not None:
+                return self._with_parts(entry, known), None
+            self._chunked.append(self._large(file.location, position))
+            return entry, None
         member = self._small(file.location, stamp(found), position)
         entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
         return entry, member if member.size else None
@@ -188,54 +207,65 @@ class TreeWriter:
 
     # --- large files -------------------------------------------------------------------------------
 
-    def _large(self, location: Path | str, seen: Stamp) -> tuple[Slice, ...]:
-        """Return the chunks of a large file; it is read once, a chunk at a time."""
-        key = os.fsencode(location)
-        known = self._index.chunks(key, seen) if self._index is not None else None
-        if known is not None and all(self._objects.has(part.object, part.size_bytes) for part in known):
-            self.needed.update({part.object: part.size_bytes for part in known})
-            return known
+    def _known_chunks(
+        self, files: Sequence[SourceFile], stats: Sequence[os.stat_result]
+    ) -> dict[int, tuple[Slice, ...]]:
+        """Return, by position, the chunks of large files that are unchanged and in the store: asked for all at once."""
+        if self._index is None:
+            return {}
+        known = dict[int, tuple[Slice, ...]]()
+        for position, (file, found) in enumerate(zip(files, stats, strict=True)):
+            if stat.S_ISREG(found.st_mode) and found.st_size >= self._objects.format.small_bytes:
+                parts = self._index.chunks(os.fsencode(file.location), stamp(found))
+                known |= {position: parts} if parts is not None else {}
+        needs = {part.object: part.size_bytes for parts in known.values() for part in parts}
+        lacking = presence.missing(self._objects, needs) if needs else set()
+        kept = {position: parts for position, parts in known.items() if lacking.isdisjoint(p.object for p in parts)}
+        self.needed.update({part.object: part.size_bytes for parts in kept.values() for part in parts})
+        return kept
+
+    def _large(self, location: Path | str, position: int) -> "_Chunked":
+        """Read a large file once, a chunk at a time, and return what is being sent of it."""
         for _ in range(_ATTEMPTS):
             with open(location, "rb", buffering=0) as file:
                 before = stamp(os.fstat(file.fileno()))
-                parts = self._chunks(file.fileno())
+                sizes, futures = self._send(file.fileno())
                 after = stamp(os.fstat(file.fileno()))
-            if before == after and sum(part.size_bytes for part in parts) == after[0]:
-                if self._index is not None and not self._dry_run:
-                    self._index.remember_chunks(key, after, parts, self._began_ns)
-                return parts
+            if before == after and sum(sizes) == after[0]:
+                return _Chunked(position, location, after, futures)
         raise FileChanged(f"{location} is being written to")
 
-    def _chunks(self, descriptor: int) -> tuple[Slice, ...]:
-        futures: list[Future[Slice]] = []
-        for chunk in _read_chunks(descriptor, self._objects.format.chunk_bytes):
+    def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
+        """Send the chunks of a file; return their sizes, and their slices to come. Other files' may be on their way."""
+        sizes, futures = list[int](), list[Future[Slice]]()
+        for chunk in read_chunks(descriptor, self._objects.format.chunk_bytes):
             futures.append(self._pool.submit(self._put_chunk, chunk))
-            if len(futures) > _IN_FLIGHT:
-                futures[-_IN_FLIGHT - 1].result()
-        return tuple(future.result() for future in futures)
+            sizes.append(chunk.nbytes)
+            self._sending.append(futures[-1])
+            if len(self._sending) > _IN_FLIGHT:
+                self._sending.popleft().result()
+        return sizes, futures
 
-    def _put_chunk(self, chunk: bytes) -> Slice:
+    def _put_chunk(self, chunk: memoryview) -> Slice:
         digest = self.put(chunk)
-        return Slice(object=digest, offset=0, size_bytes=len(chunk), digest=digest)
+        return Slice(object=digest, offset=0, size_bytes=chunk.nbytes, digest=digest)
+
+    def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
+        """Return the entry of a large file whose chunks are all in the store."""
+        parts = tuple(future.result() for future in file.sending)
+        if self._index is not None and not self._dry_run:
+            self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
+        return self._with_parts(entry, parts)
+
+    def _with_parts(self, entry: Entry, parts: tuple[Slice, ...]) -> Entry:
+        size = sum(part.size_bytes for part in parts)
+        digest = joint_digest(self._objects, [part.digest for part in parts])
+        return msgspec.structs.replace(entry, size_bytes=size, digest=digest, parts=parts)
 
 
 def _ends_pack(member: _Member, aim_bytes: int) -> bool:
     """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average."""
     return int(member.digest[:8], 16) * aim_bytes < member.size << 32
-
-
-def _read_chunks(descriptor: int, chunk_bytes: int) -> Iterator[bytes]:
-    chunk = bytearray()
-    while data := os.read(descriptor, chunk_bytes - len(chunk)):
-        if not chunk and len(data) == chunk_bytes:
-            yield data
-            continue
-        chunk += data
-        if len(chunk) == chunk_bytes:
-            yield bytes(chunk)
-            chunk = bytearray()
-    if chunk:
-        yield bytes(chunk)
 
 
 def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:

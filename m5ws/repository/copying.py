@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 
+from m5ws.ports import Buffer
 from m5ws.records import Slice
 from m5ws.repository.objects import Objects
 
@@ -41,7 +42,7 @@ def copy(objects: Objects, source: int, part: Slice, target: int, position: int)
     return done == part.size_bytes and hasher.hexdigest() == part.digest
 
 
-def write(target: int, data: bytes | memoryview, position: int) -> None:
+def write(target: int, data: Buffer, position: int) -> None:
     """Write all of `data` at `position` of an open file; os.pwrite alone may write less."""
     view = memoryview(data)
     while view:

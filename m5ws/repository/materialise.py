@@ -126,10 +126,18 @@ class _Writer:
     def _chunk(self, file: "_File", part: Slice, position: int) -> int:
         try:
             if not self._copied(file, part, position):
-                copying.write(file.descriptor, self._objects.read(part), position)
+                self._poured(file, part, position)
         finally:
             file.leave()
         return part.size_bytes
+
+    def _poured(self, file: "_File", part: Slice, position: int) -> None:
+        if part.object != part.digest:
+            return copying.write(file.descriptor, self._objects.read(part), position)
+        self._objects.pour(
+            part.object, part.size_bytes, lambda offset, piece: copying.write(file.descriptor, piece, position + offset)
+        )
+        return None
 
     def _copied(self, file: "_File", part: Slice, position: int) -> bool:
         """Copy a chunk that lies on this machine's disk; one that is damaged there is left to `Objects.read`."""

@@ -7,14 +7,15 @@ fresh bytes before that.
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import blake3
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, ObjectExists
-from m5ws.ports import Buffer, Near, ObjectStore
+from m5ws.ports import Buffer, Flowing, Near, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
 from m5ws.repository import plans
 
@@ -36,6 +37,39 @@ class Hasher(Protocol):
     def update(self, data: Buffer, /) -> object: ...
 
     def hexdigest(self) -> str: ...
+
+
+class _Damaged(Exception):
+    """What arrives is not the object that was asked for."""
+
+
+class _Arriving:
+    """Hands the bytes of an object on, and raises _Damaged before its last ones are believed if it is another."""
+
+    def __init__(
+        self, hasher: Hasher, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]
+    ) -> None:
+        self._hasher = hasher
+        self._digest = digest
+        self._size_bytes = size_bytes
+        self._write = write
+        self.done = 0
+
+    def __call__(self, piece: Buffer) -> None:
+        count = memoryview(piece).nbytes
+        if self._size_bytes is not None and self.done + count > self._size_bytes:
+            raise _Damaged
+        self._hasher.update(piece)
+        self._write(self.done, piece)
+        self.done += count
+        # A cache keeps what ends without an error: what is known to be wrong by now is not kept.
+        if self.done == self._size_bytes:
+            self.end()
+
+    def end(self) -> None:
+        """Check that what arrived is the object."""
+        if self._size_bytes not in (None, self.done) or self._hasher.hexdigest() != self._digest:
+            raise _Damaged
 
 
 class Objects:
@@ -136,6 +170,21 @@ class Objects:
             if self._is(data, part):
                 return data
         raise _not_as_written(part)
+
+    def pour(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
+        """Call `write(offset, bytes)` with an object's bytes as they arrive; they are verified when this returns.
+
+        No byte is handed on beyond `size_bytes`, where that is known; what was is handed on again, from offset 0, where
+        it was damaged. Raises NotFound, CorruptObject, and what `write` raises.
+        """
+        if isinstance(self.store, Flowing):
+            arriving = _Arriving(self.hasher(), digest, size_bytes, write)
+            with suppress(_Damaged):
+                self.store.flow(key(digest), arriving)
+                arriving.end()
+                return
+        whole = None if size_bytes is None else Slice(object=digest, offset=0, size_bytes=size_bytes, digest=digest)
+        write(0, self.get(digest) if whole is None else self.read(whole))
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, read once; each is verified by its own digest. Raises as `read`."""

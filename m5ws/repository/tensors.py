@@ -83,10 +83,22 @@ def layout(record: Tensor, name: str | None = None) -> Layout:
     """Return where a stored tensor's elements are; under another name, if one is given. Raises CorruptObject."""
     boxes = tuple(Box(offsets=shard.offsets, sizes=shard.sizes, parts=shard.parts) for shard in record.shards)
     found = Layout(name=name or record.name, dtype=record.dtype, shape=record.shape, grid=record.shape, boxes=boxes)
+    for box in boxes:
+        _check(found, box)
     stored = sum(part.size_bytes for box in boxes for part in box.parts)
     if stored != found.size_bytes or sum(math.prod(box.sizes) for box in boxes) != found.elements:
         raise CorruptObject(f"tensor {record.name} has {stored} bytes stored, and its shape needs {found.size_bytes}")
     return found
+
+
+def _check(whole: Layout, box: Box) -> None:
+    """Raise CorruptObject for a shard that lies outside its tensor, or has other bytes than its sizes say."""
+    within = len(whole.shape) == len(box.offsets) == len(box.sizes) and all(
+        offset + size <= length for offset, size, length in zip(box.offsets, box.sizes, whole.shape, strict=True)
+    )
+    held = sum(part.size_bytes for part in box.parts)
+    if not within or held != math.prod(box.sizes) * whole.item_bytes:
+        raise CorruptObject(f"a shard of tensor {whole.name} lies outside it, or has {held} bytes where it says others")
 
 
 class Parts:

@@ -64,6 +64,16 @@ def write_tree(
     return Written(digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, new_bytes=writer.new_bytes)
 
 
+def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest: Digest) -> bool:
+    """Return whether `files` are as they were when they were written as `digest` a moment ago.
+
+    Where their stamps tell, nothing is read, and nothing is asked of the store: what it has was seen at the writing.
+    """
+    ordered = sorted(files, key=lambda file: file.path)
+    known = index.tree(_signature(objects, ordered, [os.lstat(file.location) for file in ordered]))
+    return digest == (known or write_tree(objects, files, index, dry_run=True)).digest
+
+
 def load(objects: Objects, digest: Digest) -> Tree:
     """Return a tree, whose entries are checked. Raises NotFound, CorruptObject."""
     tree = objects.get_record(digest, Tree)

@@ -7,18 +7,17 @@ asked for, and a damaged entry is replaced, never an error. No failure of the ca
 cannot be kept is served from the store, and said once.
 """
 
-import errno
 import fcntl
 import logging
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from m5ws.errors import ObjectExists
-from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.ports import Buffer, Flowing, ObjectStat, ObjectStore
+from m5ws.store.filling import Filling, filling
 from m5ws.store.local import LocalStore, read
 from m5ws.store.room import Room, open_private
 
@@ -33,7 +32,7 @@ _PATIENCE_S = 60.0
 """How long a process waits for another that fetches what it wants, before it fetches that itself."""
 _POLL_S = 0.02
 _STRIPES = 4096
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PIECE_BYTES = 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore
 
 
 class Cached:
-    """`ports.ObjectStore`, `ports.Near` and `ports.OnDisk` on a store and a directory.
+    """`ports.ObjectStore`, `ports.Near`, `ports.OnDisk` and `ports.Flowing` on a store and a directory.
 
     Any number of processes may share the directory, for any stores: an object's name says its bytes. What is
     created is kept too, up to WHOLE_BYTES: trees, records and packs are read back by the run that follows a
@@ -91,6 +90,14 @@ class Cached:
             return self._store.get(key, start, length)
         self._drop(key)
         return self._fetch(key, start, length)
+
+    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+        if not isinstance(self._store, Flowing) or not key.startswith(_OBJECTS):
+            sink(self.get(key))
+        elif not self._copied(key, sink):
+            with self._alone(key):
+                if not self._copied(key, sink):
+                    self._flow(self._store, key, sink)
 
     def held(self, key: str) -> int | None:
         descriptor = self.descriptor(key)
@@ -141,6 +148,37 @@ class Cached:
         self._keep(key, data)
         return data if not start and length is None else data[start : None if length is None else start + length]
 
+    def _copied(self, key: str, sink: Callable[[Buffer], object]) -> bool:
+        """Hand an entry on, a piece at a time, as far as the disk can read it; return whether there is one."""
+        descriptor = self.descriptor(key)
+        if descriptor is None:
+            return False
+        try:
+            while piece := self._piece(descriptor, key):
+                sink(piece)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _piece(self, descriptor: int, key: str) -> bytes:
+        try:
+            return os.read(descriptor, _PIECE_BYTES)
+        except OSError:
+            # What is missing is missed by whoever verifies the bytes, and then read anew.
+            self._drop(key)
+            return b""
+
+    def _flow(self, store: Flowing, key: str, sink: Callable[[Buffer], object]) -> None:
+        """Hand an object on from the store, and keep it: what arrives is written twice, and read from no disk."""
+        with self._filling(key) as entry:
+
+            def both(piece: Buffer) -> None:
+                sink(piece)
+                entry.add(piece)
+
+            store.flow(key, both)
+            entry.keep()
+
     @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
         """Hold the lock of an object while it is fetched, so that a node fetches it once.
@@ -162,30 +200,22 @@ class Cached:
 
     # --- keeping -----------------------------------------------------------------------------------
 
-    def _keep(self, key: str, data: Buffer) -> None:
-        """Make an entry of a whole object, if that can be done at all."""
-        size = memoryview(data).nbytes
-        if size > self.capacity_bytes:
-            return
-        try:
-            try:
-                self._fill(key, data, size)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                # The disk is full, of other things too: what was not used lately makes room, once.
-                self._room.trim(0, at_least_bytes=size)
-                self._fill(key, data, size)
-        except OSError as error:
-            if not self._told:
-                _log.warning("the cache in %s keeps nothing new: %s", self._entries.root, error)
+    @contextmanager
+    def _filling(self, key: str) -> Iterator[Filling]:
+        """Yield an entry to be filled; what keeps it from being kept is said once."""
+        with filling(self._entries, self._room, key) as entry:
+            yield entry
+        if entry.problem is not None and not self._told:
+            _log.warning("the cache in %s keeps nothing new: %s", self._entries.root, entry.problem)
             self._told = True
 
-    def _fill(self, key: str, data: Buffer, size: int) -> None:
-        if self._entries.stat(key) is None:
-            self._room.take(size)
-            with suppress(ObjectExists):
-                self._entries.create(key, data)
+    def _keep(self, key: str, data: Buffer) -> None:
+        """Make an entry of a whole object, if that can be done at all."""
+        if memoryview(data).nbytes > self.capacity_bytes or self._entries.stat(key) is not None:
+            return
+        with self._filling(key) as entry:
+            entry.add(data)
+            entry.keep()
 
     def _drop(self, key: str) -> None:
         # One that cannot be removed is passed over by `fresh` all the same.

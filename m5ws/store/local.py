@@ -11,7 +11,8 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from m5ws.errors import CorruptObject, NotFound, ObjectExists, UsageError
@@ -23,6 +24,21 @@ _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
 _STALE_COPY_S = 3600.0
 _MOVE = "m5ws makes plain files and folders in a store: move what else there is away."
+
+
+@dataclass
+class Draft:
+    """A file of a store that has no key yet."""
+
+    path: Path
+    descriptor: int
+    size_bytes: int = 0
+
+    def write(self, data: memoryview) -> int:
+        """Write some of `data` after what is there, and return how many bytes. Raises OSError."""
+        count = os.write(self.descriptor, data)
+        self.size_bytes += count
+        return count
 
 
 class LocalStore:
@@ -54,18 +70,37 @@ class LocalStore:
             os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
-        target = self._path(key)
-        if os.path.lexists(target):
+        if os.path.lexists(self._path(key)):
             raise ObjectExists(key)
+        with self.draft() as draft:
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[draft.write(view) :]
+            self.publish(draft, key)
+
+    @contextmanager
+    def draft(self) -> Iterator["Draft"]:
+        """Yield a new file without a key, to be filled and published; it is gone at the end."""
+        path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
+        self._make_directory(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+        try:
+            yield Draft(path, descriptor)
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+
+    def publish(self, draft: "Draft", key: str) -> None:
+        """Give a draft, whose bytes are complete, its key. Raises ObjectExists if the key is taken."""
+        target = self._path(key)
         self._make_directory(target.parent)
-        temporary = self._temporary(data)
+        if self._durable:
+            os.fsync(draft.descriptor)
         try:
             # Published from here on: the bytes are complete and synced, the link is atomic and exclusive.
-            os.link(temporary, target)
+            os.link(draft.path, target)
         except FileExistsError as error:
             raise ObjectExists(key) from error
-        finally:
-            os.unlink(temporary)
         if self._durable:
             _sync_directory(target.parent)
 
@@ -143,24 +178,6 @@ class LocalStore:
                     self._folders.add(directory)
                 return True
         return False
-
-    def _temporary(self, data: Buffer) -> Path:
-        """Return a synced file of `data` that has no key yet."""
-        path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
-        self._make_directory(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        try:
-            view = memoryview(data).cast("B")
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if self._durable:
-                os.fsync(descriptor)
-        except BaseException:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
-        return path
 
     def _make_directory(self, directory: Path) -> None:
         """Make `directory` durable: a new name is synced in its parent, or a crash could lose the object below it."""

@@ -26,6 +26,10 @@ class Room:
         self.limit_bytes = limit_bytes
         self.capacity_bytes = limit_bytes - limit_bytes // _SPARE
 
+    def prepare(self) -> None:
+        """Make the directory, for nobody else to read. Raises OSError."""
+        os.close(open_private(self._entries.root, "usage"))
+
     def take(self, size_bytes: int) -> None:
         """Account for an entry that is about to appear, and drop others where the limit is passed. Raises OSError."""
         with self._usage() as descriptor:

@@ -5,7 +5,7 @@ later. Every request goes through `Persistence.do`: the first attempt at bytes i
 cheaper, and every further one boto3's, which says by a code what went wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from m5ws.errors import NotFound, ObjectExists
@@ -17,11 +17,14 @@ from m5ws.store.s3_errors import Absent, PastTheEnd, Taken, WrongRegion, elsewhe
 from m5ws.store.s3_listing import Listing
 from m5ws.store.s3_location import Location
 from m5ws.store.s3_retry import Patience, Persistence
-from m5ws.store.s3_transfer import Transfer, Upload
+from m5ws.store.s3_transfer import Flow, Transfer, Upload
 
 
 class S3Store:
-    """`ports.ObjectStore`, `Homed` and `Vouching` on a bucket and a prefix. Nothing is asked before the first call."""
+    """`ports.ObjectStore`, `Flowing`, `Homed` and `Vouching` on a bucket and a prefix.
+
+    Nothing is asked before the first call.
+    """
 
     def __init__(self, location: Location, patience: Patience | None = None) -> None:
         self.location = location
@@ -48,6 +51,16 @@ class S3Store:
             raise NotFound(f"{key} is not in the store {self.url}") from None
         except PastTheEnd:
             return b""
+
+    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+        path, flow = self._path(key), Flow(sink)
+        try:
+            self.requests.do(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
+        except Absent:
+            raise NotFound(f"{key} is not in the store {self.url}") from None
+        except PastTheEnd:
+            # Only the end of the answer was lost, after the last byte.
+            return
 
     def create(self, key: str, data: Buffer) -> None:
         path, upload = self._path(key), Upload(memoryview(data).cast("B"))
@@ -95,15 +108,23 @@ class S3Store:
             return None
         return ObjectStat(key=key, size_bytes=size_bytes, modified_s=modified_s)
 
+    def region(self) -> str | None:
+        return self.requests.do("finding the bucket", lambda _: self.connection.bucket_region)
+
+    def recall(self, region: str | None) -> None:
+        self.connection.remember(region)
+
     def home(self) -> str | None:
-        region = self.requests.do("finding the bucket", lambda _: self.connection.bucket_region)
+        # A store that is to be made may be in a bucket that is not the one of before.
+        self.connection.forget()
+        region = self.region()
         wanted = self.location.options.region or self.connection.here
         if region and wanted and region != wanted:
             raise elsewhere(self.location, region, wanted)
         return region or self.location.options.region
 
     def visit(self, home_region: str | None) -> str:
-        region = self.requests.do("finding the bucket", lambda _: self.connection.bucket_region)
+        region = self.region()
         asked, here = self.location.options.region, self.connection.here
         for found, says in ((region, "the bucket is in"), (asked, "m5ws.toml says")):
             if home_region and found and found != home_region:

@@ -1,7 +1,9 @@
-"""The two clients of an S3 store, made when they are first needed, and the credentials both share.
+"""The clients of an S3 store, made when they are first needed, and the credentials they share.
 
-Credentials come from boto3's chain and are asked for again every half minute, so that what boto3 refreshes in the
-middle of long work reaches obstore too. Both clients retry nothing themselves: s3_retry does, in one place.
+Credentials come from boto3's chain and are asked for again every half minute, so that what it refreshes in the middle
+of long work reaches obstore too. No client retries anything itself: s3_retry does, in one place. botocore is loaded
+only where it is needed: for credentials that are not in plain variables, for an endpoint that AWS's rules give, to ask
+for the bucket's region, which a workspace remembers, and when something goes wrong.
 """
 
 import datetime as dt
@@ -9,19 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-import boto3
-import botocore.config
-import botocore.session
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
 from obstore.store import S3Store as DataClient
 
 from m5ws.errors import UsageError
-from m5ws.store.s3_errors import DAMAGED, BucketMissing, NoCredentials, code_of, region_of, status_of, translate
 from m5ws.store.s3_location import Location
+from m5ws.store.s3_plain import Plain, plain
+
+if TYPE_CHECKING:
+    from m5ws.store.s3_control import Control
 
 T = TypeVar("T")
 _MIB = 2**20
@@ -41,52 +41,60 @@ class Connection:
     def __init__(self, location: Location) -> None:
         self.location = location
         self._lock = threading.RLock()
-        self._session: boto3.Session | None = None
-        self._authorities: str | None = None
-        self._control: Any = None
+        self._chain: Control | None = None
+        self._client: Any = None
         self._data: dict[tuple[int, bool], DataClient] = {}
         self._renewed_s = float("-inf")
         self._bucket_region: str | None = None
         self._asked = False
 
     @property
-    def session(self) -> boto3.Session:
-        """Credentials and settings, from where the AWS CLI has them (variables, profiles, SSO, roles, IMDS)."""
+    def _settings(self) -> "Plain | Control":
+        """Where credentials and what goes with them are found: in variables alone, or by boto3's whole chain."""
+        return plain() or self._control
+
+    @property
+    def _control(self) -> "Control":
+        from m5ws.store.s3_control import Control
+
         with self._lock:
-            if self._session is None:
-                try:
-                    core = botocore.session.get_session()
-                    self._authorities = core.get_config_variable("ca_bundle")
-                    self._session = boto3.Session(botocore_session=core)
-                except BotoCoreError as error:
-                    raise translate(error, self.location, "", None) from error
-            return self._session
+            if self._chain is None:
+                self._chain = Control(self.location)
+            return self._chain
 
     @property
     def control(self) -> Any:
         """boto3's client, in the bucket's region."""
         with self._lock:
-            if self._control is None:
-                self._control = self._client(self.region)
-            return self._control
+            if self._client is None:
+                self._client = self._control.client(self.region)
+            return self._client
 
     @property
     def here(self) -> str | None:
         """The region that this machine is configured for, by variable or profile; None if it is not."""
-        region: str | None = self.session.region_name
-        return region
+        return self._settings.here
 
     @property
     def bucket_region(self) -> str | None:
-        """The region that the server says the bucket is in; None where servers have no regions. Asked once.
+        """The region that the server says the bucket is in; None where servers have no regions. Asked once, or never
+        where it is remembered from before.
 
         Raises BucketMissing, Passing and what else `translate` makes of an answer.
         """
         with self._lock:
             if not self._asked:
-                self._bucket_region = self._ask_region()
-                self._asked = True
+                wanted = self.location.options.region or self.here or "us-east-1"
+                self.remember(self._control.ask_region(wanted))
             return self._bucket_region
+
+    def remember(self, bucket_region: str | None) -> None:
+        """Take a bucket's region as known: no bucket ever moves."""
+        self._bucket_region, self._asked = bucket_region, True
+
+    def forget(self) -> None:
+        """Ask for the bucket's region again when it is next needed."""
+        self._asked = False
 
     @property
     def region(self) -> str:
@@ -111,75 +119,32 @@ class Connection:
         Raises what `translate` makes of errors: Passing, Absent, Taken, M5Error. An answer that was cut short may look
         whole to boto3: what `ask` does not find in it is an error too.
         """
-        control = self.control
-        try:
-            return ask(control)
-        except (ClientError, BotoCoreError, ResponseParserError, *DAMAGED) as error:
-            raise translate(error, self.location, action, path) from error
+        from m5ws.store import s3_control
+
+        return s3_control.call(self.location, self.control, action, path, ask)
 
     def renew(self) -> None:
         """Forget all credentials: the next request reads them anew. Many threads at once renew once."""
         with self._lock:
             if time.monotonic() - self._renewed_s > _RENEW_EVERY_S:
                 self._renewed_s = time.monotonic()
-                self._session, self._control = None, None
+                self._chain, self._client = None, None
                 self._data.clear()
 
     def credentials(self) -> Any:
-        """Return credentials in obstore's form, as boto3 has them now. Raises NoCredentials."""
-        found = self.session.get_credentials()
-        if found is None:
-            raise NoCredentials(f"no credentials for {self.location.url}")
-        frozen = found.get_frozen_credentials()
+        """Return credentials in obstore's form, as they are now. Raises NoCredentials."""
+        variables = plain()
+        found = variables.credentials if variables is not None else self._control.credentials()
         return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
             "expires_at": dt.datetime.now(dt.UTC) + _KEPT,
         }
 
-    def _ask_region(self) -> str | None:
-        wanted = self.location.options.region or self.here or "us-east-1"
-        try:
-            response = self._client(wanted).head_bucket(Bucket=self.location.bucket)
-        except ClientError as error:
-            if code_of(error) in ("404", "NoSuchBucket"):
-                raise BucketMissing(f"there is no bucket {self.location.bucket} ({self.location.url})") from error
-            # Who may not ask is told the region all the same (AWS), or what is wrong by the request that follows.
-            if status_of(error) in (301, 307, 400, 403):
-                return region_of(error.response)
-            raise translate(error, self.location, "s3:ListBucket", None) from error
-        except BotoCoreError as error:
-            raise translate(error, self.location, "s3:ListBucket", None) from error
-        return region_of(response)
-
-    def _client(self, region: str) -> Any:
-        stall_s = self.location.options.stall_s
-        config = botocore.config.Config(
-            connect_timeout=_CONNECT_S,
-            read_timeout=stall_s,
-            retries={"total_max_attempts": 1},
-            max_pool_connections=64,
-            # Some servers refuse checksums that S3 does not require; `s3` sends the one that it wants.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            signature_version="s3v4",
-            s3={"addressing_style": "path" if self._path_style else "auto", "payload_signing_enabled": True},
-        )
-        try:
-            return self.session.client(
-                "s3", region_name=region, endpoint_url=self.location.options.endpoint_url, config=config
-            )
-        except (BotoCoreError, ValueError) as error:
-            raise translate(error, self.location, "", None) from error
-
-    @property
-    def _path_style(self) -> bool:
-        return self.location.options.endpoint_url is not None or "." in self.location.bucket
-
     def _data_client(self, limit_s: float, *, reading: bool) -> DataClient:
         options = self.location.options
-        endpoint = str(self.control.meta.endpoint_url)
+        endpoint = options.endpoint_url or str(self.control.meta.endpoint_url)
         split = urlsplit(endpoint)
         if options.integrity == "unsigned" and split.scheme != "https":
             raise UsageError(
@@ -224,6 +189,7 @@ class Connection:
         elif checksum:
             # Some servers look at the checksum, or at Object Lock's need of one, by this header alone.
             options["default_headers"] = {"x-amz-sdk-checksum-algorithm": checksum}
-        if self._authorities is not None:
-            options["root_certificate"] = Path(self._authorities).read_bytes()
+        authorities = self._settings.authorities
+        if authorities:
+            options["root_certificate"] = Path(authorities).read_bytes()
         return options

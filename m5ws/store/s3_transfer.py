@@ -9,19 +9,22 @@ import base64
 import hashlib
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import obstore
 from obstore import exceptions
 
+from m5ws.ports import Buffer
 from m5ws.store.s3_connection import Connection
 from m5ws.store.s3_errors import Absent, Passing, Taken
 
 _LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
 """So little, that reading a block of a transfer that crawls is over in time for it to be noticed."""
+_PIECE_BYTES = 256 * 2**10
+"""So little, that what arrives is hashed and written from the processor's cache, and memory is used again."""
 _CRAWL_BYTES_PER_S = 16 * 2**10
 Stat = tuple[int, float]
 """Size in bytes, and when it was published (seconds since the epoch)."""
@@ -47,6 +50,20 @@ class Upload:
         return memoryview(found) == self.data
 
 
+class Flow:
+    """Bytes that are handed on as they arrive; `done` is how many were."""
+
+    def __init__(self, sink: Callable[[Buffer], object]) -> None:
+        self._sink = sink
+        self.done = 0
+
+    def add(self, piece: Buffer) -> None:
+        """Hand on the bytes that follow."""
+        view = memoryview(piece).cast("B")
+        self._sink(view)
+        self.done += view.nbytes
+
+
 class Transfer:
     """Single attempts; `s3_retry.Persistence` repeats them. Raises Absent, Taken, PastTheEnd, Passing, M5Error."""
 
@@ -67,6 +84,26 @@ class Transfer:
             result = obstore.get(client, path, options=options)
             data = bytes(result.bytes())
             return _whole(data, result.meta["size"], start, length)
+
+    def flow(self, path: str, flow: Flow, *, surely: bool) -> None:
+        """Hand on what of an object was not yet. Raises what its sink raises."""
+        if surely:
+            return flow.add(self.read(path, flow.done, None, surely=True))
+        client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
+        began_s = time.monotonic()
+        with translated(limit_s, began_s):
+            result = obstore.get(client, path)
+            size_bytes, pieces = result.meta["size"], iter(result.stream(min_chunk_size=_PIECE_BYTES))
+        while True:
+            # What the sink raises is none of the server's errors.
+            with translated(limit_s, began_s):
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            flow.add(memoryview(piece))
+        if flow.done != size_bytes:
+            raise Passing(f"{flow.done} bytes instead of {size_bytes}")
+        return None
 
     def write(self, path: str, upload: Upload, *, surely: bool) -> None:
         """Put an object under a key that is free. Published from its success on, and possibly from its failure."""
@@ -186,9 +223,12 @@ class _Body(io.RawIOBase):
 
 
 @contextmanager
-def translated(limit_s: float) -> Iterator[None]:
-    """Turn obstore's errors, by type, into those of the store. What has no type of its own is `unknown`."""
-    began_s = time.monotonic()
+def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
+    """Turn obstore's errors, by type, into those of the store. What has no type of its own is `unknown`.
+
+    `began_s`: when the request was made, by the monotonic clock, if that was before.
+    """
+    began_s = time.monotonic() if began_s is None else began_s
     try:
         yield
     except FileNotFoundError as error:

@@ -33,7 +33,13 @@ def rebuilt(objects: Objects, content: Content) -> tuple[list[Layout], list[str]
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
-    files = _Files(objects, content)
+    try:
+        return _rebuilt(_Files(objects, content))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+
+
+def _rebuilt(files: "_Files") -> tuple[list[Layout], list[str]]:
     moments = list(files.moments())
     said = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
     said.append("the optimizer's step counts and learning rates")

@@ -3,6 +3,7 @@
 One file is in memory at a time. https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html
 """
 
+import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from deepspeed.utils import zero_to_fp32
 
+from m5ws.errors import CorruptObject
 from m5ws.ports import Progress
 from m5ws.records import Content
 from m5ws.repository.objects import Objects
@@ -23,10 +25,10 @@ def write(objects: Objects, content: Content, directory: Path, tag: str, progres
 
     Raises NotFound, CorruptObject, RestoreError.
     """
+    names = files(content)
     folder = directory / tag
     folder.mkdir()
     tensors = {tensor.name: tensor for tensor in content.tensors}
-    names = files(content)
     for number, name in enumerate(names):
         state = deepspeed_state.read(objects, content.blobs[name], tensors)
         torch.save(_with_shapes(state), folder / name)
@@ -53,5 +55,9 @@ def _sizes(shapes: Mapping[str, Any]) -> OrderedDict[str, torch.Size]:
 
 
 def files(content: Content) -> list[str]:
-    """Return the names of DeepSpeed's own files; the buffers of single ranks are m5ws's."""
-    return [name for name in content.blobs if name.endswith(".pt")]
+    """Return the names of DeepSpeed's own files; the buffers of single ranks are m5ws's. Raises CorruptObject."""
+    names = [name for name in content.blobs if name.endswith(".pt")]
+    # They become paths, and a store may say anything.
+    if strange := [name for name in names if os.path.basename(name) != name]:
+        raise CorruptObject(f"the checkpoint has files whose names no file has: {', '.join(map(repr, strange))}")
+    return names

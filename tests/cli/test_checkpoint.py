@@ -116,6 +116,12 @@ def test_show_shortens_a_long_state_unless_asked(m5: M5, made: Made, home: Repos
     assert "value099" in m5("checkpoint", "show", made.run, "--state").out
 
 
+def test_state_that_m5ws_never_wrote_is_an_error_and_no_bug(m5: M5, made: Made, home: Repository) -> None:
+    _publish(home, made, 8, _BASE[:4], {"feed": {"!": "tuple"}, "state.own": {"!": "int"}})
+    done = m5("checkpoint", "show", made.run)
+    assert done.status == 3 and "not as m5ws writes it" in done.err
+
+
 def test_diff_says_how_much_and_where(m5: M5, two: tuple[str, str], made: Made) -> None:
     done = m5("checkpoint", "diff", f"{made.run}@4", f"{made.run}@6")
     assert done.status == 1

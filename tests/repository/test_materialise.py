@@ -2,11 +2,15 @@
 
 import os
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from counting_store import CountingStore
+from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject
 from m5ws.ports import ObjectStore, SourceFile
 from m5ws.records import Entry, Format, Slice, Tree
@@ -38,10 +42,18 @@ def _stores(base: Path) -> dict[str, ObjectStore]:
     """The store in `base`, as a directory, far away, and through a cache."""
     directory = LocalStore(base / "store")
     far = CountingStore(directory)
-    return {"directory": directory, "far": far, "cache": Cached(far, base / "cache", 2**30)}
+    flowing = FlowingStore(directory)
+    return {
+        "directory": directory,
+        "far": far,
+        "cache": Cached(far, base / "cache", 2**30),
+        "flowing": flowing,
+        "flowing-cache": Cached(flowing, base / "cache", 2**30),
+        "flowing-cache-too-small": Cached(flowing, base / "cache", 1000),
+    }
 
 
-@pytest.mark.parametrize("kind", ["directory", "far", "cache"])
+@pytest.mark.parametrize("kind", ["directory", "far", "cache", "flowing", "flowing-cache", "flowing-cache-too-small"])
 def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, contents = _written(repo, tmp_path / "source")
@@ -88,7 +100,35 @@ def test_packs_are_read_not_files(tmp_path: Path) -> None:
     assert len(far.gets) < 30
 
 
-@pytest.mark.parametrize("kind", ["directory", "far"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data[:-1],
+        lambda data: data + b"more",
+        lambda data: b"",
+    ],
+    ids=["flip", "short", "long", "nothing"],
+)
+@pytest.mark.parametrize("kind", ["flowing", "flowing-cache"])
+def test_what_is_damaged_as_it_arrives_is_read_again(
+    tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]
+) -> None:
+    store = _stores(tmp_path)[kind]
+    repo = Repository.create(store, _SMALL)
+    tree, contents = _written(repo, tmp_path / "source")
+    flowing = store if isinstance(store, FlowingStore) else cast(Cached, store)._store
+    assert isinstance(flowing, FlowingStore)
+    # Chunks are fetched again: what was kept as it was created would not flow.
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    flowing.damage = damage
+    for name in ("first", "second"):
+        materialise.materialise(repo.objects, [tree], tmp_path / name)
+        assert _read(tmp_path / name) == contents
+    assert flowing.flows
+
+
+@pytest.mark.parametrize("kind", ["directory", "far", "flowing"])
 def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, _ = _written(repo, tmp_path / "source")

@@ -1,6 +1,8 @@
 """Trees: a pure function of content, exact in both directions, and refused when they could write elsewhere."""
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.ports import SourceFile
+from m5ws.ports import ObjectStore, SourceFile
 from m5ws.records import Entry, Format, Tree
-from m5ws.repository import Repository, entries, trees
+from m5ws.repository import Repository, capture, entries, trees
 from m5ws.repository.capture import FileChanged
+from m5ws.repository.chunking import read_chunks
 from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
+from m5ws.repository.objects import Objects
 from m5ws.store.local import LocalStore
+from passing_store import PassingStore
 from settling import settle
 
 _SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
@@ -156,3 +161,88 @@ def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         materialise(repo.objects, [Tree(entries=())], tmp_path / "target")
     assert (tmp_path / "target" / "mine").read_text() == "mine"
+
+
+class _Meeting(PassingStore):
+    """A store whose creates of objects wait for each other, two by two."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner, self._meet)
+        self._gate = threading.Barrier(2)
+
+    def _meet(self, operation: str, key: str) -> None:
+        if operation == "create" and key.startswith("objects/"):
+            with suppress(threading.BrokenBarrierError):
+                self._gate.wait(60)
+
+
+def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
+    """Files of one chunk each, as most shards of a dataset are: one after the other they would wait for ever."""
+    meeting = _Meeting(LocalStore(tmp_path / "store"))
+    objects = Objects(meeting, _SMALL)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number}").write_bytes(os.urandom(60))
+    writer = capture.TreeWriter(objects, None, False, 0)
+    files = sorted(_sources(source), key=lambda file: file.path)
+    entries = writer.entries(files, [os.lstat(file.location) for file in files], None)
+    assert not meeting._gate.broken
+    assert [objects.read(entry.parts[0]) for entry in entries] == [Path(file.location).read_bytes() for file in files]
+
+
+def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    store = PassingStore(LocalStore(tmp_path / "store"), lambda operation, key: asked.append((operation, key)))
+    repo = Repository.create(store, _SMALL)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(100):
+        (source / f"{number}").write_bytes(os.urandom(60))
+    settle(source)
+    for change in ("first", "new"):
+        (source / change).write_bytes(b"small")
+        asked.clear()
+        with Index(tmp_path / "index") as index:
+            trees.write_tree(repo.objects, _sources(source), index)
+    assert sum(operation in ("stat", "list") for operation, _ in asked) < 10
+
+
+@given(data=st.binary(max_size=200), size=st.integers(1, 70))
+def test_a_file_is_cut_on_a_grid(data: bytes, size: int) -> None:
+    descriptor = os.memfd_create("file")
+    try:
+        os.write(descriptor, data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        found = [bytes(chunk) for chunk in read_chunks(descriptor, size)]
+    finally:
+        os.close(descriptor)
+    assert found == [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def test_a_chunk_has_the_file_s_bytes_whatever_is_written_to_it_later(tmp_path: Path) -> None:
+    data = os.urandom(5 * 2**20 + 17)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with open(path, "r+b", buffering=0) as file:
+        chunks = list(read_chunks(file.fileno(), 4 * 2**20))
+        os.pwrite(file.fileno(), bytes(2**20), 0)
+    assert b"".join(chunks) == data
+
+
+def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    store = PassingStore(LocalStore(tmp_path / "store"), lambda operation, key: asked.append((operation, key)))
+    repo = Repository.create(store, _SMALL)
+    source = tmp_path / "source"
+    source.mkdir()
+    for size in (0, 10, 60, 300):
+        (source / f"{size}").write_bytes(os.urandom(size))
+    settle(source)
+    with Index(tmp_path / "index") as index:
+        written = trees.write_tree(repo.objects, _sources(source), index)
+        asked.clear()
+        assert trees.is_still(repo.objects, _sources(source), index, written.digest)
+        assert not asked
+        (source / "10").write_bytes(os.urandom(10))
+        assert not trees.is_still(repo.objects, _sources(source), index, written.digest)

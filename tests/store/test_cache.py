@@ -1,5 +1,6 @@
 """The cache: what it keeps, what it drops, and that nothing that happens to it is an error of the reader."""
 
+import errno
 import os
 import threading
 import time
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from counting_store import CountingStore
+from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject, NotFound
-from m5ws.ports import Near, OnDisk
+from m5ws.ports import Buffer, Near, OnDisk
 from m5ws.records import Format, Slice
 from m5ws.repository.objects import Objects, key
 from m5ws.store import cache
 from m5ws.store.cache import Cached, cached
-from m5ws.store.local import LocalStore
+from m5ws.store.local import Draft, LocalStore
 
 _MIB = 2**20
 
@@ -283,3 +285,74 @@ def test_what_killed_processes_left_is_swept(far: CountingStore, near: Cached, t
 def test_others_cannot_read_it(far: CountingStore, objects: Objects, tmp_path: Path, first: str) -> None:
     objects.get(_put(far, b"content")) if first == "read" else objects.put(b"content")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def flowing(tmp_path: Path) -> FlowingStore:
+    return FlowingStore(LocalStore(tmp_path / "far"))
+
+
+def _poured(objects: Objects, digest: str, size: int) -> bytes:
+    out = bytearray(size)
+
+    def write(offset: int, piece: Buffer) -> None:
+        out[offset : offset + len(piece)] = piece
+
+    objects.pour(digest, size, write)
+    return bytes(out)
+
+
+def test_what_flows_is_kept_as_it_arrives_and_read_from_the_disk_then(flowing: FlowingStore, tmp_path: Path) -> None:
+    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    data = os.urandom(cache.WHOLE_BYTES + 1)
+    digest = _put(flowing, data)
+    for _ in range(2):
+        assert _poured(Objects(near, Format()), digest, len(data)) == data
+    assert flowing.flows == [key(digest)] and not flowing.gets
+    assert near.held(key(digest)) == len(data)
+    assert int.from_bytes((tmp_path / "cache" / "usage").read_bytes(), "big") == len(data)
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_damaged_as_it_flows_is_never_kept(flowing: FlowingStore, tmp_path: Path) -> None:
+    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    data = os.urandom(50_000)
+    digest = _put(flowing, data)
+    flowing.damage = lambda found: found[:-1] + bytes([found[-1] ^ 1])
+    with pytest.raises(RuntimeError, match="verified"):
+        near.flow(key(digest), _refuse_at(len(data)))
+    assert near.held(key(digest)) is None
+    assert not list((tmp_path / "cache" / "tmp").iterdir())
+    assert _poured(Objects(near, Format()), digest, len(data)) == data
+    assert (tmp_path / "cache" / key(digest)).read_bytes() == data
+
+
+def _refuse_at(size: int) -> Callable[[Buffer], object]:
+    """Return a sink that refuses what makes its bytes complete, as one does that has verified them."""
+    seen = 0
+
+    def sink(piece: Buffer) -> None:
+        nonlocal seen
+        seen += len(piece)
+        if seen == size:
+            raise RuntimeError("verified")
+
+    return sink
+
+
+def test_a_full_disk_under_what_flows_is_no_failure(
+    flowing: FlowingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    data = os.urandom(50_000)
+    digest = _put(flowing, data)
+
+    def full(draft: Draft, piece: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "write", full)
+        assert _poured(Objects(near, Format()), digest, len(data)) == data
+    assert near.held(key(digest)) is None and "keeps nothing new" in caplog.text
+    assert _poured(Objects(near, Format()), digest, len(data)) == data
+    assert near.held(key(digest)) == len(data)

@@ -319,7 +319,7 @@ def test_masters_and_moments_have_the_models_names(
     # DeepSpeed's own script leaves out what is not trained under ZeRO 1.
     assert weights.keys() - theirs.keys() == ({"frozen.weight"} if name == "1" else set())
     assert bits({one: tensor.contiguous() for one, tensor in theirs.items()}) == bits(
-        {one: tensor.float() for one, tensor in weights.items() if one in theirs}
+        {one: tensor.to(theirs[one].dtype) for one, tensor in weights.items() if one in theirs}
     )
 
 
@@ -329,3 +329,16 @@ def _zero_to_fp32(directory: Path) -> dict[str, torch.Tensor]:
     with contextlib.redirect_stdout(io.StringIO()):
         found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(directory))
     return cast(dict[str, torch.Tensor], found)
+
+
+def test_a_store_cannot_have_files_written_outside_the_directory(saved: Repository, tmp_path: Path) -> None:
+    from m5ws.training import export_deepspeed
+
+    (tmp_path / "deep" / "folder").mkdir(parents=True)
+    which = checkpoint_names.resolve(saved, RUN)
+    content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
+    part = content.tensors[0].shards[0].parts[0]
+    hostile = Content(format="deepspeed/1", world=1, blobs={"../../out.pt": part})
+    with pytest.raises(CorruptObject, match="no file has"):
+        export_deepspeed.write(saved.objects, hostile, tmp_path / "deep" / "folder", "tag", None)
+    assert list((tmp_path / "deep").rglob("*.pt")) == []

@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -15,19 +16,30 @@ from deepspeed_tiny import Model, config, engine_of
 from m5ws.training import control, fingerprint
 from m5ws.training.deepspeed import DeepSpeedBackend
 
-out, *cases = sys.argv[1:]
-deepspeed.init_distributed("gloo", verbose=False)
-group = control.new_group()
-for number, case in enumerate(cases):
-    directory, stage, dtype = case.rsplit(":", 2)
+
+def load(directory: str, stage: int, dtype: str, group: Any) -> dict[str, str]:
+    """Return the fingerprints of a new engine's state once it has loaded a checkpoint."""
     torch.manual_seed(99)
-    engine = engine_of(config(int(stage), dtype), Model())
+    engine = engine_of(config(stage, dtype), Model())
     path, _ = engine.load_checkpoint(directory)
     assert path is not None, "DeepSpeed found no checkpoint"
     found = fingerprint.fingerprints(DeepSpeedBackend(engine).tensors(), group)
-    if torch.distributed.get_rank() == 0:
-        Path(out, f"{number}.json").write_text(json.dumps(found))
     engine.destroy()
-    del engine
-    gc.collect()
-torch.distributed.destroy_process_group()
+    return found
+
+
+def main(out: str, *cases: str) -> None:
+    deepspeed.init_distributed("gloo", verbose=False)
+    group = control.new_group()
+    for number, case in enumerate(cases):
+        directory, stage, dtype = case.rsplit(":", 2)
+        found = load(directory, int(stage), dtype, group)
+        gc.collect()
+        if torch.distributed.get_rank() == 0:
+            Path(out, f"{number}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

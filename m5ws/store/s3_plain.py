@@ -1,0 +1,48 @@
+"""Credentials that environment variables alone decide, as in a container or a job: botocore is not loaded for those.
+
+In boto3's chain variables come first, and what else they leave open (a profile's region, its authorities, its
+endpoint) comes from two files. Where neither is there, the variables are all there is to know
+(https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
+_MORE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
+"""Variables that say that there is more to find than the keys."""
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What signs requests."""
+
+    access_key: str
+    secret_key: str
+    token: str | None = None
+
+
+class Plain(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the chain would find: credentials, this machine's region, and a file of authorities."""
+
+    credentials: Credentials
+    here: str | None
+    authorities: str | None
+
+
+def plain() -> Plain | None:
+    """Return what the environment says, or None where more than it must be asked."""
+    access_key, secret_key = (os.environ.get(name) for name in _KEYS)
+    if not access_key or not secret_key or any(name in os.environ for name in _MORE):
+        return None
+    if any(Path(os.environ.get(name, usual)).expanduser().is_file() for name, usual in _FILES.items()):
+        return None
+    token = next((value for name in _TOKENS if (value := os.environ.get(name))), None)
+    return Plain(
+        credentials=Credentials(access_key=access_key, secret_key=secret_key, token=token),
+        here=os.environ.get("AWS_DEFAULT_REGION"),
+        authorities=os.environ.get("AWS_CA_BUNDLE"),
+    )
