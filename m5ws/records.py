@@ -227,14 +227,34 @@ class Parent(Record, frozen=True, kw_only=True):
         return f"{self.run}@{self.checkpoint}"
 
 
+class Segment(Record, frozen=True, kw_only=True):
+    """Steps of a run, after `first` up to `last`, that a replay does alone.
+
+    It starts from `checkpoint`, whose record is `digest`: the run's own after step `first`. Without one, from where the
+    run itself began.
+    """
+
+    first: Count
+    last: Count
+    checkpoint: CheckpointName | None = None
+    digest: Digest | None = None
+
+    def __str__(self) -> str:
+        return f"steps {self.first + 1}-{self.last}"
+
+
 class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
-    """One intent to train. `reproduces` names the run that this one repeats, `parent` where a fork starts."""
+    """One intent to train. `reproduces` names the run that this one repeats, in whole or a `segment` of it.
+
+    `parent` says where a fork starts.
+    """
 
     id: RunId
     snapshot: Digest
     spec: LaunchSpec
     purpose: Literal["train", "reproduce"] = "train"
     reproduces: RunId | None = None
+    segment: Segment | None = None
     parent: Parent | None = None
     name: str | None = None
     created_s: float = 0.0
@@ -257,7 +277,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
 
     `resume` is the digest of the checkpoint to go on from, `parent` says whose it is if it is another run's, `saving`
     how others are made; a replay makes one after each step in `checkpoint_at`, as its original did, and lets no clock
-    decide. `copies` is where copies of what is read are kept, of at most `copies_bytes`.
+    decide. The attempt ends after step `until`, if it is given. `copies` is where copies of what is read are kept, of
+    at most `copies_bytes`.
     """
 
     store: str
@@ -275,6 +296,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     parent: Parent | None = None
     saving: Saving = Saving()
     checkpoint_at: tuple[int, ...] | None = None
+    until: int | None = None
     copies: str = ""
     copies_bytes: int = 0
 
@@ -375,7 +397,8 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensors_differ: int = 0
 
 
-Outcome = Literal["reproduced", "diverged", "nondeterministic", "not comparable"]
+Outcome = Literal["reproduced", "sampled", "diverged", "nondeterministic", "not comparable"]
+"""`sampled`: the segment that was replayed is equal, given the checkpoint it started from."""
 
 
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
@@ -384,6 +407,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     run: str
     replay: str
     outcome: Outcome
+    segment: Segment | None = None
     compared: dict[str, int] = {}
     not_compared: tuple[str, ...] = ()
     first: Divergence | None = None
@@ -393,7 +417,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        return {"reproduced": 0, "diverged": 1, "nondeterministic": 1, "not comparable": 2}[self.outcome]
+        return {"reproduced": 0, "sampled": 0, "diverged": 1, "nondeterministic": 1, "not comparable": 2}[self.outcome]
 
 
 def path_text(path: bytes) -> str:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
 
 from m5ws.cli import interrupt, names, output
 from m5ws.cli.steps import RunProgress
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Another seed.")
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Another number of processes.")
+@click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Only the Kth segment, from a checkpoint.")
+@click.option(
+    "--from", "first", type=click.IntRange(min=0), metavar="STEP", help="Only from this step's checkpoint on."
+)
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Only up to this step.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N segments, drawn at random.")
+@click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them.")
+@click.option("--all-segments", is_flag=True, help="Every segment as a replay of its own.")
+@click.option(
+    "--parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="P", help="Segments at a time."
+)
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
 @output.json_option
 @click.pass_context
@@ -37,6 +49,13 @@ def command(
     overrides: tuple[str, ...],
     seed: int | None,
     nproc: int | None,
+    segment: int | None,
+    first: int | None,
+    last: int | None,
+    sample: int | None,
+    sample_seed: int,
+    all_segments: bool,
+    parallel: int,
     no_progress: bool,
     as_json: bool,
 ) -> None:
@@ -48,16 +67,24 @@ def command(
     ends it, with its step, rank, quantity and tensor. With options that change something, the verdict shows
     what that changes.
 
-    Exit status: 0 reproduced, 1 diverged, 2 not comparable, 3 something it needs is missing.
+    A segment is what lies between two checkpoints: it is restored from the first and replayed to the second, so that
+    a part of a run, or many parts side by side, can be verified. All segments together verify the run.
+
+    Exit status: 0 reproduced or sampled, 1 diverged, 2 not comparable, 3 something it needs is missing.
 
     \b
     Examples:
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
+      m5ws reproduce 7c1d --segment 3
+      m5ws reproduce 7c1d --all-segments --parallel 4
     """
+    from m5ws.cli import segments as parts
     from m5ws.cli import verdict
     from m5ws.operations import drift, reproduce
     from m5ws.repository import refs
+
+    parts.refuse_useless(context)
 
     drifted: list[Change] = []
 
@@ -76,6 +103,16 @@ def command(
         seed=seed,
         nproc=nproc,
     )
+    wanted = parts.Wanted(
+        segment=segment, first=first, last=last, sample=sample, sample_seed=sample_seed, everything=all_segments
+    )
+    chosen = wanted.of(repo, request.original)
+    if all_segments or sample:
+        joint = parts.replay(here, ports, request, chosen, parallel)
+        output.print_json(joint) if as_json else click.echo(parts.text(joint))
+        context.exit(joint.exit_code)
+    if chosen:
+        request = msgspec.structs.replace(request, segment=chosen[0])
     plan = reproduce.plan(ports, request, here.home, here.root)
     output.note(f"replaying {request.original} as {plan.run.id}")
     with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:

@@ -5,6 +5,7 @@ from m5ws.records import Divergence, Verdict
 
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
+    "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
     "diverged": "the replay is not the same",
     "nondeterministic": "two replays of this run differ from each other",
     "not comparable": "this environment cannot give the same bits",
@@ -13,7 +14,8 @@ _SAYS = {
 
 def text(verdict: Verdict) -> str:
     """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
-    lines = [f"{verdict.outcome.upper()}: run {verdict.run}, replayed as {verdict.replay}"]
+    part = f", {verdict.segment}" if verdict.segment is not None else ""
+    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {verdict.replay}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
     if verdict.first is not None:
         lines += ["", *_first(verdict.first)]

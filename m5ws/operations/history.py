@@ -4,10 +4,14 @@ An attempt that resumes from step k replaces what earlier attempts recorded afte
 the weights the run ended with.
 """
 
+from typing import TypeVar
+
 import msgspec
 
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, RankStarted, State, Step
 from m5ws.repository import Repository, checkpoints, ledger
+
+T = TypeVar("T")
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -48,6 +52,19 @@ class History(msgspec.Struct, kw_only=True):
                 self.outcome = event.outcome
             case _:
                 pass
+
+    def within(self, first: int, last: int) -> "History":
+        """Return the history of the steps after `first` up to `last` alone."""
+
+        def kept(by_step: dict[int, T]) -> dict[int, T]:
+            return {step: value for step, value in by_step.items() if first < step <= last}
+
+        return msgspec.structs.replace(
+            self,
+            steps={rank: kept(steps) for rank, steps in self.steps.items()},
+            states={rank: kept(states) for rank, states in self.states.items()},
+            contents=kept(self.contents),
+        )
 
     def _go_back(self, step: int) -> None:
         """Forget what came after `step`: the attempt that begins does it again."""

@@ -17,7 +17,7 @@ from m5ws.events import AnyEvent, AttemptStarted
 from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
-from m5ws.records import Change, Divergence, LaunchSpec, Observed, Parent, Run, Verdict
+from m5ws.records import Change, Divergence, LaunchSpec, Observed, Run, Segment, Verdict
 from m5ws.repository import Repository, checkpoints, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 
@@ -36,7 +36,10 @@ class Interrupted(M5Error):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do again, and with what changed. `env` is what to do when the environment could change bits."""
+    """What to do again, and with what changed: the whole run, or a segment of it, which nothing may change.
+
+    `env` is what to do when the environment could change bits.
+    """
 
     original: str
     env: Literal["fail", "warn", "ignore"] = "fail"
@@ -44,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     seed: int | None = None
     nproc: int | None = None
+    segment: Segment | None = None
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -63,7 +67,9 @@ def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path)
         # What was changed here is to show, as it would in a fork that was made so.
         parent = msgspec.structs.replace(parent, settings="script")
     spec = _spec(original.spec, request)
-    replay = run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent)
+    replay = msgspec.structs.replace(
+        run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent), segment=request.segment
+    )
     saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
     return run.plan(ports.repo, replay, home, author_dir, ports.environment, ports.tracker, checkpoint_at=tuple(saved))
 
@@ -82,7 +88,10 @@ def execute(
     announce(drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         return _publish(ports, home, _refused(ports, planned, drifted))
-    comparison = Comparison(history.load(ports.repo, request.original))
+    original = history.load(ports.repo, request.original)
+    if request.segment is not None:
+        original = original.within(request.segment.first, request.segment.last)
+    comparison = Comparison(original)
 
     def feed(rank: str, event: AnyEvent) -> bool:
         comparison.feed(rank, event)
@@ -124,9 +133,10 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
-        outcome=outcome,
+        outcome="sampled" if outcome == "reproduced" and replay.segment is not None else outcome,
+        segment=replay.segment,
         compared=dict(comparison.equal),
-        not_compared=(*missing, *comparison.extra(), *_given(replay.parent), *_unrecorded(comparison, replay.parent)),
+        not_compared=(*missing, *comparison.extra(), *_given(replay), *_unrecorded(comparison, replay)),
         first=first,
         changes=changes,
         reason=why or (reason.reason(first, changes) if first else None),
@@ -155,14 +165,17 @@ def _uses_session(comparison: Comparison) -> bool:
     return bool(comparison.original.steps or comparison.original.states)
 
 
-def _given(parent: Parent | None) -> list[str]:
-    """Return what a replay of a fork takes for granted: both start from one checkpoint."""
+def _given(replay: Run) -> list[str]:
+    """Return what a replay of a segment, or of a fork, takes for granted: the checkpoint that it starts from."""
+    segment, parent = replay.segment, replay.parent
+    if segment is not None and segment.digest is not None:
+        return [f"steps up to {segment.first}: given, by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
     if parent is None:
         return []
     return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
 
 
-def _unrecorded(comparison: Comparison, parent: Parent | None) -> list[str]:
+def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
     """Return what neither side recorded, so that nobody takes it for verified."""
     if not _uses_session(comparison):
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
@@ -170,7 +183,10 @@ def _unrecorded(comparison: Comparison, parent: Parent | None) -> list[str]:
         f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
     ]
     last = comparison.original.last_step
-    done = last - (parent.step if parent is not None else 0)
+    begin = (
+        replay.segment.first if replay.segment is not None else replay.parent.step if replay.parent is not None else 0
+    )
+    done = last - begin
     between = done - len([step for step in comparison.original.states.get(0, {}) if step])
     if between > 0:
         lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")

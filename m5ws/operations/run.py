@@ -138,6 +138,10 @@ def plan(
         saving=saving or Saving(),
         checkpoint_at=checkpoint_at,
     )
+    segment = run.segment
+    if segment is not None:
+        context = msgspec.structs.replace(context, resume=segment.digest, until=segment.last)
+        resume = segment.checkpoint
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = _request(context, directory, environment, tracker)

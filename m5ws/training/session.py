@@ -110,6 +110,8 @@ class Session:
         self._feed = feed
         self._total = total_steps
         self._stopping = False
+        active = context.active()
+        self._until = active.context.until if active is not None else None
         self.first_step = 1
 
     def steps(self) -> Iterator[Step]:
@@ -132,7 +134,7 @@ class Session:
                 if self._recorder is not None:
                     self._recorder.left(step)
                 raise
-            last = self._stopping or number == self._total
+            last = self._stopping or number in (self._total, self._until)
             if self._recorder is not None:
                 self._recorder.end_of_step(step, last)
             if last:

@@ -1,0 +1,82 @@
+"""Segments of a run, each replayed from its checkpoint: what they prove, and what they find."""
+
+from pathlib import Path
+
+import pytest
+
+from workspaces import Workspace, make_workspace
+
+
+@pytest.fixture(scope="module", params=["fsdp", "zero"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A run of 10 steps on 2 ranks, with checkpoints after 4, 8 and 10."""
+    folder = tmp_path_factory.mktemp(request.param) / "w"
+    trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
+    workspace = make_workspace(folder, f"{request.param}.py", trainer=trainer)
+    return workspace, workspace.train()
+
+
+def test_a_segment_is_replayed_alone_from_its_checkpoint(trained: tuple[Workspace, str]) -> None:
+    workspace, run = trained
+    verdict = workspace.json("reproduce", run, "--segment", "2")
+    assert (verdict["outcome"], verdict["segment"]["first"], verdict["segment"]["last"]) == ("sampled", 4, 8)
+    assert verdict["compared"]["steps"] == 8 and verdict["compared"]["checkpoints"] == 1
+    assert any("steps up to 4: given" in line for line in verdict["not_compared"])
+    replayed = workspace.history(verdict["replay"])
+    assert sorted(replayed.steps[0]) == [5, 6, 7, 8]
+    assert replayed.contents == {8: workspace.history(run).contents[8]}
+
+
+def test_all_segments_side_by_side_verify_the_run(trained: tuple[Workspace, str]) -> None:
+    workspace, run = trained
+    joint = workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
+    assert (joint["outcome"], joint["segments"], joint["of"]) == ("reproduced", 3, 3)
+    assert [(one["segment"]["first"], one["segment"]["last"]) for one in joint["verdicts"]] == [(0, 4), (4, 8), (8, 10)]
+    # Together they did what the run did, and nothing twice.
+    assert sum(one["compared"]["steps"] for one in joint["verdicts"]) == 20
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    workspace = make_workspace(tmp_path_factory.mktemp("small") / "w", "fsdp.py", nproc=1)
+    return workspace, workspace.train()
+
+
+def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> None:
+    workspace, run = small
+    verdict = workspace.json("reproduce", run, "--from", "5", "--to", "8")
+    assert (verdict["outcome"], verdict["segment"]["first"], verdict["segment"]["last"]) == ("sampled", 4, 8)
+    sampled = workspace.json("reproduce", run, "--sample", "1", "--sample-seed", "3")
+    assert (sampled["outcome"], sampled["segments"], sampled["of"]) == ("sampled", 1, 3)
+    assert "33%" in sampled["reason"]
+    for words, said in (
+        (("--segment", "4"), "1: steps 1-4, 2: steps 5-8, 3: steps 9-10"),
+        (("--from", "9", "--to", "11"), "steps 1-10"),
+        (("--sample", "4"), "--all-segments"),
+        (("--segment", "1", "--all-segments"), "different things"),
+        (("--segment", "1", "--set", "learning_rate=1"), "--set"),
+        (("--parallel", "2"), "--all-segments"),
+    ):
+        assert said in workspace.m5ws("reproduce", run, *words, expect=2).stderr
+
+
+def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp_path: Path) -> None:
+    """A run in whose seventh step something happened that its script does not say: a weight changed."""
+    workspace, _ = small
+    fault = tmp_path / "fault"
+    fault.touch()
+    lines = (
+        f"    if step.number == 7 and __import__('os').path.exists({str(fault)!r}):",
+        "        with torch.no_grad():",
+        "            next(model.parameters()).add_(1e-3)",
+        "    step.record(loss=loss",
+    )
+    workspace.edit("train.py", "    step.record(loss=loss", "\n".join(lines))
+    run = workspace.train()
+    fault.unlink()
+    joint = workspace.json("reproduce", run, "--all-segments", expect=1)
+    assert [one["outcome"] for one in joint["verdicts"]] == ["sampled", "diverged", "sampled"]
+    assert joint["outcome"] == "diverged"
+    first = joint["verdicts"][1]["first"]
+    assert (first["step"], first["tensor_step"]) == (7, 7)
+    assert first["tensor"].startswith(("model.", "optimizer."))
