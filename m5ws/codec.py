@@ -4,6 +4,7 @@ A `Sealed` record is followed by the digest of its bytes, since the name that it
 a bit that flips in any of them is found when it is read (docs/format.md).
 """
 
+import threading
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -19,6 +20,7 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _SEAL_BYTES = 32
+_building = threading.Lock()
 
 
 def encode(record: Record | msgspec.Raw) -> bytes:
@@ -67,17 +69,22 @@ class _None(msgspec.Struct, tag="none"):
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind | _None)
+    # msgspec 0.22 hands what it has built half of a kind to any other thread that asks for it, which then crashes.
+    with _building:
+        return msgspec.msgpack.Decoder(kind | _None)
 
 
 class _Tagged(msgspec.Struct):
     type: str | None = None
 
 
+_tagged = msgspec.msgpack.Decoder(_Tagged)
+
+
 def _said(data: bytes) -> str | None:
     """Return what kind of record `data` says it is, or None if that cannot be told."""
     try:
-        return msgspec.msgpack.decode(data, type=_Tagged).type
+        return _tagged.decode(data).type
     except UNREADABLE:
         return None
 

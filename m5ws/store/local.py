@@ -120,7 +120,8 @@ class LocalStore:
         if not self._is_inside(directory):
             return ()
         try:
-            return tuple(sorted(map(_text, os.listdir(self.root / directory))))
+            with os.scandir(self.root / directory) as found:
+                return tuple(sorted(_text(entry.name) for entry in found if _holds(entry)))
         except (FileNotFoundError, NotADirectoryError):
             return ()
 
@@ -225,6 +226,17 @@ def _stat(key: str, found: os.stat_result) -> ObjectStat:
 def _text(name: str) -> str:
     """Return a name as text that can be shown; one that is not UTF-8 is no key, and comes with its bytes escaped."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _holds(found: "os.DirEntry[str]") -> bool:
+    """Return whether an object is at or below an entry: a kill can leave a folder without any."""
+    if not found.is_dir(follow_symlinks=False):
+        return True
+    try:
+        with os.scandir(found.path) as inner:
+            return any(map(_holds, inner))
+    except FileNotFoundError:
+        return False
 
 
 def _walk(start: Path) -> Iterator[Path]:

@@ -1,20 +1,22 @@
 """gc in processes of its own: beside eight that snapshot overlapping trees, and killed at any moment."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kills import Kills, Scale
 from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.records import Format
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.store.local import LocalStore
+from warm import Warm
 
 _SCRIPT = Path(__file__).parent / "scripts" / "gc_process.py"
 _ROOT = Path(__file__).parents[2]
+_ROUND = 25
 _FORMAT = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
 
 
@@ -65,35 +67,41 @@ def test_eight_processes_snapshot_for_long_while_gc_deletes(tmp_path: Path) -> N
         _beside_writers(tmp_path / str(number), snapshots_each=60, rounds=200)
 
 
-def _killed(folder: Path, kills: int) -> None:
+def _killed(folder: Path, scale: Scale) -> None:
     """Kill gc at random moments; each time the store is whole, and in the end the repeated command succeeds."""
-    draw = random.Random(7)
     store = folder / "store"
     published = set(_ends_well(_start("write", store, folder / "first", 0, 4)))
     repo = Repository.open(LocalStore(store))
-    for number in range(kills):
-        for garbage in range(40):
-            repo.objects.put(b"%d of %d" % (garbage, number))
-        process = _start("collect", store, folder / "gc", 1)
-        try:
-            process.communicate(timeout=draw.uniform(0.05, 0.6))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        report = fsck.check(repo)
-        assert report.clean, report.damage
-    _ends_well(_start("collect", store, folder / "gc", 3))
-    _collect_all(repo, folder / "gc")
-    report = fsck.check(repo)
-    assert report.clean and report.unreachable == 0
-    assert set(snapshots.ids(repo)) == published
+    kills = Kills("gc", "directory", scale.seed())
+    with Warm(_SCRIPT) as warm:
+        while kills.kills < scale.kills:
+            _leave_garbage(repo, kills)
+            kills.usual(warm.run("collect", store, folder / "gc", 1))
+            limit = min(scale.kills, kills.kills + _ROUND)
+            while kills.kills < limit:
+                _leave_garbage(repo, kills)
+                kills.count(warm.run("collect", store, folder / "gc", 1, moment_s=kills.moment_s()))
+                report = fsck.check(repo)
+                assert report.clean, report.damage
+                # An error of m5ws is printed after a #.
+                assert "#" not in warm.run("collect", store, folder / "gc", 1).said
+            _collect_all(repo, folder / "gc")
+            report = fsck.check(repo, read_data=True)
+            assert report.clean and report.unreachable == 0
+            assert set(snapshots.ids(repo)) == published
+            kills.report(write=scale.soak)
+
+
+def _leave_garbage(repo: Repository, kills: Kills) -> None:
+    for _ in range(40):
+        repo.objects.put(kills.draw.randbytes(16))
 
 
 def test_gc_is_killed_at_random_moments(tmp_path: Path) -> None:
-    _killed(tmp_path, kills=12)
+    _killed(tmp_path, Scale(12))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_gc_is_killed_at_random_moments_500_times(tmp_path: Path) -> None:
-    _killed(tmp_path, kills=500)
+    _killed(tmp_path, Scale(500, soak=True))

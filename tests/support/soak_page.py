@@ -14,3 +14,11 @@ def write(section: str, lines: Iterable[str]) -> None:
     found = re.compile(rf"(<!-- {section}: begin -->\n).*?(<!-- {section}: end -->)", re.DOTALL)
     assert found.search(text)
     PAGE.write_text(found.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text), encoding="utf-8")
+
+
+def put(section: str, header: Iterable[str], row: str, *, cells: int = 1) -> None:
+    """Put one row into its table, in the place of the one whose first `cells` cells are the same."""
+    found = re.search(rf"<!-- {section}: begin -->\n(.*?)<!-- {section}: end -->", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found
+    rows = [line for line in found[1].splitlines()[2:] if line.split("|")[: cells + 1] != row.split("|")[: cells + 1]]
+    write(section, [*header, *sorted([*rows, row])])

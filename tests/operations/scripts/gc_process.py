@@ -74,5 +74,7 @@ def collect(store: str, home: str, rounds: str) -> None:
             print(f"# {error}", flush=True)
 
 
+VERBS = {"write": write, "collect": collect}
+
 if __name__ == "__main__":
-    {"write": write, "collect": collect}[sys.argv[1]](*sys.argv[2:])
+    VERBS[sys.argv[1]](*sys.argv[2:])
