@@ -56,6 +56,10 @@ stage: 2
 """
 
 
+_PATIENCE_S = 550
+"""The first start with DeepSpeed builds its operators, which takes minutes of two cores."""
+
+
 class Workspace(msgspec.Struct, frozen=True):
     """A workspace on disk and its command line."""
 
@@ -70,7 +74,7 @@ class Workspace(msgspec.Struct, frozen=True):
             capture_output=True,
             text=True,
             env=os.environ | dict(environment or {}),
-            timeout=300,
+            timeout=_PATIENCE_S,
         )
         if expect is not None and done.returncode != expect:
             found = sorted(self.root.rglob("logs/*.log"))

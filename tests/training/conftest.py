@@ -16,7 +16,7 @@ import pytest
 from m5ws import codec
 from m5ws.determinism import environment
 from m5ws.events import AnyEvent, AttemptStarted, CheckpointPublished, Notice, State, Step
-from m5ws.records import Context, Determinism, Digest, LaunchSpec
+from m5ws.records import Context, Determinism, Digest, LaunchSpec, Saving
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.training import context
@@ -68,6 +68,7 @@ class Runner:
     tmp: Path
     run: str = "000000000001"
     attempts: int = field(default=0)
+    saving: Saving = field(default_factory=Saving)
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
         """Begin an attempt as the supervisor does, and return its orders."""
@@ -87,6 +88,7 @@ class Runner:
             output_dir=str(directory / "out"),
             author_dir=str(self.tmp / "author"),
             resume=resume,
+            saving=self.saving,
         )
         started = AttemptStarted(attempt=self.attempts, host="here", observed="0" * 64)
         ledger.Writer(self.repo, self.run, self.attempts, ledger.LAUNCHER).append([codec.encode(started)])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from m5ws.events import State
-from m5ws.records import Content
+from m5ws.records import Content, Saving
 from m5ws.repository import Repository
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -156,6 +156,8 @@ def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
 
 
 def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any, operator: Any) -> None:
+    # Saved before the next step begins: which checkpoint is the last before a kill is then known.
+    runner.saving = Saving(asynchronous=False)
     script, ranks, steps = str(SCRIPTS / "deepspeed_tiny.py"), 3, "20"
     whole = runner(script, "2", "bf16", steps, ranks=ranks)
     assert whole.status == 0, whole.log()
