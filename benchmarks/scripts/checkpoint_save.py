@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ Save = Callable[[int], None]
 """Begins to save, under a number; returns when the training may go on."""
 
 
-class Tool:
-    """`save` returns when the training may go on, `wait` when all is durable."""
+class Tool(ABC):
+    """`save` returns when the training may go on, `wait` when all is durable, `load` when the state is back."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, place: str) -> None:
         self.model, self.optimizer, self.place = model, optimizer, place
@@ -48,14 +49,14 @@ class Tool:
         """Return the live state by name."""
         return dict(FsdpBackend(self.model, self.optimizer).stage(Live()).state)
 
-    def save(self, number: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def save(self, number: int) -> None: ...
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027  most save nothing beside the training
         """Nothing is under way."""
 
-    def load(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def load(self) -> None: ...
 
 
 class Copy(Tool):
@@ -71,6 +72,10 @@ class Copy(Tool):
             if name not in self._held:
                 self._held[name] = torch.empty_like(local)
             self._held[name].copy_(local)
+
+    def load(self) -> None:
+        for name, tensor in self.state().items():
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).copy_(self._held[name])
 
 
 class TorchSave(Tool):

@@ -11,7 +11,9 @@ from m5ws.errors import NotFound
 from m5ws.records import Change
 
 if TYPE_CHECKING:
+    from m5ws.operations.reproduce import Request
     from m5ws.operations.supervise import Ports
+    from m5ws.workspace import Workspace
 
 
 @click.command("reproduce")
@@ -80,18 +82,10 @@ def command(
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
     from m5ws.cli import segments as parts
-    from m5ws.cli import verdict
-    from m5ws.operations import drift, reproduce
+    from m5ws.operations import reproduce
     from m5ws.repository import refs
 
     parts.refuse_useless(context)
-
-    drifted: list[Change] = []
-
-    def announce(found: tuple[Change, ...]) -> None:
-        drifted.extend(found)
-        _announce(found)
-
     here = names.workspace(context)
     repo = names.settled(here)
     ports = here.ports(repo)
@@ -108,22 +102,31 @@ def command(
     )
     chosen = wanted.of(repo, request.original)
     if all_segments or sample:
-        joint = parts.replay(here, ports, request, chosen, parallel)
-        output.print_json(joint) if as_json else click.echo(parts.text(joint))
-        context.exit(joint.exit_code)
+        context.exit(parts.several(here, ports, request, chosen, parallel, as_json=as_json))
     if chosen:
         request = msgspec.structs.replace(request, segment=chosen[0])
+    context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
+
+
+def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: bool, as_json: bool) -> int:
+    """Replay a run or a segment of it, print the verdict, and return the exit status."""
+    from m5ws.cli import verdict
+    from m5ws.operations import drift, reproduce
+
+    drifted: list[Change] = []
+
+    def announce(found: tuple[Change, ...]) -> None:
+        drifted.extend(found)
+        _announce(found)
+
     plan = reproduce.plan(ports, request, here.home, here.root)
     output.note(f"replaying {request.original} as {plan.run.id}")
-    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
-        found = reproduce.execute(ports, request, plan, announce, progress.watch, progress.prepare)
-    if as_json:
-        output.print_json(found)
-    else:
-        click.echo(verdict.text(found))
-    if env == "fail" and drift.worst(drifted) in ("can", "does"):
+    with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
+        found = reproduce.execute(ports, request, plan, announce, shown.watch, shown.prepare)
+    output.print_json(found) if as_json else click.echo(verdict.text(found))
+    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.note("hint: `--env warn` says what drifted, and runs it all the same.")
-    context.exit(found.exit_code)
+    return found.exit_code
 
 
 def _original(ports: "Ports", name: str) -> str:

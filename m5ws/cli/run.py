@@ -14,7 +14,7 @@ from m5ws.cli.steps import RunProgress
 from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
-    from m5ws.operations.run import Plan
+    from m5ws.operations.run import Options, Plan
     from m5ws.operations.supervise import Result
     from m5ws.records import Run
     from m5ws.repository import Repository
@@ -110,7 +110,7 @@ def command(
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
-    from m5ws.operations import fork, leftovers
+    from m5ws.operations import leftovers
     from m5ws.operations import run as operation
     from m5ws.repository import refs
 
@@ -133,11 +133,7 @@ def command(
     elif resume is not None:
         run = operation.resumed(repo, refs.resolve(repo, resume, ("run",))[1])
     elif from_ is not None:
-        named = refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None
-        run = fork.new_run(
-            repo, fork.Request(checkpoint=from_, snapshot=named, overrides=overrides, options=options, restart=restart)
-        )
-        _say_changes(repo, run)
+        run = _fork(repo, from_, snapshot, overrides, options, restart)
     else:
         spec = operation.spec(here.settings.run, options)
         run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=name)
@@ -148,6 +144,26 @@ def command(
         detached.start(here, repo, plan)
         return output.print_json({"run": run}) if as_json else click.echo(run.id)
     return _follow(here, repo, plan, progress=not no_progress, as_json=as_json)
+
+
+def _fork(
+    repo: "Repository",
+    checkpoint: str,
+    snapshot: str | None,
+    overrides: tuple[str, ...],
+    options: "Options",
+    restart: tuple[Literal["data", "schedule", "generators"], ...],
+) -> "Run":
+    """Return a new run that starts from a checkpoint, and say what differs from its parent."""
+    from m5ws.operations import fork
+    from m5ws.repository import refs
+
+    named = refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None
+    run = fork.new_run(
+        repo, fork.Request(checkpoint=checkpoint, snapshot=named, overrides=overrides, options=options, restart=restart)
+    )
+    _say_changes(repo, run)
+    return run
 
 
 def _follow(here: "Workspace", repo: "Repository", plan: "Plan", *, progress: bool, as_json: bool) -> None:

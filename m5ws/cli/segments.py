@@ -102,6 +102,15 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
     return segments.join(request.original, found, of)
 
 
+def several(
+    here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int, *, as_json: bool
+) -> int:
+    """Replay segments, print what they say together, and return the exit status."""
+    joint = replay(here, ports, request, wanted, parallel)
+    output.print_json(joint) if as_json else click.echo(text(joint))
+    return joint.exit_code
+
+
 def text(joint: "Joint") -> str:
     """Return what segments say together, for people: the finding first, then each segment."""
     from m5ws.cli import verdict

@@ -16,6 +16,7 @@ from m5ws.repository.objects import key
 from m5ws.store import cache
 from m5ws.store.cache import Cached
 from m5ws.store.local import LocalStore
+from tests.conftest import loud_skip
 
 _READER = Path(__file__).parent / "scripts" / "reader.py"
 _PATHS = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in (".", "tests/support"))
@@ -123,7 +124,7 @@ def test_a_full_file_system_keeps_what_was_used_lately(tmp_path: Path) -> None:
     except FileNotFoundError:
         able = False
     if not able:
-        pytest.skip("no mount namespaces for this user")
+        loud_skip("no mount namespaces for this user: a full file system")
     digests = _far(tmp_path, 20, 128 * _KIB)
     reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 3, within=within))
     assert reads == 3 * len(digests)
