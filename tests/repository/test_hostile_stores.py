@@ -4,11 +4,8 @@ As in test_hostile.py, every command has little memory, and nothing but its targ
 """
 
 import os
-import shutil
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,9 +13,9 @@ import pytest
 
 from hostile import RUN, World, packed, plain
 from m5ws import codec
-from m5ws.events import AttemptEnded, AttemptStarted, Batch, Event, Step
+from m5ws.events import AttemptEnded, AttemptStarted, Batch, Step
 from m5ws.gc_records import Garbage, GcPlan, PlanPart, Retirements, Rules
-from m5ws.records import Annotation, Checkpoint, Content, Format, Observed
+from m5ws.records import Annotation, Format, Observed
 from m5ws.repository.checkpoints import name
 from m5ws.repository.spool import chain, genesis
 
@@ -26,34 +23,8 @@ PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)
 
 
-def _sound(world: World) -> str:
-    """Publish a sound snapshot, with a run of it and a checkpoint of files; return the snapshot."""
-    snapshot = world.snapshot(world.tree(world.file(b"x", b"print(1)")))
-    world.run(snapshot)
-    observed = world.record(Observed())
-    _batch(world, AttemptStarted(attempt=1, host="h", observed=observed))
-    content = world.record(Content(format="files/1", world=1, tree=world.tree(world.file(b"out", b"1"))))
-    checkpoint = world.record(Checkpoint(run=RUN, snapshot=snapshot, attempt=1, step=1, content=content))
-    world.place(f"runs/{RUN}/checkpoints/{_LABEL}", f"{checkpoint}\n".encode())
-    return snapshot
-
-
-def _batch(
-    world: World, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})
-) -> None:
-    """Publish the first batch of a chain, which is right but for what `lies` say."""
-    stored = [codec.encode(event) for event in events]
-    head = previous = genesis(RUN, 1, rank)
-    for event in stored:
-        head = chain(head, event)
-    batch = Batch(
-        run=RUN, attempt=1, rank=rank, seq=0, previous=previous, head=head, events=tuple(map(msgspec.Raw, stored))
-    )
-    world.place(f"runs/{RUN}/ledger/0001/{rank}/00000000", packed(plain(batch) | dict(lies)))
-
-
 def test_a_sound_store_is_fine(world: World) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     assert world.damage() == []
     for arguments in (("show", snapshot), ("show", RUN), ("push", "--all", "--to", str(world.out / "pushed")), ("ls",)):
         world.fine(*arguments)
@@ -75,7 +46,7 @@ JUNK: dict[str, bytes] = {
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
 def test_a_reference_that_holds_no_digest(world: World, junk: bytes) -> None:
-    _sound(world)
+    world.sound()
     where = f"runs/{RUN}/checkpoints/{_LABEL}"
     world.place(where, junk)
     world.refused("show", RUN, saying=where, status=3)
@@ -87,7 +58,7 @@ def test_a_reference_that_holds_no_digest(world: World, junk: bytes) -> None:
 
 
 def test_a_pin_that_holds_no_digest_is_not_copied(world: World) -> None:
-    _sound(world)
+    world.sound()
     where = f"pins/{RUN}/{_LABEL}"
     world.place(where, b"secret")
     world.refused("push", RUN, "--to", str(world.out / "pushed"), saying=where, status=3)
@@ -110,7 +81,7 @@ RUNS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("fields", "saying"), RUNS.values(), ids=RUNS.keys())
 def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -> None:
-    _sound(world)
+    world.sound()
     good = world.run(world.snapshot(world.tree()), "c" * 12)
     world.run("1" * 64, lies=fields)
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed")), ("gc", "--dry-run")):
@@ -120,7 +91,7 @@ def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -
 
 
 def test_runs_that_repeat_themselves_and_each_other_come_to_an_end(world: World) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     world.run(snapshot, lies={"reproduces": RUN})
     world.run(snapshot, "b" * 12, {"reproduces": "c" * 12})
     world.run(snapshot, "c" * 12, {"reproduces": "b" * 12})
@@ -134,7 +105,7 @@ TIMES = (float("nan"), float("inf"), -1e300, 1e18)
 
 
 def test_times_that_are_none_are_shown_as_they_are(world: World) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     for number, time_s in enumerate(TIMES):
         run = world.run(snapshot, f"{number:012x}", {"created_s": time_s})
         world.place(f"snapshots/{snapshot}/{number}", codec.encode(Annotation(created_s=time_s)))
@@ -156,7 +127,7 @@ NAMES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("foreign", NAMES.values(), ids=NAMES.keys())
 def test_names_that_m5ws_did_not_write_are_named_and_hide_nothing(world: World, foreign: bytes) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     places = (
         "runs",
         f"runs/{RUN}/ledger",
@@ -178,7 +149,7 @@ def test_names_that_m5ws_did_not_write_are_named_and_hide_nothing(world: World, 
 
 @pytest.mark.parametrize("text", ["../x", "runs/../x", f"{RUN}/../../victim", "/etc", "..", "%2e%2e", "a\0b", "\udcff"])
 def test_a_name_on_the_command_line_is_only_looked_for(world: World, text: str) -> None:
-    _sound(world)
+    world.sound()
     for verb in (("show",), ("checkout",), ("push", "--to", str(world.out / "pushed"))):
         rest = (str(world.out / "target"),) if verb == ("checkout",) else ()
         world.refused(*verb, "--", text, *rest, saying="there is no", status=3)
@@ -209,7 +180,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
 def test_an_event_that_lies(world: World, event: dict[str, Any]) -> None:
-    _sound(world)
+    world.sound()
     stored = packed(event)
     head = genesis(RUN, 1, "launcher")
     batch = Batch(
@@ -242,24 +213,23 @@ LIES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
 def test_a_batch_that_lies(world: World, lies: dict[str, object]) -> None:
-    _sound(world)
-    _batch(world, AttemptStarted(attempt=1, host="h", observed="0" * 64), lies=lies)
+    world.sound()
+    world.batch(AttemptStarted(attempt=1, host="h", observed="0" * 64), lies=lies)
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed"))):
         world.refused(*arguments, saying=f"runs/{RUN}/ledger/0001/launcher/00000000", status=3)
     assert [damage["kind"] for damage in world.damage()] == ["broken-chain"]
 
 
 def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     quantities = {"loss": "0xzz", "norm": "0x1p99999", "lr": "nan", "x": "-0x"}
-    _batch(
-        world,
+    world.batch(
         *(Step(time_s=time_s, step=1, quantities=quantities, seconds=5e-324, tokens=2**62) for time_s in TIMES),
         rank="0",
     )
     observed = world.record(Observed())
     ended = AttemptEnded(time_s=float("inf"), outcome="finished", exit_code=0)
-    _batch(world, AttemptStarted(time_s=1.0, attempt=1, host="h", observed=observed), ended)
+    world.batch(AttemptStarted(time_s=1.0, attempt=1, host="h", observed=observed), ended)
     for arguments in (("show", RUN), ("show", "--json", RUN), ("ls",), ("diff", RUN, snapshot)):
         world.fine(*arguments)
 
@@ -276,7 +246,7 @@ def _plan(world: World, digests: bytes, **fields: object) -> None:
 
 
 def test_a_plan_that_names_all_that_is_alive_deletes_none_of_it(world: World) -> None:
-    _sound(world)
+    world.sound()
     alive = sorted(stat.key for stat in world.repo.store.list("objects/"))
     _plan(world, b"".join(bytes.fromhex(where[-64:]) for where in alive))
     world.fine("gc", "--execute", PLAN, "--grace", "0s")
@@ -309,7 +279,7 @@ def _retire(world: World, reference: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("plant", "saying"), PLANS.values(), ids=PLANS.keys())
 def test_a_plan_that_lies_deletes_nothing(world: World, plant: Callable[[World], object], saying: str) -> None:
-    _sound(world)
+    world.sound()
     before = sorted(stat.key for stat in world.repo.store.list("objects/"))
     references = sorted(stat.key for stat in world.repo.store.list("runs/"))
     plant(world)
@@ -338,166 +308,9 @@ FORMATS: dict[str, object] = {
 
 @pytest.mark.parametrize("fields", FORMATS.values(), ids=FORMATS.keys())
 def test_an_absurd_format(world: World, fields: dict[str, object]) -> None:
-    snapshot = _sound(world)
+    snapshot = world.sound()
     world.place("format", codec.sealed(packed(plain(Format()) | fields)))
     verbs = (("ls",), ("show", snapshot), ("fsck",), ("gc",), ("checkout", snapshot, str(world.out / "target")))
     for arguments in verbs:
         world.refused(*arguments, saying="format", status=3)
     assert list(world.out.iterdir()) == []
-
-
-# --- directories -------------------------------------------------------------------------------------------
-
-
-def _socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)  # a socket's path has a hundred bytes at most
-    try:
-        with socket.socket(socket.AF_UNIX) as opened:
-            opened.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def _sparse(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(10**13)
-
-
-def _linked(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-THINGS: dict[str, Callable[[Path], None]] = {
-    "a FIFO": os.mkfifo,
-    "a socket": _socket,
-    "a folder": Path.mkdir,
-    "10 TB of nothing": _sparse,
-    "a link to a file": _linked("/etc/passwd"),
-    "a dangling link": _linked("nowhere"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "a link to a device": _linked("/dev/zero"),
-}
-
-
-@pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS.keys())
-@pytest.mark.parametrize("where", ["format", "object", "run", "batch"])
-def test_what_is_no_file_is_no_object(world: World, where: str, thing: Callable[[Path], None]) -> None:
-    snapshot = _sound(world)
-    tree = next(stat.key for stat in world.repo.store.list("objects/") if _is_tree(world, stat.key))
-    places = {"format": "format", "object": tree, "run": f"runs/{RUN}/run"}
-    place = world.store_dir / places.get(where, f"runs/{RUN}/ledger/0001/launcher/00000000")
-    place.unlink()
-    thing(place)
-    named = "format" if where == "format" else place.name if where == "object" else f"runs/{RUN}"
-    if where == "object":
-        world.refused("checkout", snapshot, str(world.out / "target"), saying=place.name, status=3)
-        world.refused("push", snapshot, "--to", str(world.out / "pushed"), saying=place.name, status=3)
-    elif where == "format":
-        for arguments in (("ls",), ("fsck",), ("show", snapshot)):
-            answer = world.m5ws(*arguments)
-            assert answer.status in (2, 3) and len(answer.errors) == 1 and str(world.store_dir) in answer.err
-        return
-    elif where == "run":
-        world.refused("show", RUN, saying="run", status=3)
-    else:
-        world.refused("show", RUN, saying=named, status=3)
-    assert named in " ".join(damage["key"] for damage in world.damage())
-
-
-def _is_tree(world: World, where: str) -> bool:
-    data = world.repo.store.get(where)
-    return b"tree/1" in data and b"\xa4path" in data and b"\xc4\x01x" in data
-
-
-def test_gc_deletes_nothing_behind_a_link(world: World) -> None:
-    """A folder of objects may be a link to that of another store."""
-    _sound(world)
-    digest = world.put(b"nobody names this")
-    folder = world.store_dir / "objects" / digest[:2]
-    folder.rename(world.victim / "objects")
-    folder.symlink_to(world.victim / "objects")
-    for older in ("--older-than", "--grace"):
-        world.m5ws("gc", older, "0s")
-    assert (world.victim / "objects" / digest).exists()
-
-
-def test_a_sweep_removes_nothing_behind_a_link(world: World) -> None:
-    _sound(world)
-    shutil.rmtree(world.store_dir / "tmp")
-    (world.store_dir / "tmp").symlink_to(world.victim / "folder")
-    world.fine("ls")
-    assert (world.victim / "folder" / "old").read_text() == "mine"
-
-
-@pytest.mark.parametrize("folder", ["tmp", "objects", "snapshots", "runs", "objects/xx"])
-def test_nothing_is_pushed_through_a_link(world: World, folder: str) -> None:
-    _sound(world)
-    other = world.out / "other"
-    (other / "objects").mkdir(parents=True)
-    shutil.copy(world.store_dir / "format", other / "format")
-    names = [folder]
-    if folder == "objects":
-        (other / "objects").rmdir()
-    if folder == "objects/xx":
-        names = [f"objects/{stat.key[8:10]}" for stat in world.repo.store.list("objects/")]
-    for one in dict.fromkeys(names):
-        (other / one).symlink_to(world.victim / "folder")
-    world.refused("push", "--all", "--to", str(other), saying="behind a link", status=3)
-    assert (world.victim / "folder" / "old").read_text() == "mine"
-
-
-# --- targets -----------------------------------------------------------------------------------------------
-
-
-def _full(path: Path) -> None:
-    path.mkdir()
-    (path / "mine").write_text("mine")
-
-
-def _full_of(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    def fill(path: Path) -> None:
-        path.mkdir()
-        make(path / "x")
-
-    return fill
-
-
-TARGETS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a file": (lambda path: path.write_text("mine"), "not a folder"),
-    "a FIFO": (os.mkfifo, "not a folder"),
-    "a socket": (_socket, "not a folder"),
-    "a dangling link": (_linked("nowhere"), "not a folder"),
-    "a link to itself": (lambda path: path.symlink_to(path.name), "not a folder"),
-    "a link to a device": (_linked("/dev/null"), "not a folder"),
-    "a folder that is not empty": (_full, "not empty"),
-    "a folder with a FIFO in it": (_full_of(os.mkfifo), "not empty"),
-    "a folder with a socket in it": (_full_of(_socket), "not empty"),
-    "a folder with a dangling link in it": (_full_of(_linked("nowhere")), "not empty"),
-    "a link to a folder of others": (_linked("../victim"), "not empty"),
-}
-
-
-@pytest.mark.parametrize(("make", "saying"), TARGETS.values(), ids=TARGETS.keys())
-def test_a_target_that_is_something_else(world: World, make: Callable[[Path], object], saying: str) -> None:
-    snapshot = _sound(world)
-    target = world.out / "target"
-    make(target)
-    before = [os.lstat(path) for path in (target, *sorted(target.glob("*")))]
-    world.refused("checkout", snapshot, str(target), saying=saying, status=2)
-    assert [os.lstat(path) for path in (target, *sorted(target.glob("*")))] == before
-
-
-@pytest.mark.parametrize("target", ["/proc/hostile", "/dev/null/x", "format"])
-def test_a_target_that_cannot_be_made(world: World, target: str) -> None:
-    snapshot = _sound(world)
-    place = str(world.store_dir / "format" / "x") if target == "format" else target
-    world.refused("checkout", snapshot, place, saying=place, status=2)
-
-
-def test_a_file_system_that_refuses_names_the_path(world: World) -> None:
-    """Deep below a deep folder, a path that is allowed is too long for the kernel."""
-    snapshot = world.snapshot(world.tree(world.file(b"/".join([b"n" * 200] * 19))))
-    world.refused(
-        "checkout", snapshot, str(world.out / "/".join(["d" * 200] * 3)), saying="could not be filled", status=2
-    )

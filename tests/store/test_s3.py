@@ -2,19 +2,16 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.ports import Buffer
-from m5ws.store import joined
 from m5ws.store.s3 import S3Store
-from m5ws.store.s3_control import Control
 from m5ws.store.s3_errors import (
     AccessDenied,
     BucketMissing,
@@ -26,7 +23,6 @@ from m5ws.store.s3_errors import (
     WrongRegion,
 )
 from m5ws.store.s3_location import parse
-from m5ws.store.s3_plain import plain
 from m5ws.store.s3_retry import Patience
 from scripted_s3 import ScriptedS3
 
@@ -38,17 +34,6 @@ _DATA = bytes(range(256)) * 40
 @pytest.fixture(autouse=True)
 def _credentials(s3_environment: None) -> None:
     pass
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedS3]:
-    with ScriptedS3() as running:
-        yield running
-
-
-@pytest.fixture
-def store(server: ScriptedS3) -> S3Store:
-    return S3Store(parse(server.url()), _AT_ONCE)
 
 
 @pytest.mark.parametrize("fault", [*_PASSING, "ConditionalRequestConflict", "damage", "lost"])
@@ -320,84 +305,3 @@ def test_a_store_leaves_no_variable_behind(server: ScriptedS3, store: S3Store) -
     before = dict(os.environ)
     store.create("a", b"x")
     assert dict(os.environ) == before
-
-
-def test_a_region_that_is_remembered_is_not_asked_for(server: ScriptedS3, store: S3Store) -> None:
-    store.recall("eu-west-1")
-    store.create("a", b"x")
-    assert store.visit("eu-west-1") == "" and store.region() == "eu-west-1"
-    assert [method for method, _, _ in server.requests] == ["PUT"]
-    assert store.home() == "eu-west-1"
-    assert [method for method, _, _ in server.requests] == ["PUT", "HEAD"]
-
-
-def test_a_workspace_tries_a_server_once_and_remembers_its_region(server: ScriptedS3, tmp_path: Path) -> None:
-    path = tmp_path / "joined"
-    for region in ("eu-west-1", None):
-        server.region = region
-        one = S3Store(parse(server.url(stall_s="19" if region else "18")), _AT_ONCE)
-        joined.recall(path, one)
-        joined.join(path, one)
-        assert server.requests
-        server.requests.clear()
-        other = S3Store(one.location, _AT_ONCE)
-        joined.recall(path, other)
-        joined.join(path, other)
-        assert other.region() == region
-        assert not server.requests
-    assert len(path.read_text().splitlines()) == 2
-
-
-def test_a_store_that_was_joined_before_regions_were_remembered_is_not_tried_again(
-    server: ScriptedS3, store: S3Store, tmp_path: Path
-) -> None:
-    (tmp_path / "joined").write_text(f"{store.url}\n")
-    joined.join(tmp_path / "joined", store)
-    assert [method for method, _, _ in server.requests] == ["HEAD"]
-    assert (tmp_path / "joined").read_text() == f"{store.url} eu-west-1\n"
-
-
-_QUIETLY = """
-import sys
-from m5ws.store import open_store
-store = open_store(sys.argv[1])
-store.recall("eu-west-1")
-store.create("a", b"x")
-assert store.get("a") == b"x" and store.stat("a") and list(store.list("")) and store.visit("eu-west-1") == ""
-store.flow("a", print)
-print(*sys.modules)
-"""
-
-
-def test_where_variables_say_all_botocore_is_not_loaded(server: ScriptedS3) -> None:
-    done = subprocess.run([sys.executable, "-c", _QUIETLY, server.url()], capture_output=True, text=True, check=True)
-    assert "obstore" in done.stdout.split() and not {"boto3", "botocore"}.intersection(done.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        ({}, True),
-        ({"AWS_SESSION_TOKEN": "t"}, True),
-        ({"AWS_SECURITY_TOKEN": "s", "AWS_SESSION_TOKEN": "t"}, True),
-        ({"AWS_ACCESS_KEY_ID": ""}, False),
-        ({"AWS_SECRET_ACCESS_KEY": ""}, False),
-        ({"AWS_PROFILE": "team"}, False),
-        ({"AWS_CREDENTIAL_EXPIRATION": "2099-01-01T00:00:00Z"}, False),
-        ({"AWS_CONFIG_FILE": "config"}, False),
-        ({"AWS_SHARED_CREDENTIALS_FILE": "config"}, False),
-        ({"AWS_CA_BUNDLE": "/etc/authorities.pem"}, True),
-    ],
-)
-def test_what_variables_say_is_what_boto3_s_chain_would(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], found: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config").write_text("[default]\nregion = ap-south-1\n")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    said = plain()
-    assert (said is not None) is found
-    if said is not None:
-        chain = Control(parse("s3://bucket"))
-        assert (said.credentials, said.here, said.authorities) == (chain.credentials(), chain.here, chain.authorities)

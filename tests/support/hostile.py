@@ -16,13 +16,17 @@ from typing import Any
 import msgspec
 
 from m5ws import codec
+from m5ws.events import AttemptStarted, Batch, Event
 from m5ws.records import (
     Annotation,
+    Checkpoint,
     Code,
+    Content,
     Declared,
     Determinism,
     Entry,
     LaunchSpec,
+    Observed,
     Record,
     Run,
     Sealed,
@@ -31,6 +35,8 @@ from m5ws.records import (
     Tree,
 )
 from m5ws.repository import Repository
+from m5ws.repository.checkpoints import name
+from m5ws.repository.spool import chain, genesis
 from m5ws.store.local import LocalStore
 
 _SCRIPT = Path(__file__).parents[1] / "repository" / "scripts" / "commands.py"
@@ -135,8 +141,8 @@ class World:
                 folders.remove("out")
             if Path(folder) == self.workspace:
                 folders.remove(".m5ws")
-            for name in (*folders, *files):
-                path = os.path.join(folder, name)
+            for entry in (*folders, *files):
+                path = os.path.join(folder, entry)
                 stat = os.lstat(path)
                 found[path] = (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_nlink)
         return found
@@ -194,6 +200,27 @@ class World:
         record = plain(Run(id=run, snapshot=pinned, spec=LaunchSpec(command=("x",))))
         self.place(f"runs/{run}/run", codec.sealed(packed(record | dict(lies))))
         return run
+
+    def sound(self) -> str:
+        """Publish a sound snapshot, with a run of it and a checkpoint of files; return the snapshot."""
+        snapshot = self.snapshot(self.tree(self.file(b"x", b"print(1)")))
+        self.run(snapshot)
+        self.batch(AttemptStarted(attempt=1, host="h", observed=self.record(Observed())))
+        content = self.record(Content(format="files/1", world=1, tree=self.tree(self.file(b"out", b"1"))))
+        checkpoint = self.record(Checkpoint(run=RUN, snapshot=snapshot, attempt=1, step=1, content=content))
+        self.place(f"runs/{RUN}/checkpoints/{name(1, 1)}", f"{checkpoint}\n".encode())
+        return snapshot
+
+    def batch(self, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Publish the first batch of a chain, which is right but for what `lies` say."""
+        stored = [codec.encode(event) for event in events]
+        head = previous = genesis(RUN, 1, rank)
+        for event in stored:
+            head = chain(head, event)
+        batch = Batch(
+            run=RUN, attempt=1, rank=rank, seq=0, previous=previous, head=head, events=tuple(map(msgspec.Raw, stored))
+        )
+        self.place(f"runs/{RUN}/ledger/0001/{rank}/00000000", packed(plain(batch) | dict(lies)))
 
 
 def plain(record: Record) -> dict[str, Any]:

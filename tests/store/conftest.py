@@ -1,0 +1,27 @@
+"""A scripted S3 server for the tests of the store on it, and credentials that it takes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from m5ws.store.s3 import S3Store
+from m5ws.store.s3_location import parse
+from m5ws.store.s3_retry import Patience
+from scripted_s3 import ScriptedS3
+
+
+@pytest.fixture
+def at_once() -> Patience:
+    """Pauses of no length: a scripted server does not tire."""
+    return Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+
+
+@pytest.fixture
+def server(s3_environment: None) -> Iterator[ScriptedS3]:
+    with ScriptedS3() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: ScriptedS3, at_once: Patience) -> S3Store:
+    return S3Store(parse(server.url()), at_once)
