@@ -10,7 +10,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from m5ws.records import Declared, LaunchRequest, Observed, Verdict
+from m5ws.comparisons import Verdict
+from m5ws.records import Declared, LaunchRequest, Observed
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,7 +13,7 @@ from typing import IO
 from m5ws.adapters.mlflow_follower import Options
 from m5ws.adapters.mlflow_location import artifacts_dir, is_server
 from m5ws.adapters.mlflow_schema import installed, migrate
-from m5ws.records import Verdict
+from m5ws.comparisons import Verdict
 
 _LAST_WORDS_S = 5.0
 _QUIET = (

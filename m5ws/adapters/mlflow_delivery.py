@@ -14,8 +14,9 @@ from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS, Models
 from m5ws.adapters.mlflow_pages import pages
 from m5ws.adapters.mlflow_points import Point, Position
 from m5ws.adapters.mlflow_subject import RUN_TAG, Subject
+from m5ws.comparisons import Verdict
 from m5ws.events import CheckpointPublished
-from m5ws.records import Run, Verdict
+from m5ws.records import Run
 from m5ws.repository import Repository
 
 DELIVERED_TAG = "m5ws.delivered"

@@ -27,9 +27,9 @@ from m5ws import secret_scan
 from m5ws.adapters import mlflow_subject
 from m5ws.adapters.mlflow_location import artifacts_dir
 from m5ws.adapters.mlflow_points import Point, Points
+from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch, CheckpointPublished, Notice, RankStarted
-from m5ws.records import Verdict
 from m5ws.repository import Repository, ledger, runs
 from m5ws.store import open_store
 

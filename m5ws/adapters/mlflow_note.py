@@ -6,7 +6,7 @@ m5ws writes between two markers only: what somebody typed around them in MLflow 
 from collections.abc import Sequence
 
 from m5ws.adapters.mlflow_subject import Subject
-from m5ws.records import Change, Divergence, Verdict
+from m5ws.comparisons import Change, Divergence, Verdict
 
 BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"

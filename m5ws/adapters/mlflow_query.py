@@ -13,8 +13,8 @@ from m5ws.adapters.mlflow_follower import Follower, Options, verdicts
 from m5ws.adapters.mlflow_location import database
 from m5ws.adapters.mlflow_points import PREFIX
 from m5ws.adapters.mlflow_schema import EXTRA
+from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.records import Verdict
 from m5ws.repository import Repository
 from m5ws.store import open_store
 

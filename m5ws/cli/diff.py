@@ -6,7 +6,7 @@ from itertools import groupby
 import click
 
 from m5ws.cli import names, output
-from m5ws.records import Change
+from m5ws.comparisons import Change
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 

@@ -7,8 +7,8 @@ import msgspec
 
 from m5ws.cli import interrupt, names, output
 from m5ws.cli.steps import RunProgress
+from m5ws.comparisons import Change
 from m5ws.errors import NotFound
-from m5ws.records import Change
 
 if TYPE_CHECKING:
     from m5ws.operations.reproduce import Request

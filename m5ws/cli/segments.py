@@ -11,10 +11,11 @@ from m5ws.cli import interrupt, output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
+    from m5ws.comparisons import Change, Verdict
     from m5ws.operations.reproduce import Request
     from m5ws.operations.segments import Joint
     from m5ws.operations.supervise import Ports
-    from m5ws.records import Change, Segment, Verdict
+    from m5ws.records import Segment
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 

@@ -1,7 +1,7 @@
 """A verdict, for people: what was found, on what evidence, and what differs."""
 
 from m5ws.cli import diff, output
-from m5ws.records import Divergence, Verdict
+from m5ws.comparisons import Divergence, Verdict
 
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",

@@ -8,9 +8,9 @@ from collections import Counter
 
 import msgspec
 
+from m5ws.comparisons import Divergence
 from m5ws.events import AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.operations.history import History
-from m5ws.records import Divergence
 
 _ORDER = ("batch", "loss", "grad_norm")
 

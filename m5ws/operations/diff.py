@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
+from m5ws.comparisons import Change
 from m5ws.events import AttemptStarted, Event, RankStarted
 from m5ws.operations import lineage, tree_diff
 from m5ws.operations.config_keys import flatten
 from m5ws.operations.drift import drift, rated
 from m5ws.operations.tree_diff import FilePair
-from m5ws.records import Change, Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Run, Tokenizer
+from m5ws.records import Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Run, Tokenizer
 from m5ws.repository import Repository, ledger, runs, snapshots, trees
 
 E = TypeVar("E", bound=Event)

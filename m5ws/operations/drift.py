@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import Change, Declared, Observed
+from m5ws.comparisons import Change
+from m5ws.records import Declared, Observed
 
 Rating = Literal["cannot", "can", "does"]
 

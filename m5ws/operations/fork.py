@@ -8,9 +8,10 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.comparisons import Change
 from m5ws.errors import UsageError
 from m5ws.operations import checkpoint_names, diff, overrides, run, state
-from m5ws.records import Change, Digest, LaunchSpec, Parent, Run
+from m5ws.records import Digest, LaunchSpec, Parent, Run
 from m5ws.repository import Repository, checkpoints, runs
 
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AttemptEnded
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
-from m5ws.records import Verdict
 from m5ws.repository import Repository, ledger, runs
 from m5ws.repository.ledger import LAUNCHER
 

@@ -5,9 +5,10 @@ A damaged or newer record does not hide the others: its row says what is wrong w
 
 import msgspec
 
+from m5ws.comparisons import Verdict
 from m5ws.operations import lineage
 from m5ws.operations.state import RunState, Standing, load, load_newest
-from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot, Verdict
+from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot
 from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from m5ws.comparisons import Change, Divergence
 from m5ws.operations.drift import title
-from m5ws.records import Change, Divergence
 
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 

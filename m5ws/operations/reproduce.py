@@ -12,12 +12,13 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.comparisons import Change, Divergence, Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AnyEvent, AttemptStarted
 from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
-from m5ws.records import Change, Divergence, LaunchSpec, Observed, Run, Segment, Verdict
+from m5ws.records import LaunchSpec, Observed, Run, Segment
 from m5ws.repository import Repository, checkpoints, ledger, runs, trees
 from m5ws.repository.ledger import LAUNCHER
 

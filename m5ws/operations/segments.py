@@ -12,9 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.comparisons import Verdict
 from m5ws.errors import UsageError
 from m5ws.operations import checkpoint_names, history
-from m5ws.records import Segment, Verdict
+from m5ws.records import Segment
 from m5ws.repository import Repository, checkpoints, runs
 
 _SHOWN = 12

@@ -8,11 +8,12 @@ from functools import partial
 from typing import TypeVar
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot, Verdict
+from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot
 from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import Job, fly

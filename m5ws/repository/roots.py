@@ -11,11 +11,12 @@ from typing import TypeVar
 import msgspec
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.errors import NotFound
 from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
-from m5ws.records import Annotation, Checkpoint, Content, Digest, Run, Verdict
+from m5ws.records import Annotation, Checkpoint, Content, Digest, Run
 from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.reach import Reach
 

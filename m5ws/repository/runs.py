@@ -3,8 +3,9 @@
 import os
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
-from m5ws.records import Run, Verdict
+from m5ws.records import Run
 from m5ws.repository import Repository, presence, publishing
 from m5ws.repository.reach import Reach
 

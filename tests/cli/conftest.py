@@ -11,6 +11,7 @@ import pytest
 
 from m5ws import codec, workspace
 from m5ws.cli import main
+from m5ws.comparisons import Verdict
 from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, Notice, RankStarted, Step
 from m5ws.ports import SourceFile
 from m5ws.records import (
@@ -24,7 +25,6 @@ from m5ws.records import (
     Observed,
     Run,
     Snapshot,
-    Verdict,
 )
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 

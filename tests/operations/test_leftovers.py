@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.errors import Fenced
 from m5ws.events import AttemptEnded, AttemptStarted, RankStarted, Step
 from m5ws.operations import drift_watch, leftovers, state
 from m5ws.operations.delivery import DELIVERED, Delivery
-from m5ws.records import LaunchSpec, Run, Verdict
+from m5ws.records import LaunchSpec, Run
 from m5ws.repository import Repository, fsck, ledger, runs
 from m5ws.repository.spool import SpoolWriter, genesis
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws import codec
+from m5ws.comparisons import Divergence, Verdict
 from m5ws.errors import NotFound, UsageError
 from m5ws.events import AttemptEnded, AttemptStarted, Event
 from m5ws.gc_records import Rules
@@ -15,13 +16,11 @@ from m5ws.records import (
     Content,
     Declared,
     Determinism,
-    Divergence,
     LaunchSpec,
     Observed,
     Run,
     Snapshot,
     Tree,
-    Verdict,
 )
 from m5ws.repository import Repository, checkpoints, fsck, ledger, roots, runs, snapshots
 from m5ws.repository.objects import key

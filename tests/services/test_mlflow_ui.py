@@ -22,7 +22,8 @@ from chromium import Browser, executable
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import find
 from m5ws.adapters.mlflow_follower import Follower
-from m5ws.records import Change, Divergence, Run, Verdict
+from m5ws.comparisons import Change, Divergence, Verdict
+from m5ws.records import Run
 from m5ws.repository import Repository, runs
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip

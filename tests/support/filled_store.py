@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import codec
+from m5ws.comparisons import Verdict
 from m5ws.events import AttemptEnded, AttemptStarted, Event, RankStarted, Step
 from m5ws.gc_records import Keep, Rules
 from m5ws.operations import gc, gc_execute
@@ -23,7 +24,6 @@ from m5ws.records import (
     Observed,
     Run,
     Snapshot,
-    Verdict,
 )
 from m5ws.repository import Repository, checkpoints, ledger, parts, plans, runs, snapshots, trees
 

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from m5ws import codec
+from m5ws.comparisons import Change
 from m5ws.errors import NotFound
 from m5ws.events import AttemptStarted, Event, RankStarted
 from m5ws.operations.diff import between_runs, between_snapshots
 from m5ws.ports import SourceFile
 from m5ws.records import (
     Annotation,
-    Change,
     Code,
     Dataset,
     Declared,

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.adapters.effective_facts import NAMES
+from m5ws.comparisons import Change
 from m5ws.operations.drift import describe, drift, rule, rules, unmet, worst
-from m5ws.records import Change, Declared, Observed
+from m5ws.records import Declared, Observed
 
 names = st.text(string.ascii_lowercase + ".-", min_size=1, max_size=12)
 environments = st.builds(

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.comparisons import Change, Divergence
 from m5ws.operations.drift import rated
 from m5ws.operations.reason import kind, ranked, reason
-from m5ws.records import Change, Divergence
 
 LR = rated("config", "optimizer.lr", "0.001", "0.002")
 SEED = rated("launch", "seed", "1", "2")

@@ -8,7 +8,8 @@ from mlflow.utils.validation import _validate_param, _validate_tag
 
 import mlflow_runs as written
 from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
-from m5ws.records import Dataset, Verdict
+from m5ws.comparisons import Verdict
+from m5ws.records import Dataset
 from m5ws.repository import Repository
 
 
