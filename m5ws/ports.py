@@ -152,7 +152,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     `files` are tracked and untracked-not-ignored files that are in the working tree, submodules and nested
     repositories included; `changed` is what of it, or missing from it, differs from `commit`, which is None on an
     unborn branch and without a repository. `remote` and `author` hold no credentials. `stats` is what `lstat` said
-    meanwhile of files that did not differ, by path: so asking takes no time of its own.
+    meanwhile of files that did not differ, by path: so asking takes no time of its own. Where not `glanceable`, there
+    are files whose changes a glance does not show.
     """
 
     commit: str | None
@@ -163,14 +164,29 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[bytes, ...] = ()
     notes: tuple[str, ...] = ()
     stats: Mapping[bytes, os.stat_result] = {}
+    glanceable: bool = False
 
     def says(self, other: "SourceState") -> bool:
         """Return whether both say the same of the tree; stamps of files are not part of it."""
         return msgspec.structs.replace(self, stats={}) == msgspec.structs.replace(other, stats={})
 
 
+class Glance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a working tree was at one moment, without naming its files: two that are equal are of the same tree.
+
+    That holds for trees that were `glanceable`, between glances of which the first began more than two seconds after
+    `indexed_ns`, when source control last wrote down what files are like.
+    """
+
+    said: tuple[bytes, ...]
+    indexed_ns: int
+
+
 class SourceControl(Protocol):
     """Reads a working tree; never writes to it."""
+
+    def glance(self, root: Path) -> Glance | None:
+        """Return what is at `root`, for a fraction of what `state` costs; None if that cannot be told so cheaply."""
 
     def state(self, root: Path) -> SourceState:
         """Return the state of the working tree at `root`, of files below `root` alone.

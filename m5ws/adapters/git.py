@@ -10,12 +10,14 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from m5ws.adapters import git_glance
 from m5ws.errors import M5Error
-from m5ws.ports import SourceState
+from m5ws.ports import Glance, SourceState
 
 _NEVER = frozenset((b".git", b".m5ws"))
 _STATUS = (
@@ -40,6 +42,7 @@ class _Listing(msgspec.Struct):
     stats: dict[bytes, os.stat_result] = msgspec.field(default_factory=dict)
     changed: set[bytes] = msgspec.field(default_factory=set)
     nested: set[bytes] = msgspec.field(default_factory=set)
+    plain: bool = False
 
 
 class Git:
@@ -75,7 +78,13 @@ class Git:
             changed=tuple(sorted(listing.changed)),
             notes=tuple(notes),
             stats=listing.stats,
+            glanceable=listing.plain and not listing.nested,
         )
+
+    def glance(self, root: Path) -> Glance | None:
+        """As `ports.SourceControl.glance`. Raises GitError."""
+        root = Path(os.path.realpath(root))
+        return git_glance.glance(root, partial(self._start, root), _FACTS) if _in_repository(root) else None
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
         """Add the files of submodules and nested repositories, and return what is to be said of them."""
@@ -189,6 +198,7 @@ def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
     lines = output.split(b"\0")
     lines.pop()
     plain = [line[line.index(b"\t") + 1 :] for line in lines if line.startswith(b"H 100")]
+    listing.plain = len(plain) == len(lines) or all(line.startswith((b"H 100", b"H 120")) for line in lines)
     if len(plain) == len(lines):
         return plain
     for line in lines:

@@ -32,13 +32,13 @@ def command(
     """
     from m5ws.errors import NotFound, UsageError
     from m5ws.operations import state
-    from m5ws.repository import ledger, refs
+    from m5ws.repository import ledger
 
     if follow and as_json:
         raise UsageError("--follow and --json exclude each other: a document has an end")
     here = names.workspace(context)
     repo = names.settled(here)
-    _, run_id = refs.resolve(repo, run, ("run",))
+    run_id = names.found(repo, run, "run")
     known = ledger.attempts(repo, run_id)
     chosen = attempt or max(known, default=1)
     if attempt is not None and attempt not in known:

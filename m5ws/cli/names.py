@@ -24,13 +24,20 @@ def workspace(context: click.Context) -> Workspace:
     return find(context.find_root().params.get("directory") or Path())
 
 
-def settled(here: Workspace) -> "Repository":
+def settled(here: Workspace, *, create: bool = False) -> "Repository":
     """Open the store, with what runs that ended on this machine still had to say delivered. Raises NotFound."""
     from m5ws.operations import leftovers
 
-    repo = here.repository()
+    repo = here.repository(create=create)
     leftovers.deliver(repo, here.home)
     return repo
+
+
+def found(repo: "Repository", given: str, kind: Kind) -> str:
+    """Return the id of the one snapshot, or run, that `given` stands for. Raises NotFound, AmbiguousId."""
+    from m5ws.repository import refs
+
+    return refs.resolve(repo, given, (kind,))[1]
 
 
 class Id(click.ParamType[str]):
@@ -64,14 +71,13 @@ class CheckpointName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from m5ws.operations import checkpoint_names
-        from m5ws.repository import refs
 
         prefix, at, step = incomplete.partition("@")
         if not at:
             return Id(("run",)).shell_complete(ctx, param, incomplete)
         try:
             repo = workspace(ctx).repository()
-            steps = checkpoint_names.known(repo, refs.resolve(repo, prefix, ("run",))[1])
+            steps = checkpoint_names.known(repo, found(repo, prefix, "run"))
         except M5Error:
             return []
         return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]

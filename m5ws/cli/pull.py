@@ -2,16 +2,16 @@
 
 import click
 
-from m5ws.cli import names, output
-from m5ws.cli.push import chosen, transfer
+from m5ws.cli import names, transfer
 
 
 @click.command("pull")
-@click.argument("ids", metavar="[ID]...", type=click.STRING, nargs=-1)
-@click.option("--from", "url", required=True, metavar="STORE", help="A directory, or s3://bucket/prefix.")
-@click.option("--all", "everything", is_flag=True, help="Every snapshot and run of that store.")
-@click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be.")
-@output.json_option
+@transfer.parameters(
+    click.STRING,
+    "--from",
+    store="A directory, or s3://bucket/prefix.",
+    everything="Every snapshot and run of that store.",
+)
 @click.pass_context
 def command(
     context: click.Context, ids: tuple[str, ...], url: str, everything: bool, dry_run: bool, as_json: bool
@@ -27,6 +27,6 @@ def command(
     """
     here = names.workspace(context)
     source = here.repository_at(url)
-    wanted = chosen(source, ids, everything)
+    wanted = transfer.chosen(source, ids, everything)
     target = here.repository(create=not dry_run, imagined=dry_run)
-    return transfer(source, target, wanted, dry_run, as_json)
+    return transfer.copy(source, target, wanted, dry_run, as_json)

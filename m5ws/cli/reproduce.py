@@ -1,11 +1,11 @@
 """`m5ws reproduce`."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 import msgspec
 
-from m5ws.cli import interrupt, names, output
+from m5ws.cli import interrupt, names, output, segments
 from m5ws.cli.steps import RunProgress
 from m5ws.comparisons import Change
 from m5ws.errors import NotFound
@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Another seed.")
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Another number of processes.")
-@click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Only the Kth segment, from a checkpoint.")
-@click.option(
-    "--from", "first", type=click.IntRange(min=0), metavar="STEP", help="Only from this step's checkpoint on."
-)
-@click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Only up to this step.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N segments, drawn at random.")
-@click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them.")
-@click.option("--all-segments", is_flag=True, help="Every segment as a replay of its own.")
+@segments.options
 @click.option(
     "--parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="P", help="Segments at a time."
 )
@@ -51,15 +44,10 @@ def command(
     overrides: tuple[str, ...],
     seed: int | None,
     nproc: int | None,
-    segment: int | None,
-    first: int | None,
-    last: int | None,
-    sample: int | None,
-    sample_seed: int,
-    all_segments: bool,
     parallel: int,
     no_progress: bool,
     as_json: bool,
+    **which: Unpack[segments.Given],
 ) -> None:
     """Do a run again, and prove it is the same bit for bit.
 
@@ -81,28 +69,24 @@ def command(
       m5ws reproduce 7c1d --segment 3
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
-    from m5ws.cli import segments as parts
     from m5ws.operations import reproduce
-    from m5ws.repository import refs
 
-    parts.refuse_useless(context)
+    segments.refuse_useless(context)
     here = names.workspace(context)
     repo = names.settled(here)
     ports = here.ports(repo)
     request = reproduce.Request(
         original=_original(ports, run),
         env=env,
-        snapshot=refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None,
+        snapshot=names.found(repo, snapshot, "snapshot") if snapshot else None,
         overrides=overrides,
         seed=seed,
         nproc=nproc,
     )
-    wanted = parts.Wanted(
-        segment=segment, first=first, last=last, sample=sample, sample_seed=sample_seed, everything=all_segments
-    )
+    wanted = segments.Wanted(**which)
     chosen = wanted.of(repo, request.original)
-    if all_segments or sample:
-        context.exit(parts.several(here, ports, request, chosen, parallel, as_json=as_json))
+    if wanted.many:
+        context.exit(segments.several(here, ports, request, chosen, parallel, as_json=as_json))
     if chosen:
         request = msgspec.structs.replace(request, segment=chosen[0])
     context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
@@ -131,10 +115,8 @@ def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: boo
 
 def _original(ports: "Ports", name: str) -> str:
     """Return the run that `name` stands for: an id's prefix, or the tracker's name for it. Raises NotFound."""
-    from m5ws.repository import refs
-
     try:
-        return refs.resolve(ports.repo, name, ("run",))[1]
+        return names.found(ports.repo, name, "run")
     except NotFound:
         found = ports.tracker.resolve(name) if ports.tracker is not None else None
         if found is None:

@@ -2,12 +2,12 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 from click.core import ParameterSource
 
-from m5ws.cli import detached, interrupt, names, output
+from m5ws.cli import detached, interrupt, launch_options, names, output
 from m5ws.cli.script import ScriptCommand, script
 from m5ws.cli.snapshot import take
 from m5ws.cli.steps import RunProgress
@@ -36,18 +36,7 @@ class RunInterrupted(M5Error):
 @click.command("run", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
-@click.option("--trainer", type=click.Choice(["torchrun", "deepspeed"]), help="What the script trains with.")
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script.")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints.")
-@click.option(
-    "--checkpoint-minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="M",
-    help="Minutes between checkpoints.",
-)
-@click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints.")
-@click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run.")
+@launch_options.options
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
 @click.option(
@@ -73,13 +62,6 @@ def command(
     context: click.Context,
     snapshot: str | None,
     overrides: tuple[str, ...],
-    trainer: Literal["torchrun", "deepspeed"] | None,
-    nproc: int | None,
-    seed: int | None,
-    checkpoint_every: int | None,
-    checkpoint_minutes: float | None,
-    fingerprint_every: int | None,
-    name: str | None,
     message: str | None,
     resume: str | None,
     from_: str | None,
@@ -89,6 +71,7 @@ def command(
     no_progress: bool,
     planned: Path | None,
     as_json: bool,
+    **launch: Unpack[launch_options.Given],
 ) -> None:
     """Train from a snapshot, in isolation.
 
@@ -110,33 +93,21 @@ def command(
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
-    from m5ws.operations import leftovers
     from m5ws.operations import run as operation
-    from m5ws.repository import refs
 
     _refuse_useless(context)
     here = names.workspace(context)
-    repo = here.repository(create=True)
-    leftovers.deliver(repo, here.home)
-    options = operation.Options(
-        command=script(context),
-        trainer=trainer,
-        nproc=nproc,
-        seed=seed,
-        checkpoint_every=checkpoint_every,
-        checkpoint_minutes=checkpoint_minutes,
-        fingerprint_every=fingerprint_every,
-        name=name,
-    )
+    repo = names.settled(here, create=True)
+    options = operation.Options(command=script(context), **launch)
     if planned is not None:
         run = detached.planned(planned)
     elif resume is not None:
-        run = operation.resumed(repo, refs.resolve(repo, resume, ("run",))[1])
+        run = operation.resumed(repo, names.found(repo, resume, "run"))
     elif from_ is not None:
         run = _fork(repo, from_, snapshot, overrides, options, restart)
     else:
         spec = operation.spec(here.settings.run, options)
-        run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=name)
+        run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=options.name)
     plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker(), here.settings.checkpoint)
     if dry_run:
         return output.print_json(plan) if as_json else click.echo(_describe(plan))
@@ -156,9 +127,8 @@ def _fork(
 ) -> "Run":
     """Return a new run that starts from a checkpoint, and say what differs from its parent."""
     from m5ws.operations import fork
-    from m5ws.repository import refs
 
-    named = refs.resolve(repo, snapshot, ("snapshot",))[1] if snapshot else None
+    named = names.found(repo, snapshot, "snapshot") if snapshot else None
     run = fork.new_run(
         repo, fork.Request(checkpoint=checkpoint, snapshot=named, overrides=overrides, options=options, restart=restart)
     )
@@ -184,9 +154,8 @@ def _snapshot(
 ) -> str:
     """Return the one snapshot the run starts from: the named one or a new one, with the overrides made to it."""
     from m5ws.operations import overrides as operation
-    from m5ws.repository import refs
 
-    snapshot_id = refs.resolve(repo, named, ("snapshot",))[1] if named else take(here, repo, message).id
+    snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id
     return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id
 
 

@@ -1,13 +1,14 @@
 """Segments on the command line of `m5ws reproduce`: which ones, side by side, and what they say together."""
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 import msgspec
 from click.core import ParameterSource
 
 from m5ws.cli import interrupt, output
+from m5ws.cli.grouped import grouped
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
 
 _WAYS = {"segment": "--segment", "steps": "--from/--to", "sample": "--sample", "all_segments": "--all-segments"}
 _CHANGES = {"snapshot": "--snapshot", "overrides": "--set", "seed": "--seed", "nproc": "--nproc"}
+
+
+options = grouped(
+    click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Only the Kth segment, from a checkpoint."),
+    click.option(
+        "--from", "first", type=click.IntRange(min=0), metavar="STEP", help="Only from this step's checkpoint on."
+    ),
+    click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Only up to this step."),
+    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N segments, drawn at random."),
+    click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them."),
+    click.option("--all-segments", is_flag=True, help="Every segment as a replay of its own."),
+)
+
+
+class Given(TypedDict):
+    """The values of `options`."""
+
+    segment: int | None
+    first: int | None
+    last: int | None
+    sample: int | None
+    sample_seed: int
+    all_segments: bool
 
 
 def refuse_useless(context: click.Context) -> None:
@@ -49,16 +73,21 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None
     sample: int | None
     sample_seed: int
-    everything: bool
+    all_segments: bool
+
+    @property
+    def many(self) -> bool:
+        """Whether segments are replayed each as a run of its own."""
+        return self.all_segments or self.sample is not None
 
     def of(self, repo: "Repository", run: str) -> "list[Segment]":
         """Return the segments of a run that are asked for; none for the whole of it. Raises UsageError."""
         from m5ws.operations import segments
 
-        if not self.everything and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
+        if not self.all_segments and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
             return []
         found = segments.of_run(repo, run)
-        if self.everything:
+        if self.all_segments:
             return found
         if self.segment is not None:
             return [segments.numbered(found, self.segment)]

@@ -39,7 +39,7 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     """Take a snapshot of a workspace, and say on stderr what was captured. Raises as `operations.snapshot` does."""
     from m5ws.operations.ahead import Ahead
 
-    source = Ahead(here.source(), Path(os.path.realpath(here.root)))
+    source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
     from m5ws.operations import snapshot
 
     ports = (source, here.datasets(), here.tokenizers(), here.observer(), here.index_path)

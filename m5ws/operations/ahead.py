@@ -9,24 +9,41 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from m5ws.ports import Observer, SourceControl, SourceState
+from m5ws.ports import Glance, Observer, SourceControl, SourceState
 from m5ws.records import Observed
 
 
 class Ahead:
-    """`ports.SourceControl`, asked once for `root` at once."""
+    """`ports.SourceControl`, asked once for `root` at once: for a glance, and if there is none, for the whole state.
 
-    def __init__(self, source: SourceControl, root: Path) -> None:
+    `seen` says that the workspace was looked at before; if not, no glance spares the look.
+    """
+
+    def __init__(self, source: SourceControl, root: Path, *, seen: bool = True) -> None:
         self._source = source
         self._root = root
+        self._seen = seen
         pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-ahead")
-        self._first: Future[SourceState] | None = pool.submit(source.state, root)
+        self._first: Future[tuple[Glance | None, SourceState | None]] | None = pool.submit(self._look)
+        self._state: SourceState | None = None
         pool.shutdown(wait=False)
 
-    def state(self, root: Path) -> SourceState:
-        """As `SourceControl.state`; raises what that raises."""
+    def glance(self, root: Path) -> Glance | None:
+        """As `SourceControl.glance`; raises what that raises."""
         first, self._first = self._first, None
-        return first.result() if first is not None and root == self._root else self._source.state(root)
+        if first is None or root != self._root:
+            return self._source.glance(root)
+        glance, self._state = first.result()
+        return glance
+
+    def state(self, root: Path) -> SourceState:
+        """As `SourceControl.state`; raises what that raises. What came with the glance is returned once."""
+        state, self._state = self._state, None
+        return state if state is not None and root == self._root else self._source.state(root)
+
+    def _look(self) -> tuple[Glance | None, SourceState | None]:
+        glance = self._source.glance(self._root)
+        return glance, (None if glance is not None and self._seen else self._source.state(self._root))
 
 
 class Observation:

@@ -7,116 +7,67 @@ was stored belongs to no snapshot and the look does not count.
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from m5ws.errors import MissingExtra, NotFound
-from m5ws.operations import datasets, parts, pinned_files
-from m5ws.operations.ahead import Observation
+from m5ws.operations import datasets, parts, pinned_files, unchanged
+from m5ws.operations.look import Contents, Look
 from m5ws.operations.parts import Claim, Parts
-from m5ws.ports import DatasetSource, Progress, SourceControl, SourceFile, SourceState, TokenizerProbe
+from m5ws.ports import SourceFile, SourceState, TrackedDataset
 from m5ws.records import Dataset, Digest, Tokenizer
-from m5ws.repository import Repository, trees
+from m5ws.repository import trees
 from m5ws.repository.capture import FileChanged
-from m5ws.repository.index import Index
-from m5ws.settings import Settings
-
-if TYPE_CHECKING:
-    from m5ws.operations.inspection import Seen
 
 _CHECKED = "checked"
 _PROBED = "tokenizer"
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at, with what, and where it goes. `staging` is a folder for what is fetched; fetching makes it."""
-
-    root: Path
-    settings: Settings
-    repo: Repository
-    source: SourceControl
-    datasets: DatasetSource | None
-    probe: TokenizerProbe | None
-    index: Index
-    staging: Path
-    dry_run: bool
-    progress: Progress | None
-    observation: Observation
-
-    def write(self, files: Sequence[SourceFile]) -> trees.Written:
-        return trees.write_tree(self.repo.objects, files, self.index, self._report, self.dry_run)
-
-    def _report(self, what: str, done: int, total: int) -> None:
-        """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
-        if not self.dry_run:
-            self.observation.begin()
-        if self.progress:
-            self.progress(what, done, total)
-
-    def known(self, files: Sequence[SourceFile]) -> trees.Written | None:
-        """Return what `files` were written as, if all of them are as they were then; a stat per file."""
-        written = trees.write_tree(self.repo.objects, files, self.index, None, dry_run=True)
-        return written if written.unchanged else None
-
-
-class Contents(msgspec.Struct, kw_only=True):
-    """A workspace's parts, durable, and what was found on the way. `stored`: files and their tree, for a last look."""
-
-    state: SourceState
-    dirty: bool
-    code: Digest = ""
-    config: Digest = ""
-    tokenizer: Tokenizer | None = None
-    datasets: tuple[Dataset, ...] = ()
-    files: int = 0
-    size_bytes: int = 0
-    new_bytes: int = 0
-    unchanged: bool = True
-    notes: list[str] = []
-    stored: list[tuple[Sequence[SourceFile], Digest]] = []
-    inspected: "Seen | None" = None
-
-    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
-        self.files += written.files
-        self.size_bytes += written.size_bytes
-        self.new_bytes += written.new_bytes
-        self.unchanged = self.unchanged and written.unchanged
-        self.stored.append((files, written.digest))
-        return written.digest
-
-
 def store(look: Look) -> Contents:
     """Make every part durable. Raises FileChanged if anything moved between the first look and the last."""
-    state = look.source.state(look.root)
-    located = _located(look, state)
-    kept = {found.tracked.path: found for found in located if isinstance(found, datasets.Kept)}
-    tracked = [found for found in located if isinstance(found, Claim)]
-    divided = _divided(look, state, tracked, kept)
-    contents = Contents(state=state, dirty=divided.dirty, notes=list(state.notes))
-    _store_own(look, divided, contents)
-    _store_tokenizer(look, divided.tokenizer, contents)
-    whole = {claim.path: claim.files for claim in tracked}
-    contents.datasets = tuple(_dataset(look, claim, kept, whole, contents) for claim in divided.datasets)
+    began_ns = time.time_ns()
+    glance = look.source.glance(look.root)
+    kept = unchanged.recall(look, glance)
+    state = look.source.state(look.root) if kept is None else kept.state
+    pins = _pins(look, state) if kept is None else kept.pins
+    located = _located(look, pins)
+    claims = _claims(look, located)
+    tokenizer = _tokenizer_claim(look)
+    contents = Contents(state=state, notes=list(state.notes))
+    if kept is None:
+        divided = parts.divide(look.root, look.settings, state, tokenizer, claims)
+        contents.dirty = divided.dirty
+        _store_own(look, divided, contents)
+        files, left = divided.tokenizer, divided.datasets
+    else:
+        contents.glance, contents.dirty = glance, kept.dirty
+        contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
+        files, left = parts.pinned(tokenizer, claims)
+    _store_tokenizer(look, files, contents)
+    stored = {found.tracked.path: found for found in located if isinstance(found, datasets.Kept)}
+    whole = {found.path: found.files for found in located if isinstance(found, Claim)}
+    contents.datasets = tuple(_dataset(look, claim, stored, whole, contents) for claim in left)
     if not contents.unchanged:
         _look_again(look, contents)
+    if kept is None and glance is not None:
+        unchanged.remember(look, contents, divided, glance, pins, began_ns)
     return contents
 
 
 # --- what there is -----------------------------------------------------------------------------------
 
 
-def _located(look: Look, state: SourceState) -> list[Claim | datasets.Kept]:
+def _pins(look: Look, state: SourceState) -> tuple[TrackedDataset, ...]:
+    return look.datasets.find(look.root, state.files) if look.datasets is not None else ()
+
+
+def _located(look: Look, pins: Sequence[TrackedDataset]) -> list[Claim | datasets.Kept]:
     """Return every tracked dataset with its files. One that holds the tokenizer is needed as files."""
-    if look.datasets is None:
-        return []
     path = look.settings.tokenizer.path
     tokenizer = parts.tree_path(path) if path is not None else None
     return [
-        datasets.locate(_place(look), found, reuse=tokenizer is None or not _holds(found.path, tokenizer))
-        for found in look.datasets.find(look.root, state.files)
+        datasets.locate(_place(look), pin, reuse=tokenizer is None or not _holds(pin.path, tokenizer)) for pin in pins
     ]
 
 
@@ -137,17 +88,23 @@ def _place(look: Look) -> datasets.Place:
     )
 
 
-def _divided(look: Look, state: SourceState, tracked: Sequence[Claim], kept: dict[bytes, datasets.Kept]) -> Parts:
-    absent = [Claim(path=path, files=(), tracked=found.tracked) for path, found in kept.items()]
-    claims = [*tracked, *absent]
-    pins = [claim.tracked for claim in claims if claim.tracked is not None]
-    claims += [Claim(path=path, files=_required(look, path)) for path in parts.data_paths(look.settings, pins)]
+def _claims(look: Look, located: Sequence[Claim | datasets.Kept]) -> list[Claim]:
+    """Return every dataset, those of tracked ones that the store has already without files."""
+    tracked = [
+        found if isinstance(found, Claim) else Claim(path=found.tracked.path, files=(), tracked=found.tracked)
+        for found in located
+    ]
+    pins = [claim.tracked for claim in tracked if claim.tracked is not None]
+    own = [Claim(path=path, files=_required(look, path)) for path in parts.data_paths(look.settings, pins)]
+    return [*tracked, *own]
+
+
+def _tokenizer_claim(look: Look) -> Claim | None:
     name = look.settings.tokenizer.path
-    tokenizer = None
-    if name is not None:
-        path = parts.tree_path(name)
-        tokenizer = Claim(path=path, files=pinned_files.below(look.root, path) or ())
-    return parts.divide(look.root, look.settings, state, tokenizer, claims)
+    if name is None:
+        return None
+    path = parts.tree_path(name)
+    return Claim(path=path, files=pinned_files.below(look.root, path) or ())
 
 
 def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
@@ -265,7 +222,7 @@ def _look_again(look: Look, contents: Contents) -> None:
     """Raise FileChanged unless everything is as it was at the first look."""
     if contents.inspected is not None:
         contents.inspected.check()
-    if not look.source.state(look.root).says(contents.state):
+    if not _same_tree(look, contents):
         raise FileChanged("files came, went or were committed while the workspace was captured")
     if look.dry_run:
         return
@@ -276,3 +233,10 @@ def _look_again(look: Look, contents: Contents) -> None:
         fresh = [SourceFile(path=file.path, location=file.location) for file in files]
         if not trees.is_still(look.repo.objects, fresh, look.index, digest):
             raise FileChanged("files were changed while the workspace was captured")
+
+
+def _same_tree(look: Look, contents: Contents) -> bool:
+    """Return whether source control says of the tree what it said at the first look."""
+    if contents.glance is not None:
+        return look.source.glance(look.root) == contents.glance
+    return look.source.state(look.root).says(contents.state)

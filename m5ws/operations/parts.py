@@ -57,6 +57,13 @@ def tree_path(path: str) -> bytes:
     return os.fsencode(posixpath.normpath(path))
 
 
+def roots(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
+    """Return every path whose files are pinned by content: those of tracked datasets, [data] paths, the tokenizer."""
+    found = list(tracked)
+    own = (tree_path(settings.tokenizer.path),) if settings.tokenizer.path is not None else ()
+    return (*(dataset.path for dataset in found), *data_paths(settings, found), *own)
+
+
 def divide(
     root: Path, settings: Settings, state: SourceState, tokenizer: Claim | None, claims: Sequence[Claim]
 ) -> Parts:
@@ -64,25 +71,27 @@ def divide(
 
     Raises NotFound if a config file that m5ws.toml names is not there.
     """
-    pinned = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
-    roots = tuple(claim.path for claim in pinned) + ((tokenizer.path,) if tokenizer else ())
-    config = _config(root, settings.config, state.files, _under(roots))
+    paths = tuple(claim.path for claim in claims) + ((tokenizer.path,) if tokenizer else ())
+    config = config_files(root, settings.config, state.files, paths)
     private = (*_INTERNAL, *_store_folder(root, settings))
     excluded = patterns.ignoring(settings.code.exclude) if settings.code.exclude else None
-    taken = {*roots, *(file.path for file in config)}
-    elsewhere = (*private, *(path + b"/" for path in roots))
+    taken = {*paths, *(file.path for file in config)}
+    elsewhere = (*private, *(path + b"/" for path in paths))
     own = [path for path in state.files if path not in taken and not path.startswith(elsewhere)]
     changed = [path for path in state.changed if not path.startswith(private)]
     if excluded is not None:
         own = [path for path in own if not excluded(path)]
         changed = [path for path in changed if not excluded(path)]
+    held, left = pinned(tokenizer, claims)
     return Parts(
-        code=_sources(root, own, state.stats),
-        config=config,
-        tokenizer=_tokenizer_files(tokenizer, pinned),
-        datasets=tuple(_datasets(tokenizer, pinned)),
-        dirty=bool(changed),
+        code=_sources(root, own, state.stats), config=config, tokenizer=held, datasets=left, dirty=bool(changed)
     )
+
+
+def pinned(tokenizer: Claim | None, claims: Sequence[Claim]) -> tuple[tuple[SourceFile, ...] | None, tuple[Claim, ...]]:
+    """Return the files of the tokenizer, and the datasets with those that are left to them. Raises NotFound."""
+    ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
+    return _tokenizer_files(tokenizer, ordered), tuple(_datasets(tokenizer, ordered))
 
 
 def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_result]) -> tuple[SourceFile, ...]:
@@ -117,10 +126,14 @@ def _datasets(tokenizer: Claim | None, pinned: Sequence[Claim]) -> Iterable[Clai
         before.append(claim)
 
 
-def _config(
-    root: Path, settings: ConfigSettings, files: Sequence[bytes], under: Callable[[bytes], bool]
+def config_files(
+    root: Path, settings: ConfigSettings, files: Sequence[bytes], elsewhere: Sequence[bytes]
 ) -> tuple[SourceFile, ...]:
-    """Return config files, links followed. One that is written out counts even where git ignores it."""
+    """Return config files, links followed, but none that is `elsewhere` or below.
+
+    One that is written out counts even where git ignores it. Raises NotFound if one that m5ws.toml names is not there.
+    """
+    under = _under(elsewhere)
     found: dict[bytes, SourceFile] = {}
     for pattern in settings.files:
         if patterns.is_glob(pattern):

@@ -15,7 +15,8 @@ import msgspec
 
 from m5ws import codec, determinism
 from m5ws.operations.ahead import Observation
-from m5ws.operations.contents import Contents, Look, store
+from m5ws.operations.contents import store
+from m5ws.operations.look import Contents, Look
 from m5ws.ports import DatasetSource, Observer, Progress, SourceControl, TokenizerProbe
 from m5ws.records import Annotation, Code, Declared, Digest, Snapshot
 from m5ws.repository import Repository, presence, snapshots

@@ -56,17 +56,18 @@ class _Files(msgspec.Struct, array_like=True):
 
 
 class _Content(msgspec.Struct, array_like=True):
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, msgspec.Raw] = {}
+    notes: dict[str, bytes] = {}
     files: msgspec.Raw = msgspec.Raw()
 
 
 class Index:
     """Context manager; what was learnt is saved, atomically, when it is left without an error.
 
-    `marks` are sets of remembered strings for other users (for example digests already scanned). Files and marks are
-    decoded when they are first asked for.
+    `marks` are sets of remembered strings for other users (for example digests already scanned), a `note` is whatever
+    one of them encoded. Files and marks are decoded when they are first asked for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +81,7 @@ class Index:
         try:
             self._content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
         except (FileNotFoundError, *codec.UNREADABLE):
-            self._content = _Content(trees={}, marks={})
+            self._content = _Content(trees={}, marks={}, notes={})
         self._old_trees, self._content.trees = self._content.trees, {}
         self._marks, self._known = {}, None
         self._dirty = False
@@ -162,6 +163,16 @@ class Index:
         """Replace the strings remembered under `kind`."""
         if self.marks(kind) != marks:
             self._marks[kind] = set(marks)
+            self._dirty = True
+
+    def note(self, kind: str) -> bytes:
+        """Return what is remembered under `kind`, or nothing."""
+        return self._content.notes.get(kind, b"")
+
+    def remember_note(self, kind: str, note: bytes) -> None:
+        """Replace what is remembered under `kind`."""
+        if self.note(kind) != note:
+            self._content.notes[kind] = note
             self._dirty = True
 
 

@@ -50,7 +50,7 @@ def write_tree(
     ordered = sorted(files, key=lambda file: file.path)
     stats = [file.found or os.lstat(file.location) for file in ordered]
     signature = _signature(objects, ordered, stats)
-    if index is not None and (known := _known(objects, index.tree(signature))):
+    if index is not None and (known := present(objects, index.tree(signature))):
         return known
     writer = TreeWriter(objects, index, dry_run, began_ns)
     check_paths(ordered, "to be written")
@@ -69,9 +69,21 @@ def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest
 
     Where their stamps tell, nothing is read, and nothing is asked of the store: what it has was seen at the writing.
     """
-    ordered = sorted(files, key=lambda file: file.path)
-    known = index.tree(_signature(objects, ordered, [os.lstat(file.location) for file in ordered]))
+    known = recorded(objects, files, index)
     return digest == (known or write_tree(objects, files, index, dry_run=True)).digest
+
+
+def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> KnownTree | None:
+    """Return the tree that `files`, as `lstat` says now that they are, were written as; None if they were not."""
+    ordered = sorted(files, key=lambda file: file.path)
+    return index.tree(_signature(objects, ordered, [os.lstat(file.location) for file in ordered]))
+
+
+def present(objects: Objects, known: KnownTree | None) -> Written | None:
+    """Return what was written before, if every object that it needs is still there."""
+    if known is None or presence.missing(objects, dict(known.objects)):
+        return None
+    return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)
 
 
 def load(objects: Objects, digest: Digest) -> Tree:
@@ -98,10 +110,3 @@ def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os
     except UnicodeEncodeError:
         # A location that is not UTF-8; the usual case is spared the conversion.
         return objects.digest(codec.encode_plain((paths, list(map(os.fsencode, locations)), stamps)))
-
-
-def _known(objects: Objects, known: KnownTree | None) -> Written | None:
-    """Return what was written before, if every object that it needs is still there."""
-    if known is None or presence.missing(objects, dict(known.objects)):
-        return None
-    return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from checkouts import commit_all, git
 from m5ws.adapters.git import Git, GitError, without_credentials
 from m5ws.ports import SourceState
-
-IDENTITY = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "protocol.file.allow=always")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=folder, check=True, capture_output=True)
-    return os.fsdecode(done.stdout).strip()
 
 
 def write(folder: Path, *names: str) -> None:
@@ -30,9 +24,7 @@ def tree(tmp_path: Path) -> Path:
     """A repository with one commit of a.py and pkg/b.py."""
     root = tmp_path / "w"
     write(root, "a.py", "pkg/b.py")
-    git(root, "init", "-q", "-b", "main")
-    git(root, "add", ".")
-    git(root, "commit", "-q", "-m", "first")
+    commit_all(root)
     return root
 
 
@@ -102,7 +94,8 @@ def test_a_merge_conflict_lists_each_file_once(tree: Path) -> None:
     git(tree, "checkout", "-q", "main")
     (tree / "a.py").write_text("main")
     git(tree, "commit", "-q", "-a", "-m", "main")
-    subprocess.run(["git", *IDENTITY, "merge", "side"], cwd=tree, check=False, capture_output=True)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(tree, "merge", "side")
     found = state(tree)
     assert (found.files, found.changed) == ((b"a.py", b"pkg/b.py"), (b"a.py",))
 

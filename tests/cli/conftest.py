@@ -1,7 +1,6 @@
 """A command line in this process, and a store with a snapshot and a run in it, made through the repository."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+import planted
+from checkouts import commit_all, write
 from m5ws import codec, workspace
 from m5ws.cli import main
 from m5ws.comparisons import Verdict
-from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, Notice, RankStarted, Step
-from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Declared,
-    Determinism,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-)
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.events import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
+from m5ws.records import Content, Declared, LaunchSpec, Observed, Run
+from m5ws.repository import Repository, checkpoints, ledger, runs
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -65,13 +54,13 @@ def m5(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> M5
 def place(tmp_path: Path) -> Path:
     """A workspace in a git repository of its own, with a script, a config file and one commit."""
     root = tmp_path / "place"
-    root.mkdir()
-    (root / "m5ws.toml").write_text("name = 'small'\n[mlflow]\nenabled = false\n")
-    (root / "config.yaml").write_text("lr: 0.1\nsteps: 3\n")
-    (root / "train.py").write_text("print('trained')\n")
-    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(root)]
-    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *words], check=True)
+    files = {
+        "m5ws.toml": "name = 'small'\n[mlflow]\nenabled = false\n",
+        "config.yaml": "lr: 0.1\nsteps: 3\n",
+        "train.py": "print('trained')\n",
+    }
+    write(root, files)
+    commit_all(root)
     return root
 
 
@@ -95,12 +84,12 @@ def made(home: Repository, place: Path, tmp_path: Path) -> Made:
     """Two snapshots that differ in a learning rate, a run of the first, and its replay with a verdict."""
     snapshot = _snapshot(home, tmp_path / "one", "lr: 0.1\n", "the first")
     changed = _snapshot(home, tmp_path / "two", "lr: 0.2\n", "another rate")
-    run = Run(id="7c1d00000001", snapshot=snapshot, spec=_SPEC, name="trial", created_s=1000.0)
-    replay = Run(
-        id="7c1d00000002", snapshot=snapshot, spec=_SPEC, purpose="reproduce", reproduces=run.id, created_s=2000.0
+    run = planted.run(home, "7c1d00000001", snapshot, spec=_SPEC, name="trial", created_s=1000.0)
+    replay = planted.run(
+        home, "7c1d00000002", snapshot, spec=_SPEC, purpose="reproduce", reproduces=run.id, created_s=2000.0
     )
-    _run(home, run)
-    _run(home, replay)
+    _train(home, run)
+    _train(home, replay)
     verdict = Verdict(run=run.id, replay=replay.id, outcome="reproduced", compared={"steps": 3}, created_s=2100.0)
     runs.publish_verdict(home, verdict)
     logs = place / ".m5ws" / "runs" / run.id / "0001" / "logs"
@@ -115,48 +104,33 @@ _SPEC = LaunchSpec(command=("train.py",), nproc=2, seed=7)
 
 
 def _snapshot(repo: Repository, folder: Path, config: str, message: str) -> str:
-    folder.mkdir()
-    (folder / "train.py").write_text("print('trained')\n")
-    (folder / "config.yaml").write_text(config)
-    code, settings = (
-        trees.write_tree(repo.objects, [SourceFile(path=name.encode(), location=folder / name)]).digest
-        for name in ("train.py", "config.yaml")
-    )
-    record = Snapshot(
-        code=Code(commit="a" * 40, dirty=True, tree=code),
-        config=settings,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(wanted={"nccl": "2.27"}),
-        determinism=Determinism(),
-    )
+    code = planted.tree(repo, folder, {"train.py": "print('trained')\n"})
+    settings = planted.tree(repo, folder, {"config.yaml": config})
+    declared = Declared(wanted={"nccl": "2.27"})
+    record = planted.snapshot(code, commit="a" * 40, dirty=True, config=settings, declared=declared)
     observed = repo.objects.put_record(Observed(facts={"python": "3.11.2", "nccl": None}, distributions={"click": "8"}))
-    said = Annotation(created_s=900.0, author="Ada", message=message, branch="main", observed=observed)
-    return snapshots.publish(repo, record, said)
+    return planted.publish(
+        repo, record, created_s=900.0, author="Ada", message=message, branch="main", observed=observed
+    )
 
 
-def _run(repo: Repository, run: Run) -> None:
-    runs.publish(repo, run)
-    observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
-    content = repo.objects.put_record(Content(format="dcp/1", world=2))
-    checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content)
+def _train(repo: Repository, run: Run) -> None:
+    """Write the ledger of a run of three steps on one rank, with a checkpoint after the last."""
     began = run.created_s
-    launcher: list[Event] = [AttemptStarted(time_s=began, attempt=1, host="node", observed=observed)]
-    _append(repo, run, ledger.LAUNCHER, launcher)
-    digest = checkpoints.publish(repo, checkpoint)
+    observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
+    planted.begin(repo, run.id, observed=observed, time_s=began, host="node")
+    content = Content(format="dcp/1", world=2)
+    digest = planted.checkpoint(repo, run.id, 3, content)
     name = checkpoints.name(3, 1)
     ranks: list[Event] = [RankStarted(time_s=began, rank=0, world=2, pid=1)]
     for step in (1, 2, 3):
         quantities = {"loss": (2.0 / step).hex()}
         ranks.append(Step(time_s=began + step, step=step, quantities=quantities, tokens=64, seconds=1.0, total=3))
-    ranks.append(CheckpointPublished(time_s=began + 4, step=3, name=name, checkpoint=digest, content=content))
-    _append(repo, run, "0", ranks)
+    stored = repo.objects.digest(codec.encode(content))
+    ranks.append(CheckpointPublished(time_s=began + 4, step=3, name=name, checkpoint=digest, content=stored))
+    planted.append(repo, run.id, 1, "0", *ranks)
     ended: list[Event] = [
         Notice(time_s=began + 4, kind="input-modified", message="data was changed", step=3),
         AttemptEnded(time_s=began + 65, outcome="finished", exit_code=0),
     ]
-    _append(repo, run, ledger.LAUNCHER, ended)
-
-
-def _append(repo: Repository, run: Run, rank: str, events: list[Event]) -> None:
-    ledger.Writer(repo, run.id, 1, rank).append([codec.encode(event) for event in events])
+    planted.append(repo, run.id, 1, ledger.LAUNCHER, *ended)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import planted
 from m5ws import codec
 from m5ws.cli import cli
 from m5ws.errors import MissingExtra
-from m5ws.events import AttemptStarted
-from m5ws.records import Checkpoint, Content, Shard, Slice, Tensor
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.records import Content, Shard, Tensor
+from m5ws.repository import Repository, checkpoints
 from m5ws.repository.parts import write_parts
 from tests.cli.conftest import M5, Made
 
@@ -31,12 +31,6 @@ def _tensor(repo: Repository, name: str, values: list[float]) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=(2, len(values) // 2), shards=(shard,))
 
 
-def _plain(repo: Repository, value: object) -> Slice:
-    data = codec.encode_plain(value)
-    digest = repo.objects.put(data)
-    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
-
-
 def _publish(
     repo: Repository, made: Made, step: int, moved: list[float], state: dict[str, Any], attempt: int = 1
 ) -> str:
@@ -44,14 +38,10 @@ def _publish(
         format="dcp/1",
         world=1,
         tensors=(_tensor(repo, "model.fixed", _BASE), _tensor(repo, "model.moved", moved)),
-        common=_plain(repo, {"step": 0, "scheduler": {"last_epoch": 3}}),
-        ranks=(_plain(repo, state),),
+        common=planted.whole(repo.objects, codec.encode_plain({"step": 0, "scheduler": {"last_epoch": 3}})),
+        ranks=(planted.whole(repo.objects, codec.encode_plain(state)),),
     )
-    digest = repo.objects.put_record(content)
-    record = Checkpoint(
-        run=made.run, snapshot=made.snapshot, attempt=attempt, step=step, content=digest, ledger={"0": "a" * 64}
-    )
-    return checkpoints.publish(repo, record)
+    return planted.checkpoint(repo, made.run, step, content, attempt=attempt, ledger={"0": "a" * 64})
 
 
 @pytest.fixture
@@ -82,8 +72,7 @@ def test_one_that_does_not_count_is_listed_so_and_nothing_uses_it(
     m5: M5, two: tuple[str, str], made: Made, home: Repository, tmp_path: Path
 ) -> None:
     inherits = tuple(checkpoints.name(step, 1) for step in (3, 4))
-    started = AttemptStarted(attempt=2, host="h", observed="0" * 64, inherits=inherits)
-    ledger.Writer(home, made.run, 2, ledger.LAUNCHER).append([codec.encode(started)])
+    planted.begin(home, made.run, 2, inherits=inherits)
     rows = {row["step"]: row["counts"] for row in m5("checkpoint", "ls", made.run, "--json").document["checkpoints"]}
     assert rows == {3: True, 4: True, 6: False}
     assert "not counted" in m5("checkpoint", "ls", made.run).out
@@ -158,10 +147,7 @@ def test_a_tensor_that_one_lacks_or_has_in_another_shape_is_said(
     m5: M5, two: tuple[str, str], made: Made, home: Repository
 ) -> None:
     content = Content(format="dcp/1", world=2, tensors=(_tensor(home, "model.moved", [1.0, 2.0]),))
-    record = Checkpoint(
-        run=made.run, snapshot=made.snapshot, attempt=1, step=9, content=home.objects.put_record(content)
-    )
-    checkpoints.publish(home, record)
+    planted.checkpoint(home, made.run, 9, content)
     found = m5("checkpoint", "diff", f"{made.run}@6", made.run, "--json").document
     assert {change["name"]: change["kind"] for change in found["tensors"]} == {
         "model.fixed": "only in a", "model.moved": "shape"
@@ -198,8 +184,7 @@ def test_safetensors_need_no_torch_and_other_formats_name_the_extra(
 
 
 def test_files_of_a_script_have_no_tensors_to_export(m5: M5, made: Made, home: Repository, tmp_path: Path) -> None:
-    content = home.objects.put_record(Content(format="files/1", world=1))
-    checkpoints.publish(home, Checkpoint(run=made.run, snapshot=made.snapshot, attempt=1, step=5, content=content))
+    planted.checkpoint(home, made.run, 5, Content(format="files/1", world=1))
     done = m5("checkpoint", "export", f"{made.run}@5", "--format", "dcp", tmp_path / "out")
     assert done.status == 2 and "files that the script wrote" in done.err
 

@@ -11,6 +11,7 @@ import blake3
 import click
 import pytest
 
+from checkouts import commit_all, git
 from m5ws.cli import COMMANDS, cli
 
 HEAVY = ("torch", "mlflow", "dvc", "deepspeed", "git", "numpy", "rich", "tokenizers", "transformers")
@@ -185,14 +186,11 @@ def test_init_makes_a_workspace_that_other_verbs_accept(m5: Any, tmp_path: Path)
 
 
 def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any, tmp_path: Path) -> None:
-    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     (tmp_path / ".gitignore").write_text("mine\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *words], check=True)
+    commit_all(tmp_path)
     done = m5("-C", tmp_path, "init")
     assert done.status == 0 and "git init" not in done.err
-    status = subprocess.run([*git, "status", "--porcelain", "-uall"], capture_output=True, text=True, check=True)
-    assert status.stdout == "?? m5ws.toml\n"
+    assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
 
 
 def test_init_twice_is_refused_and_lists_what_is_there(m5: Any, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import planted
 from m5ws import codec
 from m5ws.gc_records import Executing
 from m5ws.operations import gc_execute
-from m5ws.records import Checkpoint, Content
+from m5ws.records import Content
 from m5ws.repository import Repository, checkpoints, fsck, plans
 from tests.cli.conftest import M5, Made
 
@@ -18,9 +19,7 @@ def left(home: Repository, made: Made, place: Path) -> Repository:
     with open(place / "m5ws.toml", "a", encoding="utf-8") as settings:
         settings.write("[retention]\nlast = 1\n")
     home.objects.put(b"left by a killed writer")
-    content = home.objects.put_record(Content(format="dcp/1", world=1))
-    record = Checkpoint(run=made.run, snapshot=made.snapshot, attempt=1, step=9, content=content)
-    checkpoints.publish(home, record)
+    planted.checkpoint(home, made.run, 9, Content(format="dcp/1", world=1))
     return home
 
 

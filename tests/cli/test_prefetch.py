@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+import planted
 from counting_store import CountingStore
 from m5ws import workspace
 from m5ws.errors import M5Error
 from m5ws.operations import prefetch
-from m5ws.records import Checkpoint, Content
-from m5ws.repository import Repository, checkpoints, closure, materialise, parts, runs, snapshots, trees
+from m5ws.records import Content
+from m5ws.repository import Repository, closure, materialise, parts, runs, snapshots, trees
 from m5ws.repository.objects import key
 from m5ws.store.cache import Cached
 
@@ -67,9 +68,7 @@ def test_what_is_not_there_is_named(m5: Any, made: Any, cache: Path) -> None:
 def _blob(repo: Repository, made: Any, step: int) -> str:
     """Publish a checkpoint with bytes of its own, and return the object that holds them."""
     blob = parts.write_parts(repo.objects, [("w", bytes([step]) * 5000)])["w"][0]
-    content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={"w": blob}))
-    record = Checkpoint(run=made.run, snapshot=made.snapshot, attempt=1, step=step, content=content)
-    checkpoints.publish(repo, record)
+    planted.checkpoint(repo, made.run, step, Content(format="dcp/1", world=1, blobs={"w": blob}))
     return blob.object
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, Snapshot
+import planted
 from m5ws.repository import Repository, snapshots, trees
 
 _LIMIT_S = 120.0
@@ -20,20 +19,9 @@ _LIMIT_S = 120.0
 
 def _pin(repo: Repository, place: Path, script: str) -> str:
     """Publish a snapshot of the workspace with `script` as its train.py."""
-    (place / "train.py").write_text(script)
-    code, config = (
-        trees.write_tree(repo.objects, [SourceFile(path=name.encode(), location=place / name)]).digest
-        for name in ("train.py", "config.yaml")
-    )
-    record = Snapshot(
-        code=Code(commit=None, dirty=True, tree=code),
-        config=config,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(),
-        determinism=Determinism(),
-    )
-    return snapshots.publish(repo, record, Annotation(created_s=1.0))
+    code = planted.tree(repo, place, {"train.py": script})
+    config = trees.write_tree(repo.objects, planted.sources(place, ["config.yaml"])).digest
+    return planted.publish(repo, planted.snapshot(code, dirty=True, config=config))
 
 
 def _m5(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":

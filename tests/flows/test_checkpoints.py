@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import safetensors_reader
-from workspaces import Workspace, git, make_workspace
+from checkouts import git
+from workspaces import Workspace, make_workspace
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from workspaces import Workspace, git, make_workspace
+from checkouts import git
+from workspaces import Workspace, make_workspace
 
 
 def test_the_checkout_is_changed_and_the_remote_removed_while_the_run_goes_on(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 import msgspec
 import pytest
 
-from m5ws import codec
+import planted
 from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
-from m5ws.events import AttemptStarted
 from m5ws.operations.checkpoint_names import known, resolve
-from m5ws.records import Checkpoint, Content, LaunchSpec, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.records import Checkpoint, Content
+from m5ws.repository import Repository, checkpoints
 
 RUN = "7c1d00000001"
 
@@ -24,7 +23,7 @@ class Published(msgspec.Struct):
 def published(repo: Repository) -> Published:
     """Steps 2 and 4 of a first attempt, 4 and 6 of a second, and 6 of the first, which came too late."""
     for run in (RUN, "7c1d00000002"):
-        runs.publish(repo, Run(id=run, snapshot="0" * 64, spec=LaunchSpec(command=("x.py",))))
+        planted.run(repo, run)
     digests = _publish(repo, 1, (2, 4), {})
     inherits = tuple(digests)
     late = _record(repo, 1, 6)
@@ -37,8 +36,7 @@ def published(repo: Repository) -> Published:
 def _publish(
     repo: Repository, attempt: int, steps: tuple[int, ...], before: dict[str, str], inherits: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, inherits=inherits)
-    ledger.Writer(repo, RUN, attempt, ledger.LAUNCHER).append([codec.encode(started)])
+    planted.begin(repo, RUN, attempt, inherits=inherits)
     found = {}
     for step in steps:
         record = repo.objects.get_record(_record(repo, attempt, step), Checkpoint)
@@ -108,8 +106,7 @@ def test_a_record_that_was_never_published_has_no_name(published: Published) -> 
 
 def test_files_that_a_script_wrote_are_not_where_a_training_goes_on(published: Published) -> None:
     repo = published.repo
-    content = repo.objects.put_record(Content(format="files/1", world=1))
-    checkpoints.publish(repo, Checkpoint(run=RUN, snapshot="0" * 64, attempt=2, step=7, content=content))
+    planted.checkpoint(repo, RUN, 7, Content(format="files/1", world=1), attempt=2)
     assert resolve(repo, RUN).name == checkpoints.name(7, 2)
     assert resolve(repo, RUN, state=True).name == checkpoints.name(6, 2)
     assert resolve(repo, f"{RUN}@7", state=True).name == checkpoints.name(7, 2)

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 import mlflow_runs as written
+import planted
 from m5ws.errors import CorruptObject, NotFound, UsageError
-from m5ws.events import AttemptStarted
 from m5ws.gc_records import Rules
 from m5ws.operations import checkpoint_names, fork, gc, gc_execute, lineage, run, transfer
-from m5ws.records import Checkpoint, Content, Observed, Run, Slice
-from m5ws.repository import Repository, checkpoints, closure, fsck, ledger, runs
+from m5ws.records import Checkpoint, Content, Run
+from m5ws.repository import Repository, checkpoints, closure, fsck, runs
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 
@@ -19,12 +19,9 @@ from m5ws.store.local import LocalStore
 def _checkpoint(repo: Repository, record: Run, step: int, attempt: int = 1, form: str = "dcp/1") -> str:
     """Publish a checkpoint with bytes of its own, and return its name."""
     data = f"{record.id} after {step} by {attempt}".encode()
-    digest = repo.objects.put(data)
-    part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
-    content = repo.objects.put_record(Content(format=form, world=2, common=part))  # type: ignore[arg-type]
-    checkpoints.publish(
-        repo, Checkpoint(run=record.id, snapshot=record.snapshot, attempt=attempt, step=step, content=content)
-    )
+    part = planted.whole(repo.objects, data)
+    content = Content(format=form, world=2, common=part)  # type: ignore[arg-type]
+    planted.checkpoint(repo, record.id, step, content, attempt=attempt)
     return checkpoints.name(step, attempt)
 
 
@@ -69,9 +66,7 @@ def test_a_checkpoint_is_named_by_its_run_its_step_or_its_name(repo: Repository,
 
 
 def test_a_checkpoint_that_was_published_too_late_is_not_forked(repo: Repository, parent: Run) -> None:
-    observed = repo.objects.put_record(Observed())
-    started = AttemptStarted(attempt=2, host="h", observed=observed, inherits=(checkpoints.name(4, 1),))
-    written.append(repo, parent, 2, ledger.LAUNCHER, [started])
+    planted.begin(repo, parent.id, 2, inherits=(checkpoints.name(4, 1),))
     again = _checkpoint(repo, parent, 4, attempt=2)
     assert checkpoint_names.resolve(repo, f"{parent.id}@4").name == again
     with pytest.raises(UsageError, match="does not count"):

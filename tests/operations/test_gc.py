@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+import planted
 from dying_store import Died, DyingStore
 from gc_world import publish, upload
 from m5ws import codec
 from m5ws.events import AttemptStarted
 from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute, overrides, snapshot
-from m5ws.records import Checkpoint, Content, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, fsck, ledger, plans, publishing, runs, snapshots
+from m5ws.records import Content, Observed
+from m5ws.repository import Repository, checkpoints, fsck, ledger, plans, publishing, snapshots
 from m5ws.repository.objects import key
 from memory_store import MemoryStore
 from sleeping_store import SleepingStore
@@ -36,17 +37,10 @@ def _filled() -> Repository:
     first = publish(repo, [b"a", b"b"])
     publish(repo, [b"b", b"c"])
     upload(repo, [b"c", b"left", b"left too"])
-    runs.publish(repo, Run(id=RUN, snapshot=first, spec=LaunchSpec(command=("x",))))
+    planted.run(repo, RUN, first)
     for step in (1, 2, 3):
-        content = repo.objects.put_record(Content(format="dcp/1", world=step))
-        checkpoints.publish(repo, Checkpoint(run=RUN, snapshot=first, attempt=1, step=step, content=content))
-    started = AttemptStarted(
-        attempt=1,
-        host="h",
-        observed=repo.objects.put_record(Observed()),
-        inherits=tuple(checkpoints.name(step, 1) for step in (1, 2, 3)),
-    )
-    ledger.Writer(repo, RUN, 1, ledger.LAUNCHER).append([codec.encode(started)])
+        planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=step))
+    planted.begin(repo, RUN, inherits=tuple(checkpoints.name(step, 1) for step in (1, 2, 3)))
     return repo
 
 

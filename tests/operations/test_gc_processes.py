@@ -12,7 +12,7 @@ from m5ws.operations import gc, gc_execute
 from m5ws.records import Format
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.store.local import LocalStore
-from warm import Warm
+from warm import PATHS, Warm
 
 _SCRIPT = Path(__file__).parent / "scripts" / "gc_process.py"
 _ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ _FORMAT = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
 def _start(*arguments: object) -> "subprocess.Popen[str]":
     command = [sys.executable, str(_SCRIPT), *map(str, arguments)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env={"PYTHONPATH": str(_ROOT)}
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env={"PYTHONPATH": PATHS}
     )
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import planted
 from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import Fenced
 from m5ws.events import AttemptEnded, AttemptStarted, RankStarted, Step
 from m5ws.operations import drift_watch, leftovers, state
 from m5ws.operations.delivery import DELIVERED, Delivery
-from m5ws.records import LaunchSpec, Run
 from m5ws.repository import Repository, fsck, ledger, runs
 from m5ws.repository.spool import SpoolWriter, genesis
 
@@ -22,10 +22,10 @@ def _begun(repo: Repository, home: Path, attempt: int = 1, resume: str | None = 
     """Begin an attempt as the supervisor does, and return its directory."""
     directory = home / "runs" / _RUN / f"{attempt:04d}"
     if attempt == 1:
-        runs.publish(repo, Run(id=_RUN, snapshot="0" * 64, spec=LaunchSpec(command=("x.py",))))
+        planted.run(repo, _RUN)
     started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume)
     SpoolWriter(directory / "spool" / "launcher.spool", genesis(_RUN, attempt, "launcher")).append(started)
-    ledger.Writer(repo, _RUN, attempt, ledger.LAUNCHER).append([codec.encode(started)])
+    planted.append(repo, _RUN, attempt, ledger.LAUNCHER, started)
     return directory
 
 
@@ -78,12 +78,12 @@ def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) ->
     delivery = Delivery(repo, _RUN, 1, directory / "spool")
     delivery.deliver(final=True)
     spool = SpoolWriter(tmp_path / "more", "0" * 64)
-    ledger.Writer(repo, _RUN, 1, "0").append([codec.encode(Step(step=4, quantities={}))])
+    planted.append(repo, _RUN, 1, "0", Step(step=4, quantities={}))
     spool.append(Step(step=4, quantities={}))
     with open(directory / "spool" / "0.spool", "ab") as file:
         file.write((tmp_path / "more").read_bytes())
     ended = AttemptEnded(outcome="finished", exit_code=0, heads=delivery.heads())
-    ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).append([codec.encode(ended)])
+    planted.append(repo, _RUN, 1, ledger.LAUNCHER, ended)
     assert not [one for one in fsck.check(repo).damage if one.kind == "broken-chain"]
     (Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001").unlink()
     assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]

@@ -7,34 +7,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
+import captures
+from checkouts import git
 from m5ws.adapters.dvc import DatasetModified, Dvc
-from m5ws.adapters.git import Git
 from m5ws.errors import NotFound
-from m5ws.operations import snapshot
+from m5ws.operations.snapshot import Captured
 from m5ws.ports import SourceFile, TrackedDataset
-from m5ws.records import Declared, Observed
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.materialise import materialise
-from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
 from settling import settle
 
 pytest.importorskip("dvc")
 
 PROJECT = Path(__file__).parents[2]
-
-
-class Machine:
-    """A machine that is always the same."""
-
-    def observe(self, environment: Mapping[str, str]) -> Observed:
-        return Observed()
-
-    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        return Declared()
 
 
 class Counting(Dvc):
@@ -55,10 +43,6 @@ class Counting(Dvc):
 def run(folder: Path, *command: str) -> None:
     environment = {**os.environ, "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder.parent / "site")}
     subprocess.run(command, cwd=folder, check=True, env=environment, capture_output=True)
-
-
-def git(folder: Path, *arguments: str) -> None:
-    run(folder, "git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org", *arguments)
 
 
 def dvc(folder: Path, *arguments: str) -> None:
@@ -97,9 +81,8 @@ def clone(root: Path) -> Path:
     return root.parent / "clone"
 
 
-def take(root: Path, repo: Repository, dvc: Dvc | None = None, **sections: Mapping[str, object]) -> snapshot.Captured:
-    said = msgspec.convert(sections, Settings)
-    return snapshot.take(root, said, repo, Git(), dvc or Dvc(), None, Machine(), root / ".m5ws" / "index")
+def take(root: Path, repo: Repository, dvc: Dvc | None = None, **sections: Mapping[str, object]) -> Captured:
+    return captures.take(root, repo, captures.say(**sections), datasets=dvc or Dvc())
 
 
 def test_a_dataset_is_pinned_by_both_hashes(root: Path, repo: Repository) -> None:
@@ -217,7 +200,7 @@ def test_data_paths_and_dvc_may_overlap(root: Path, repo: Repository) -> None:
 
 
 def test_what_dvc_tracks_can_be_left_out(root: Path, repo: Repository) -> None:
-    captured = snapshot.take(root, Settings(), repo, Git(), None, None, Machine(), root / ".m5ws" / "index")
+    captured = captures.take(root, repo)
     assert captured.snapshot.datasets == ()
 
 

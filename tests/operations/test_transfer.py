@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 import mlflow_runs as written
+import planted
 from dying_store import Died, DyingStore
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.operations import transfer
-from m5ws.records import Checkpoint, Content, Format
+from m5ws.records import Content, Format
 from m5ws.repository import Repository, checkpoints, fsck, runs, snapshots
 from m5ws.repository.objects import key
 from m5ws.repository.refs import Kind
@@ -103,9 +104,7 @@ def test_stores_of_different_formats_do_not_mix(repo: Repository, run: str, tmp_
 
 
 def test_what_is_kept_for_ever_here_is_kept_there(repo: Repository, other: Repository, run: str) -> None:
-    content = repo.objects.put_record(Content(format="files/1", world=1))
-    made = runs.load(repo, run)
-    checkpoints.publish(repo, Checkpoint(run=run, snapshot=made.snapshot, attempt=1, step=3, content=content))
+    planted.checkpoint(repo, run, 3, Content(format="files/1", world=1))
     checkpoints.keep(repo, run, checkpoints.name(3, 1))
     transfer.copy(repo, other, [(_RUN, run)])
     assert checkpoints.kept(other, run) == checkpoints.kept(repo, run) == [checkpoints.name(3, 1)]

@@ -4,47 +4,23 @@ from pathlib import Path
 
 import pytest
 
+import planted
 from m5ws import codec
-from m5ws.events import AttemptStarted
-from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Declared,
-    Determinism,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-)
-from m5ws.repository import Repository, checkpoints, fsck, ledger, parts, runs, snapshots, trees
+from m5ws.records import Annotation, Content
+from m5ws.repository import Repository, checkpoints, fsck, parts, snapshots, trees
 from m5ws.repository.objects import key
 
 
 @pytest.fixture
 def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
     """A store with one snapshot and one run with one checkpoint; returns it and the snapshot's id."""
-    (tmp_path / "a.py").write_text("print(1)\n" * 50)
-    tree = trees.write_tree(repo.objects, [SourceFile(path=b"a.py", location=tmp_path / "a.py")]).digest
+    tree = planted.tree(repo, tmp_path, {"a.py": "print(1)\n" * 50})
     config = trees.write_tree(repo.objects, []).digest
-    snapshot = Snapshot(
-        code=Code(commit=None, dirty=False, tree=tree),
-        config=config,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(),
-        determinism=Determinism(),
-    )
-    snapshot_id = snapshots.publish(repo, snapshot, Annotation(created_s=1.0))
-    runs.publish(repo, Run(id="a" * 12, snapshot=snapshot_id, spec=LaunchSpec(command=("a.py",))))
-    observed = repo.objects.put_record(Observed())
-    started = AttemptStarted(attempt=1, host="h", observed=observed)
-    ledger.Writer(repo, "a" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    snapshot_id = planted.publish(repo, planted.snapshot(tree, config=config))
+    planted.run(repo, "a" * 12, snapshot_id)
+    planted.begin(repo, "a" * 12)
     blob = parts.write_parts(repo.objects, [("w", bytes(5000))])["w"][0]
-    content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={"w": blob}))
-    checkpoints.publish(repo, Checkpoint(run="a" * 12, snapshot=snapshot_id, attempt=1, step=3, content=content))
+    planted.checkpoint(repo, "a" * 12, 3, Content(format="dcp/1", world=1, blobs={"w": blob}))
     return repo, snapshot_id
 
 
@@ -95,7 +71,7 @@ def test_a_ref_to_nothing_is_named(filled: tuple[Repository, str]) -> None:
     repo, _ = filled
     where = f"runs/{'a' * 12}/checkpoints/{checkpoints.name(9, 1)}"
     repo.store.create(where, b"0" * 64 + b"\n")
-    runs.publish(repo, Run(id="b" * 12, snapshot="1" * 64, spec=LaunchSpec(command=("a.py",))))
+    planted.run(repo, "b" * 12, "1" * 64)
     repo.store.create(f"snapshots/{'2' * 64}/x", codec.encode(Annotation(created_s=1.0)))
     found = {(one.kind, one.key) for one in fsck.check(repo).damage}
     assert found == {

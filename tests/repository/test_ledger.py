@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import planted
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced
-from m5ws.events import AttemptStarted, Step
+from m5ws.events import Step
 from m5ws.operations.delivery import DELIVERED, Delivery
-from m5ws.records import Checkpoint, Content, LaunchSpec, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.records import Checkpoint, Content
+from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 
 
@@ -123,8 +124,7 @@ def test_a_store_that_does_not_answer_loses_nothing(repo: Repository, tmp_path: 
 
 
 def _attempt(repo: Repository, attempt: int, inherits: tuple[str, ...]) -> None:
-    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, inherits=inherits)
-    ledger.Writer(repo, "r", attempt, ledger.LAUNCHER).append([codec.encode(started)])
+    planted.begin(repo, "r", attempt, inherits=inherits)
 
 
 def _checkpoint(repo: Repository, attempt: int, step: int) -> Checkpoint:
@@ -133,7 +133,7 @@ def _checkpoint(repo: Repository, attempt: int, step: int) -> Checkpoint:
 
 
 def test_a_rank_of_an_old_attempt_cannot_publish(repo: Repository) -> None:
-    runs.publish(repo, Run(id="r", snapshot="0" * 64, spec=LaunchSpec(command=("x",))))
+    planted.run(repo, "r")
     _attempt(repo, 1, ())
     checkpoints.publish(repo, _checkpoint(repo, 1, 10))
     _attempt(repo, 2, tuple(checkpoints.valid(repo, "r")))

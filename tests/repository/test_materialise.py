@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+import planted
 from counting_store import CountingStore
 from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject
@@ -27,11 +28,7 @@ def _written(repo: Repository, source: Path) -> tuple[Tree, dict[str, bytes]]:
     """Capture files of every size, some in folders, and return their tree and contents."""
     drawn = random.Random(1)
     contents = {f"{'deep/er/' * (number % 2)}{size}": drawn.randbytes(size) for number, size in enumerate(_SIZES)}
-    for name, data in contents.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(data)
-    files = [SourceFile(path=name.encode(), location=source / name) for name in contents]
-    return trees.load(repo.objects, trees.write_tree(repo.objects, files).digest), contents
+    return trees.load(repo.objects, planted.tree(repo, source, contents)), contents
 
 
 def _read(target: Path) -> dict[str, bytes]:
@@ -217,10 +214,9 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pyte
 
 def test_a_chunk_that_is_copied_or_cloned_is_verified(repo: Repository, tmp_path: Path) -> None:
     data, other = os.urandom(200_000), os.urandom(200_000)
-    digest = repo.objects.put(data)
-    part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+    part = planted.whole(repo.objects, data)
     (tmp_path / "other").write_bytes(other)
-    for name, expected in ((tmp_path / "store" / key(digest), True), (tmp_path / "other", False)):
+    for name, expected in ((tmp_path / "store" / key(part.object), True), (tmp_path / "other", False)):
         with open(name, "rb") as source, open(tmp_path / "target", "w+b") as target:
             assert copying.copy(repo.objects, source.fileno(), part, target.fileno(), 0) is expected
             assert (target.read() == data) is expected

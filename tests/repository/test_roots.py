@@ -4,25 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws import codec
+import planted
 from m5ws.comparisons import Divergence, Verdict
 from m5ws.errors import NotFound, UsageError
-from m5ws.events import AttemptEnded, AttemptStarted, Event
+from m5ws.events import AttemptEnded
 from m5ws.gc_records import Rules
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Declared,
-    Determinism,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-    Tree,
-)
-from m5ws.repository import Repository, checkpoints, fsck, ledger, roots, runs, snapshots
+from m5ws.records import Content, Tree
+from m5ws.repository import Repository, checkpoints, fsck, ledger, roots, runs
 from m5ws.repository.objects import key
 
 RUN = "a" * 12
@@ -33,37 +21,15 @@ _LABELS = [checkpoints.name(step, 1) for step in range(10, 110, 10)]
 def trained(repo: Repository) -> Repository:
     """A store with a run that published ten checkpoints, at steps 10, 20 … 100."""
     tree = repo.objects.put_record(Tree(entries=()))
-    snapshot = Snapshot(
-        code=Code(commit=None, dirty=False, tree=tree),
-        config=tree,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(),
-        determinism=Determinism(),
-    )
-    runs.publish(
-        repo,
-        Run(
-            id=RUN,
-            snapshot=snapshots.publish(repo, snapshot, Annotation(created_s=1.0)),
-            spec=LaunchSpec(command=("x",)),
-        ),
-    )
-    append(repo, 1, AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed())))
+    planted.run(repo, RUN, planted.publish(repo, planted.snapshot(tree)))
+    planted.begin(repo, RUN)
     for step in range(10, 110, 10):
         save(repo, step)
     return repo
 
 
-def append(repo: Repository, attempt: int, event: Event) -> None:
-    ledger.Writer(repo, RUN, attempt, ledger.LAUNCHER).append([codec.encode(event)])
-
-
-def save(repo: Repository, step: int, attempt: int = 1, kind: str = "dcp/1") -> None:
-    content = Content(format=kind, world=step)  # type: ignore[arg-type]
-    snapshot = runs.load(repo, RUN).snapshot
-    record = repo.objects.put_record(content)
-    checkpoints.publish(repo, Checkpoint(run=RUN, snapshot=snapshot, attempt=attempt, step=step, content=record))
+def save(repo: Repository, step: int, kind: str = "dcp/1") -> None:
+    planted.checkpoint(repo, RUN, step, Content(format=kind, world=step))  # type: ignore[arg-type]
 
 
 def steps(repo: Repository, rules: Rules) -> list[int]:
@@ -105,17 +71,15 @@ def test_what_is_kept_by_name_stays_and_fsck_knows_it(trained: Repository) -> No
 def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository) -> None:
     with pytest.raises(NotFound):
         checkpoints.keep(trained, RUN, checkpoints.name(7, 1))
-    append(trained, 2, AttemptStarted(attempt=2, host="h", observed=trained.objects.put_record(Observed())))
+    planted.begin(trained, RUN, 2)
     with pytest.raises(UsageError):
         checkpoints.keep(trained, RUN, _LABELS[0])
 
 
 def test_what_a_live_attempt_resumed_from_stays_until_it_has_ended(trained: Repository) -> None:
-    observed = trained.objects.put_record(Observed())
-    started = AttemptStarted(attempt=2, host="h", observed=observed, inherits=tuple(_LABELS), resume=_LABELS[3])
-    append(trained, 2, started)
+    planted.begin(trained, RUN, 2, inherits=tuple(_LABELS), resume=_LABELS[3])
     assert 40 not in steps(trained, Rules(last=1))
-    append(trained, 2, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(trained, RUN, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
     assert 40 in steps(trained, Rules(last=1))
 
 
@@ -127,7 +91,7 @@ def test_files_that_a_script_wrote_are_never_retired(trained: Repository) -> Non
 
 def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
     snapshot = runs.load(trained, RUN).snapshot
-    runs.publish(trained, Run(id="b" * 12, snapshot=snapshot, spec=LaunchSpec(command=("x",)), reproduces=RUN))
+    planted.run(trained, "b" * 12, snapshot, reproduces=RUN)
     first = Divergence(step=20, rank=0, quantity="loss", original="1", replayed="2", tensor_step=30)
     runs.publish_verdict(trained, Verdict(run=RUN, replay="b" * 12, outcome="diverged", first=first))
     assert {20, 30}.isdisjoint(steps(trained, Rules(last=1)))

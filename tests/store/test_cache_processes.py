@@ -17,9 +17,9 @@ from m5ws.store import cache
 from m5ws.store.cache import Cached
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
+from warm import PATHS
 
 _READER = Path(__file__).parent / "scripts" / "reader.py"
-_PATHS = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in (".", "tests/support"))
 _KIB = 2**10
 
 
@@ -30,7 +30,7 @@ def _start(base: Path, limit: int, seed: int, rounds: int, *more: object, within
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": _PATHS},
+        env=os.environ | {"PYTHONPATH": PATHS},
     )
 
 

@@ -6,26 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+import planted
 from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.events import AttemptEnded, AttemptStarted, Event, RankStarted, Step
 from m5ws.gc_records import Keep, Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Dataset,
-    Declared,
-    Determinism,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-)
-from m5ws.repository import Repository, checkpoints, ledger, parts, plans, runs, snapshots, trees
+from m5ws.records import Content, Dataset, Declared, LaunchSpec, Observed
+from m5ws.repository import Repository, checkpoints, ledger, parts, plans, runs, trees
 
 _AT_ONCE_S = -60.0
 """An age that everything has: a server's times may be whole seconds."""
@@ -86,26 +75,25 @@ def _files(folder: Path, scale: Scale, draw: random.Random) -> Iterator[SourceFi
 def _snapshot(repo: Repository, files: list[SourceFile], number: int) -> str:
     data = trees.write_tree(repo.objects, files)
     code = trees.write_tree(repo.objects, files[:1]).digest
-    snapshot = Snapshot(
-        code=Code(commit=None, dirty=False, tree=code),
+    snapshot = planted.snapshot(
+        code,
         config=trees.write_tree(repo.objects, []).digest,
-        tokenizer=None,
         datasets=(Dataset(name="data", kind="files", tree=data.digest, size_bytes=data.size_bytes),),
         declared=Declared(wanted={"number": str(number)}),
-        determinism=Determinism(),
     )
     observed = repo.objects.put_record(Observed(facts={"kernel": "6.1", "number": str(number)}))
-    said = Annotation(created_s=1.0 + number, author="A. Uthor", message="a message", observed=observed)
-    return snapshots.publish(repo, snapshot, said)
+    return planted.publish(
+        repo, snapshot, created_s=1.0 + number, author="A. Uthor", message="a message", observed=observed
+    )
 
 
 def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> str:
-    run = draw.randbytes(6).hex()
-    runs.publish(repo, Run(id=run, snapshot=snapshot, spec=LaunchSpec(command=("a.py",), seed=7), name="first"))
-    launcher = ledger.Writer(repo, run, 1, ledger.LAUNCHER)
+    spec = LaunchSpec(command=("a.py",), seed=7)
+    run = planted.run(repo, draw.randbytes(6).hex(), snapshot, spec=spec, name="first")
+    launcher = ledger.Writer(repo, run.id, 1, ledger.LAUNCHER)
     observed = repo.objects.put_record(Observed(facts={"kernel": "6.1"}))
     _append(launcher, AttemptStarted(attempt=1, host="h", observed=observed))
-    ranks = {str(rank): ledger.Writer(repo, run, 1, str(rank)) for rank in range(2)}
+    ranks = {str(rank): ledger.Writer(repo, run.id, 1, str(rank)) for rank in range(2)}
     for name, writer in ranks.items():
         _append(writer, RankStarted(rank=int(name), world=2, pid=1, facts={"threads": "1"}))
     for step in range(1, scale.batches):
@@ -114,11 +102,10 @@ def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> 
     for step in (1, 2):
         saved = parts.write_parts(repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))])
         kept = Content(format="dcp/1", world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
-        content = repo.objects.put_record(kept)
-        checkpoints.publish(repo, Checkpoint(run=run, snapshot=snapshot, attempt=1, step=step, content=content))
+        planted.checkpoint(repo, run.id, step, kept)
     heads = {name: writer.head for name, writer in ranks.items()}
     _append(launcher, AttemptEnded(outcome="finished", exit_code=0, heads=heads))
-    return run
+    return run.id
 
 
 def _append(writer: ledger.Writer, event: Event) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import planted
 from m5ws.errors import M5Error
 from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import ObjectStore
-from m5ws.records import Annotation, Code, Declared, Determinism, Entry, Format, Observed, Slice, Snapshot, Tree
-from m5ws.repository import Repository, fsck, snapshots
+from m5ws.records import Format, Observed, Snapshot, Tree
+from m5ws.repository import Repository, fsck
 from m5ws.repository.publishing import Patience, Vanished, repeated
 from memory_store import MemoryStore
 from turns import Actor, Serial, TurnStore
@@ -20,30 +21,10 @@ def honest(store: ObjectStore) -> ObjectStore:
     return store
 
 
-def tree(contents: Sequence[bytes], repo: Repository) -> Tree:
-    """Return the tree of files with these contents, each an object of its own."""
-    entries = []
-    for position, content in enumerate(contents):
-        digest = repo.objects.digest(content)
-        part = Slice(object=digest, offset=0, size_bytes=len(content), digest=digest)
-        path = b"%04d" % position
-        entries.append(Entry(path=path, mode="file", size_bytes=len(content), digest=digest, parts=(part,)))
-    return Tree(entries=tuple(entries))
-
-
 def upload(repo: Repository, contents: Sequence[bytes]) -> Snapshot:
     """Make files and their tree durable, as `snapshot` does, and return the snapshot; nothing is published."""
-    for content in contents:
-        repo.objects.put(content)
-    digest = repo.objects.put_record(tree(contents, repo))
-    return Snapshot(
-        code=Code(commit=None, dirty=False, tree=digest),
-        config=digest,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(),
-        determinism=Determinism(),
-    )
+    entries = [planted.file(repo.objects, b"%04d" % place, content) for place, content in enumerate(contents)]
+    return planted.snapshot(repo.objects.put_record(Tree(entries=tuple(entries))))
 
 
 def publish(repo: Repository, contents: Sequence[bytes]) -> str:
@@ -51,7 +32,7 @@ def publish(repo: Repository, contents: Sequence[bytes]) -> str:
 
     def attempt() -> str:
         observed = repo.objects.put_record(Observed(facts={"machine": str(len(contents) % 2)}))
-        return snapshots.publish(repo, upload(repo, contents), Annotation(created_s=1.0, observed=observed))
+        return planted.publish(repo, upload(repo, contents), observed=observed)
 
     while True:
         try:

@@ -15,25 +15,10 @@ from typing import Any
 
 import msgspec
 
+import planted
 from m5ws import codec
 from m5ws.events import AttemptStarted, Batch, Event
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Declared,
-    Determinism,
-    Entry,
-    LaunchSpec,
-    Observed,
-    Record,
-    Run,
-    Sealed,
-    Slice,
-    Snapshot,
-    Tree,
-)
+from m5ws.records import Annotation, Checkpoint, Content, Entry, LaunchSpec, Observed, Record, Run, Sealed, Tree
 from m5ws.repository import Repository
 from m5ws.repository.checkpoints import name
 from m5ws.repository.spool import chain, genesis
@@ -169,9 +154,7 @@ class World:
 
     def file(self, path: bytes, data: bytes = b"hostile") -> Entry:
         """Return an entry whose claims are true."""
-        digest = self.put(data)
-        part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
-        return Entry(path=path, mode="file", size_bytes=len(data), digest=digest, parts=(part,))
+        return planted.file(self.repo.objects, path, data)
 
     def link(self, path: bytes, target: bytes) -> Entry:
         digest = self.repo.objects.digest(target)
@@ -179,16 +162,7 @@ class World:
 
     def snapshot(self, code: str, config: str | None = None) -> str:
         """Publish a snapshot of these trees, as a hostile author would: nothing is checked."""
-        digest = self.record(
-            Snapshot(
-                code=Code(commit=None, dirty=False, tree=code),
-                config=config or self.tree(),
-                tokenizer=None,
-                datasets=(),
-                declared=Declared(),
-                determinism=Determinism(),
-            )
-        )
+        digest = self.record(planted.snapshot(code, config=config or self.tree()))
         return self.publish(digest)
 
     def publish(self, snapshot: str) -> str:

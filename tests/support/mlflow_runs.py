@@ -3,26 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
+import planted
 from m5ws import codec
-from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, RankStarted, Step
-from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Dataset,
-    Declared,
-    Determinism,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-    Tokenizer,
-)
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, RankStarted, Step
+from m5ws.records import Checkpoint, Content, Dataset, Declared, LaunchSpec, Observed, Run, Tokenizer
+from m5ws.repository import Repository, ledger, runs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DVC_HASH = "2d0d8a1e9f1d4b6a8c3e5f7091a2b3c4.dir"
@@ -49,9 +34,11 @@ def publish_snapshot(repo: Repository, directory: Path, *, config: str = CONFIG,
         "tokenizer": {"tokenizer/vocab.json": '{"a": 0}'},
         "data": {"data/a.txt": "text " * 100},
     }
-    digests = {part: _tree(repo, directory / part, files) for part, files in parts.items()}
-    snapshot = Snapshot(
-        code=Code(commit=COMMIT, dirty=True, tree=digests["code"]),
+    digests = {part: planted.tree(repo, directory / part, files) for part, files in parts.items()}
+    snapshot = planted.snapshot(
+        digests["code"],
+        commit=COMMIT,
+        dirty=True,
         config=digests["config"],
         tokenizer=Tokenizer(tree=digests["tokenizer"], probe_text="a", probe_ids=(0,)),
         datasets=(
@@ -59,30 +46,23 @@ def publish_snapshot(repo: Repository, directory: Path, *, config: str = CONFIG,
             Dataset(name="corpus", kind="dvc", tree=digests["data"], size_bytes=500, hash=DVC_HASH),
         ),
         declared=Declared(image="registry.example/train@sha256:" + "ab" * 32),
-        determinism=Determinism(),
     )
-    said = Annotation(
+    return planted.publish(
+        repo,
+        snapshot,
         created_s=1_700_000_000.0,
         author="A. Author",
         message="a first try",
         branch="main",
         remote="https://git.example/a/b.git",
     )
-    return snapshots.publish(repo, snapshot, said)
 
 
 def publish_run(repo: Repository, snapshot: str, **fields: object) -> Run:
     """Publish a run of a snapshot and return it."""
     spec = LaunchSpec(command=("train.py", "--fast"), nproc=2, seed=7)
-    run = Run(id=runs.new_id(), snapshot=snapshot, spec=spec, created_s=1_700_000_100.0)
-    run = msgspec.structs.replace(run, **fields)
-    runs.publish(repo, run)
-    return run
-
-
-def append(repo: Repository, run: Run, attempt: int, rank: str, events: Sequence[Event]) -> None:
-    """Publish events as the next batch of a chain."""
-    ledger.Writer(repo, run.id, attempt, rank).append([codec.encode(event) for event in events])
+    usual: dict[str, object] = {"spec": spec, "created_s": 1_700_000_100.0}
+    return planted.run(repo, runs.new_id(), snapshot, **usual | fields)
 
 
 def begin(
@@ -96,16 +76,16 @@ def begin(
     """Write what an attempt's launcher and ranks write first."""
     observed = repo.objects.put_record(Observed(facts=dict(facts or FACTS)))
     started = AttemptStarted(attempt=attempt, host="node", observed=observed, resume=resume, time_s=_time(attempt, 0))
-    append(repo, run, attempt, ledger.LAUNCHER, [started])
+    planted.append(repo, run.id, attempt, ledger.LAUNCHER, started)
     for rank in range(world):
         event = RankStarted(rank=rank, world=world, pid=1, facts={"threads": "2"}, time_s=_time(attempt, 0))
-        append(repo, run, attempt, str(rank), [event])
+        planted.append(repo, run.id, attempt, str(rank), event)
 
 
 def train(repo: Repository, run: Run, steps: Sequence[int], attempt: int = 1, world: int = 2, lr: float = 3e-4) -> None:
     """Write steps of all ranks: with the usual lr, the loss of rank r after step s is 1/s + r."""
     for rank in range(world):
-        append(repo, run, attempt, str(rank), [step(number, attempt, rank, lr) for number in steps])
+        planted.append(repo, run.id, attempt, str(rank), *(step(number, attempt, rank, lr) for number in steps))
 
 
 def step(number: int, attempt: int = 1, rank: int = 0, lr: float = 3e-4) -> Step:
@@ -124,32 +104,20 @@ def checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
     event = CheckpointPublished(
         step=after, name=name, checkpoint=repo.objects.digest(codec.encode(record)), content=record.content
     )
-    append(repo, run, attempt, "0", [event])
+    planted.append(repo, run.id, attempt, "0", event)
     return name
 
 
 def publish_checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
     """Publish a checkpoint that holds nothing, and return its record's digest."""
-    content = repo.objects.put_record(Content(format="dcp/1", world=2))
-    record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=after, content=content)
-    return checkpoints.publish(repo, record)
+    return planted.checkpoint(repo, run.id, after, Content(format="dcp/1", world=2), attempt=attempt)
 
 
 def end(repo: Repository, run: Run, attempt: int = 1, outcome: str = "finished") -> None:
     """Write the last event of an attempt."""
     event = AttemptEnded(outcome=outcome, exit_code=0, time_s=_time(attempt, 5000))  # type: ignore[arg-type]
-    append(repo, run, attempt, ledger.LAUNCHER, [event])
+    planted.append(repo, run.id, attempt, ledger.LAUNCHER, event)
 
 
 def _time(attempt: int, number: int) -> float:
     return 1_700_000_000.0 + 100_000.0 * attempt + number
-
-
-def _tree(repo: Repository, directory: Path, files: Mapping[str, str]) -> str:
-    sources = []
-    for name, text in files.items():
-        location = directory / name
-        location.parent.mkdir(parents=True, exist_ok=True)
-        location.write_text(text)
-        sources.append(SourceFile(path=name.encode(), location=location))
-    return trees.write_tree(repo.objects, sources).digest

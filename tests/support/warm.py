@@ -22,7 +22,8 @@ from types import TracebackType
 import msgspec
 
 _ROOT = Path(__file__).parents[2]
-_PATHS = os.pathsep.join(str(_ROOT / name) for name in (".", "tests/support"))
+PATHS = os.pathsep.join(str(_ROOT / name) for name in (".", "tests/support"))
+"""What a script's process needs as its PYTHONPATH."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class Warm:
             [sys.executable, __file__, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": _PATHS},
+            env=os.environ | {"PYTHONPATH": PATHS},
         )
 
     def __enter__(self) -> "Warm":

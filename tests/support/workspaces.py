@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from checkouts import commit_all
 from m5ws.operations import history
 from m5ws.operations.history import History
 from m5ws.repository import Repository
@@ -111,12 +112,6 @@ class Workspace(msgspec.Struct, frozen=True):
         file.write_text(text.replace(old, new))
 
 
-def git(root: Path, *arguments: str) -> None:
-    """Run git in `root`, as an author who is always the same."""
-    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
-
-
 def make_workspace(
     root: Path, script: str, *, trainer: str = "torchrun", nproc: int = 2, mlflow: bool = False, run: str = ""
 ) -> Workspace:
@@ -131,9 +126,7 @@ def make_workspace(
     (root / "m5ws.toml").write_text(settings)
     (root / ".gitignore").write_text(".m5ws/\n")
     train_tokenizer(root, 120)
-    git(root, "init", "-b", "main")
-    git(root, "add", ".")
-    git(root, "commit", "-m", "first")
+    commit_all(root)
     return Workspace(root)
 
 

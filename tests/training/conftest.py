@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
+import planted
 from m5ws import codec
 from m5ws.determinism import environment
-from m5ws.events import AnyEvent, AttemptStarted, CheckpointPublished, Notice, State, Step
-from m5ws.records import Context, Determinism, Digest, LaunchSpec, Saving
+from m5ws.events import AnyEvent, CheckpointPublished, Notice, State, Step
+from m5ws.records import Context, Digest, LaunchSpec, Saving
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.training import context
 from m5ws.training.stop import Stop
+from orders import orders
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PACKAGE = Path(__file__).parents[2]
@@ -75,24 +77,18 @@ class Runner:
         self.attempts += 1
         directory = self.tmp / f"{self.run}-{self.attempts}"
         (directory / "work").mkdir(parents=True)
-        orders = Context(
+        said = orders(
+            directory,
             store=self.repo.store.url,
             run=self.run,
-            snapshot="0" * 64,
             attempt=self.attempts,
             spec=spec,
-            determinism=Determinism(),
-            work_dir=str(directory / "work"),
-            spool_dir=str(directory / "spool"),
-            log_dir=str(directory / "log"),
-            output_dir=str(directory / "out"),
             author_dir=str(self.tmp / "author"),
             resume=resume,
             saving=self.saving,
         )
-        started = AttemptStarted(attempt=self.attempts, host="here", observed="0" * 64)
-        ledger.Writer(self.repo, self.run, self.attempts, ledger.LAUNCHER).append([codec.encode(started)])
-        return orders, directory
+        planted.begin(self.repo, self.run, self.attempts)
+        return said, directory
 
     def __call__(
         self,

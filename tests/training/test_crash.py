@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import planted
 from dying_store import Died, DyingStore
-from m5ws import codec
-from m5ws.events import AttemptStarted
-from m5ws.records import Context, Determinism, Format, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
+from m5ws.records import Format
+from m5ws.repository import Repository, checkpoints, fsck
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store.local import LocalStore
 from m5ws.training import checkpointing
@@ -17,6 +16,7 @@ from m5ws.training.context import Active
 from m5ws.training.fsdp import FsdpBackend
 from m5ws.training.staging import Buffers
 from m5ws.training.stop import Stop
+from orders import orders
 
 _RUN = "a" * 12
 
@@ -25,9 +25,8 @@ def _started(folder: Path) -> Repository:
     """Return a store in which a run's first attempt has begun."""
     repo = Repository.create(LocalStore(folder / "store"), Format(chunk_bytes=256, pack_bytes=512, small_bytes=128))
     snapshot = repo.objects.digest(b"none")
-    runs.publish(repo, Run(id=_RUN, snapshot=snapshot, spec=LaunchSpec(command=("x.py",))))
-    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
-    ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    planted.run(repo, _RUN, snapshot)
+    planted.begin(repo, _RUN)
     return repo
 
 
@@ -38,19 +37,7 @@ def _save(repo: Repository, folder: Path) -> bool:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
-    context = Context(
-        store=repo.store.url,
-        run=_RUN,
-        snapshot=repo.objects.digest(b"none"),
-        attempt=1,
-        spec=LaunchSpec(command=("x.py",)),
-        determinism=Determinism(),
-        work_dir=str(folder),
-        spool_dir=str(folder),
-        log_dir=str(folder),
-        output_dir=str(folder),
-        author_dir=str(folder),
-    )
+    context = orders(folder, store=repo.store.url, run=_RUN, snapshot=repo.objects.digest(b"none"))
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
     active = Active(context=context, repo=repo, spool=spool, stop=Stop(folder / "stop", 1), rank=0, world=1)
     backend = FsdpBackend(model, optimizer)

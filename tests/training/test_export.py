@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
+import planted
 import safetensors_reader
 from m5ws import codec, workspace
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.events import AttemptStarted
 from m5ws.operations import checkpoint_export, checkpoint_names
 from m5ws.operations.checkpoint_export import Planned, Tools
-from m5ws.records import Checkpoint, Content, Format, LaunchSpec, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.records import Checkpoint, Content, Format
+from m5ws.repository import Repository, ledger
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training import dcp, fingerprint
@@ -100,13 +100,10 @@ def saved(tmp_path: Path) -> Repository:
 
 def publish(repo: Repository, tensors: dict[str, torch.Tensor], step: int = 1) -> None:
     records, blobs = dcp.save(tensors, repo.objects, None)
-    content = repo.objects.put_record(Content(format="dcp/1", world=1, tensors=records, blobs=blobs))
-    record = Checkpoint(run=RUN, snapshot="0" * 64, attempt=1, step=step, content=content)
     if not ledger.attempts(repo, RUN):
-        runs.publish(repo, Run(id=RUN, snapshot="0" * 64, spec=LaunchSpec(command=("x.py",))))
-        started = codec.encode(AttemptStarted(attempt=1, host="h", observed="0" * 64))
-        ledger.Writer(repo, RUN, 1, ledger.LAUNCHER).append([started])
-    checkpoints.publish(repo, record)
+        planted.run(repo, RUN)
+        planted.begin(repo, RUN)
+    planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=1, tensors=records, blobs=blobs))
 
 
 def own_names(tensors: dict[str, torch.Tensor], prefix: str = "model.") -> dict[str, torch.Tensor]:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+import planted
 from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Run, Snapshot
-from m5ws.repository import Repository, checkpoints, fsck, runs, snapshots, trees
+from m5ws.repository import Repository, checkpoints, fsck, trees
 from m5ws.store.local import LocalStore
 from sleeping_store import SleepingStore
 from tests.training.test_crash import _RUN, _save
@@ -15,12 +15,7 @@ from tests.training.test_crash import _RUN, _save
 def test_a_checkpoint_that_slept_through_a_grace_period_is_saved_again(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = trees.write_tree(repo.objects, list[SourceFile]()).digest
-    code = Code(commit=None, dirty=False, tree=tree)
-    record = Snapshot(
-        code=code, config=tree, tokenizer=None, datasets=(), declared=Declared(), determinism=Determinism()
-    )
-    snapshot = snapshots.publish(repo, record, Annotation(created_s=1.0))
-    runs.publish(repo, Run(id=_RUN, snapshot=snapshot, spec=LaunchSpec(command=("x.py",))))
+    planted.run(repo, _RUN, planted.publish(repo, planted.snapshot(tree)))
 
     def meanwhile() -> None:
         plan = gc.plan(repo, Rules(), 0.0)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+import planted
 from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error
 from m5ws.records import Checkpoint, Content, Shard, Slice
@@ -46,13 +47,9 @@ class Loader:
             format="dcp/1",
             world=1,
             tensors=saved.tensors,
-            common=self.put(codec.encode_plain(self.common)),
-            ranks=(self.put(codec.encode_plain(self.rank)),),
+            common=planted.whole(repo.objects, codec.encode_plain(self.common)),
+            ranks=(planted.whole(repo.objects, codec.encode_plain(self.rank)),),
         )
-
-    def put(self, data: bytes) -> Slice:
-        digest = self.repo.objects.put(data)
-        return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
 
     def load(self, hostile: Content) -> BaseException | None:
         """Publish the content's records as they are, and load them; return the error."""
@@ -199,7 +196,7 @@ STATES: dict[str, Callable[[Path], bytes]] = {
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
 def test_plain_state_that_is_none_is_refused(trained: Loader, tmp_path: Path, state: Callable[[Path], bytes]) -> None:
-    part = trained.put(state(tmp_path / "code-ran"))
+    part = planted.whole(trained.repo.objects, state(tmp_path / "code-ran"))
     assert isinstance(trained.load(msgspec.structs.replace(trained.sound, common=part)), M5Error)
     assert not (tmp_path / "code-ran").exists()
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import m5ws
-from m5ws import codec
+import planted
 from m5ws.errors import Fenced
-from m5ws.events import AttemptStarted, CheckpointPublished, Step
+from m5ws.events import CheckpointPublished, Step
 from m5ws.ports import Buffer
 from m5ws.records import Saving
-from m5ws.repository import Repository, ledger
+from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.saver import TooManyFailures
 
@@ -117,8 +117,7 @@ def test_an_attempt_that_is_superseded_while_it_saves_ends(in_process: Any, gate
 
     def at(step: int) -> None:
         if step == 2:
-            started = AttemptStarted(attempt=2, host="there", observed="0" * 64)
-            ledger.Writer(runner.repo, runner.run, 2, ledger.LAUNCHER).append([codec.encode(started)])
+            planted.begin(runner.repo, runner.run, 2)
 
     attempt, error = in_process(train(1000, 2, at), repo=Repository.open(gated))
     assert isinstance(error, Fenced)
@@ -135,49 +134,46 @@ def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process:
     assert list(rarely.contents) == [3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, number: int) -> None:
-    before = signal.getsignal(number)
+def stopping(steps: int, at: Callable[[int], None]) -> Callable[[], None]:
+    """Return a script that trains as `train` does, in a rank that stops when it is told to by a signal."""
 
+    def script() -> None:
+        active = m5ws.training.context.active()
+        assert active is not None
+        active.stop.install()
+        train(steps, None, at)()
+
+    return script
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Whatever a test's script does with signals, they are handled as before when it has ended."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, handlers: None, number: int) -> None:
     def at(step: int) -> None:
         if step == 2:
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)  # as torchrun does once more
 
-    def script() -> None:
-        active = m5ws.training.context.active()
-        assert active is not None
-        active.stop.install()
-        train(100, None, at)()
-
-    try:
-        attempt, error = in_process(script)
-    finally:
-        for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(one, before if one == number else signal.default_int_handler)
+    attempt, error = in_process(stopping(100, at))
     assert isinstance(error, SystemExit) and error.code == 128 + number
     assert list(attempt.contents) == [2]
 
 
-def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, gated: Gated) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
+def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, handlers: None, gated: Gated) -> None:
     def at(step: int) -> None:
         if step == 2:
             gated.gate.clear()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def script() -> None:
-        active = m5ws.training.context.active()
-        assert active is not None
-        active.stop.install()
-        train(100, None, at)()
-
-    try:
-        attempt, error = in_process(script, repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    attempt, error = in_process(stopping(100, at), repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
     assert isinstance(error, SystemExit) and error.code == 143
     assert not attempt.contents
     (notice,) = attempt.notices("save-failed")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import m5ws
-from m5ws import codec
+import planted
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
-from m5ws.events import AttemptStarted, CheckpointPublished, State, Step
+from m5ws.events import CheckpointPublished, State, Step
 from m5ws.records import Checkpoint, Content
-from m5ws.repository import checkpoints, ledger
+from m5ws.repository import checkpoints
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.plain import RestoreError, StateError
@@ -135,8 +135,7 @@ def test_an_attempt_that_was_superseded_cannot_publish(in_process: Any) -> None:
     def script() -> None:
         for _ in m5ws.session(torch.nn.Linear(2, 1), total_steps=3).steps():
             pass
-        started = AttemptStarted(attempt=2, host="there", observed="0" * 64)
-        ledger.Writer(runner.repo, runner.run, 2, ledger.LAUNCHER).append([codec.encode(started)])
+        planted.begin(runner.repo, runner.run, 2)
         for _ in m5ws.session(torch.nn.Linear(2, 1), total_steps=4).steps():
             pass
 

@@ -1,45 +1,22 @@
 """Differences between snapshots and between runs, on real ones in a real store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from m5ws import codec
+import planted
 from m5ws.comparisons import Change
 from m5ws.errors import NotFound
-from m5ws.events import AttemptStarted, Event, RankStarted
+from m5ws.events import RankStarted
 from m5ws.operations.diff import between_runs, between_snapshots
-from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Code,
-    Dataset,
-    Declared,
-    Determinism,
-    Digest,
-    LaunchSpec,
-    Observed,
-    Run,
-    Snapshot,
-    Tokenizer,
-)
-from m5ws.repository import Repository, ledger, runs, snapshots, trees
+from m5ws.records import Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Tokenizer
+from m5ws.repository import Repository, runs
 
 CODE = {"train.py": b"lr = 1\nprint(lr)\n", "model.py": b"pass\n"}
 CONFIG = {"config.yaml": b"optimizer:\n  lr: 0.001\nsteps: 10\n"}
 DATA = {"data/a.txt": b"a", "data/b.txt": b"b", "data/c.txt": b"c"}
-
-
-def tree(repo: Repository, directory: Path, files: dict[str, bytes]) -> Digest:
-    sources = []
-    for name, content in files.items():
-        location = directory / name
-        location.parent.mkdir(parents=True, exist_ok=True)
-        location.write_bytes(content)
-        sources.append(SourceFile(path=name.encode(), location=location))
-    return trees.write_tree(repo.objects, sources).digest
 
 
 class Maker:
@@ -50,20 +27,20 @@ class Maker:
         self._directory = directory
         self._count = 0
 
-    def tree(self, files: dict[str, bytes]) -> Digest:
+    def tree(self, files: Mapping[str, bytes]) -> Digest:
         self._count += 1
-        return tree(self.repo, self._directory / str(self._count), files)
+        return planted.tree(self.repo, self._directory / str(self._count), files)
 
     def snapshot(self, **changes: object) -> Digest:
-        base = Snapshot(
-            code=Code(commit="1" * 40, dirty=False, tree=self.tree(CODE)),
+        base = planted.snapshot(
+            self.tree(CODE),
+            commit="1" * 40,
             config=self.tree(CONFIG),
             tokenizer=Tokenizer(tree=self.tree({"tok.json": b"{}"}), probe_text="hi you", probe_ids=(1, 2)),
             datasets=(self.dataset(DATA),),
             declared=Declared(locks={"uv.lock": "0" * 64}, wanted={"nccl": "2.27"}),
-            determinism=Determinism(),
         )
-        return snapshots.publish(self.repo, msgspec.structs.replace(base, **changes), Annotation(created_s=1.0))
+        return planted.publish(self.repo, msgspec.structs.replace(base, **changes))
 
     def dataset(self, files: dict[str, bytes], **changes: object) -> Dataset:
         size = sum(map(len, files.values()))
@@ -73,18 +50,14 @@ class Maker:
     def run(self, snapshot: Digest, spec: LaunchSpec, ranks: Sequence[dict[str, str | None]] | None = None,
             observed: Observed | None = None) -> str:  # fmt: skip
         """Publish a run; with `ranks`, the facts of each, also its first attempt."""
-        run = Run(id=runs.new_id(), snapshot=snapshot, spec=spec)
-        runs.publish(self.repo, run)
+        run = planted.run(self.repo, runs.new_id(), snapshot, spec=spec)
         if ranks is not None:
             digest = self.repo.objects.put_record(observed or Observed())
-            self.events(run.id, ledger.LAUNCHER, AttemptStarted(attempt=1, host="h", observed=digest))
+            planted.begin(self.repo, run.id, observed=digest)
             for rank, facts in enumerate(ranks):
                 started = RankStarted(rank=rank, world=len(ranks), pid=1, facts=facts)
-                self.events(run.id, str(rank), started)
+                planted.append(self.repo, run.id, 1, str(rank), started)
         return run.id
-
-    def events(self, run: str, rank: str, *events: Event) -> None:
-        ledger.Writer(self.repo, run, 1, rank).append([codec.encode(event) for event in events])
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+import planted
 from m5ws.errors import UsageError
 from m5ws.operations import overrides
 from m5ws.operations.config_keys import flatten
-from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, Snapshot
 from m5ws.repository import Repository, snapshots, trees
 
 CONFIG = b"""\
@@ -140,20 +139,9 @@ def test_old_yaml_readers_see_the_same_value(text: str) -> None:
 
 
 def _publish(repo: Repository, folder: Path) -> str:
-    sources = []
-    for name, data in (("config.yaml", CONFIG), ("model/size.yaml", b"depth: 2\n")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-        sources.append(SourceFile(path=name.encode(), location=folder / name))
-    snapshot = Snapshot(
-        code=Code(commit=None, dirty=False, tree=trees.write_tree(repo.objects, []).digest),
-        config=trees.write_tree(repo.objects, sources).digest,
-        tokenizer=None,
-        datasets=(),
-        declared=Declared(),
-        determinism=Determinism(),
-    )
-    return snapshots.publish(repo, snapshot, Annotation(created_s=1.0, author="a", branch="main", message="base"))
+    empty = trees.write_tree(repo.objects, []).digest
+    config = planted.tree(repo, folder, {"config.yaml": CONFIG, "model/size.yaml": b"depth: 2\n"})
+    return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
 
 
 def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: Path) -> None:

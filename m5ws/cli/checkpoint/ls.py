@@ -25,10 +25,9 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
       m5ws checkpoint ls 7c1d
     """
     from m5ws.operations import checkpoint_listing
-    from m5ws.repository import refs
 
     repo = names.settled(names.workspace(context))
-    _, run_id = refs.resolve(repo, run, ("run",))
+    run_id = names.found(repo, run, "run")
     with progress.Bar() as bar:
         rows = checkpoint_listing.list_checkpoints(repo, run_id, bar)
     if as_json:

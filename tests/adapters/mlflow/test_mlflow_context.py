@@ -12,26 +12,13 @@ from m5ws import codec
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_context import M5Context
 from m5ws.adapters.mlflow_delivery import find
-from m5ws.records import Context, Determinism, LaunchSpec
+from orders import orders
 
 _SCRIPT = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('loss', 0.25, step=3)\n"
 
 
 def _context(tmp_path: Path) -> Path:
-    nowhere = str(tmp_path / "x")
-    context = Context(
-        store=nowhere,
-        run="0123456789ab",
-        snapshot="5" * 64,
-        attempt=2,
-        spec=LaunchSpec(command=("train.py",)),
-        determinism=Determinism(),
-        work_dir=nowhere,
-        spool_dir=nowhere,
-        log_dir=nowhere,
-        output_dir=nowhere,
-        author_dir=nowhere,
-    )
+    context = orders(tmp_path / "x", run="0123456789ab", snapshot="5" * 64, attempt=2)
     path = tmp_path / "context"
     path.write_bytes(codec.encode(context))
     return path

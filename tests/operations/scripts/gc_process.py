@@ -4,12 +4,13 @@ import random
 import sys
 from pathlib import Path
 
+import planted
 from m5ws.errors import M5Error
 from m5ws.gc_records import Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Declared, Determinism, Format, Observed, Snapshot
-from m5ws.repository import Repository, snapshots, trees
+from m5ws.records import Format, Observed
+from m5ws.repository import Repository, trees
 from m5ws.repository.index import Index
 from m5ws.repository.publishing import Vanished, repeated
 from m5ws.store import open_store
@@ -37,15 +38,7 @@ def write(store: str, folder: str, seed: str, count: str) -> None:
             with Index(home.with_suffix(".index")) as index:
                 tree = trees.write_tree(repo.objects, files, index).digest
             observed = repo.objects.put_record(Observed(facts={"seed": seed}))
-            snapshot = Snapshot(
-                code=Code(commit=None, dirty=False, tree=tree),
-                config=tree,
-                tokenizer=None,
-                datasets=(),
-                declared=Declared(),
-                determinism=Determinism(),
-            )
-            return snapshots.publish(repo, snapshot, Annotation(created_s=1.0, observed=observed))
+            return planted.publish(repo, planted.snapshot(tree), observed=observed)
 
         if draw.random() < 0.3:
             trees.write_tree(repo.objects, files)

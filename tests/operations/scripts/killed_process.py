@@ -4,13 +4,13 @@ The store is what its URL says, the cache a directory. The machine is not looked
 """
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import m5ws.store.s3  # noqa: F401  # what is imported here is there in every process that is forked
+from captures import Machine
 from m5ws.adapters.git import Git
 from m5ws.operations import contents, inspection, snapshot
-from m5ws.records import Declared, Format, Observed
+from m5ws.records import Format
 from m5ws.repository import Repository, materialise, snapshots, trees
 from m5ws.settings import ConfigSettings, DataSettings, Settings
 from m5ws.store import open_store
@@ -22,16 +22,6 @@ _CACHE_BYTES = 2**30
 _AHEAD = (contents, inspection)
 
 
-class _Anywhere:
-    """`ports.Observer` of no machine."""
-
-    def observe(self, environment: Mapping[str, str]) -> Observed:
-        return Observed(facts=dict(environment))
-
-    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        return Declared()
-
-
 def repository(url: str, cache: str | None = None) -> Repository:
     """Open the store, or make it; with `cache`, as it is seen through copies on disk."""
     repo = Repository.create(open_store(url), _FORMAT)
@@ -41,7 +31,7 @@ def repository(url: str, cache: str | None = None) -> Repository:
 def upload(url: str, cache: str, folder: str, index: str) -> None:
     """Take a snapshot and print its id."""
     repo = repository(url, cache)
-    taken = snapshot.take(Path(folder), _SETTINGS, repo, Git(), None, None, _Anywhere(), Path(index), message="of many")
+    taken = snapshot.take(Path(folder), _SETTINGS, repo, Git(), None, None, Machine(), Path(index), message="of many")
     print(taken.id)
 
 

@@ -1,0 +1,79 @@
+"""What a look at a workspace is made with, and what it finds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.operations.ahead import Observation
+from m5ws.ports import DatasetSource, Glance, Progress, SourceControl, SourceFile, SourceState, TokenizerProbe
+from m5ws.records import Dataset, Digest, Tokenizer
+from m5ws.repository import Repository, trees
+from m5ws.repository.index import Index
+from m5ws.settings import Settings
+
+if TYPE_CHECKING:
+    from m5ws.operations.inspection import Seen
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look at, with what, and where it goes. `staging` is a folder for what is fetched; fetching makes it."""
+
+    root: Path
+    settings: Settings
+    repo: Repository
+    source: SourceControl
+    datasets: DatasetSource | None
+    probe: TokenizerProbe | None
+    index: Index
+    staging: Path
+    dry_run: bool
+    progress: Progress | None
+    observation: Observation
+
+    def write(self, files: Sequence[SourceFile]) -> trees.Written:
+        return trees.write_tree(self.repo.objects, files, self.index, self._report, self.dry_run)
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
+        if not self.dry_run:
+            self.observation.begin()
+        if self.progress:
+            self.progress(what, done, total)
+
+    def known(self, files: Sequence[SourceFile]) -> trees.Written | None:
+        """Return what `files` were written as, if all of them are as they were then; a stat per file."""
+        written = trees.write_tree(self.repo.objects, files, self.index, None, dry_run=True)
+        return written if written.unchanged else None
+
+
+class Contents(msgspec.Struct, kw_only=True):
+    """A workspace's parts, durable, and what was found on the way. `stored`: files and their tree, for a last look.
+
+    `glance` is set where code and config are known from an earlier look; `state` then names no files.
+    """
+
+    state: SourceState
+    dirty: bool = False
+    code: Digest = ""
+    config: Digest = ""
+    tokenizer: Tokenizer | None = None
+    datasets: tuple[Dataset, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    new_bytes: int = 0
+    unchanged: bool = True
+    notes: list[str] = []
+    stored: list[tuple[Sequence[SourceFile], Digest]] = []
+    inspected: "Seen | None" = None
+    glance: Glance | None = None
+
+    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
+        self.files += written.files
+        self.size_bytes += written.size_bytes
+        self.new_bytes += written.new_bytes
+        self.unchanged = self.unchanged and written.unchanged
+        if files:
+            self.stored.append((files, written.digest))
+        return written.digest

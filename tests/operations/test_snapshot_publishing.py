@@ -1,0 +1,59 @@
+"""What taking a snapshot writes into the store, and what is said beside it."""
+
+import shutil
+from pathlib import Path
+
+from captures import SECRET, Machine, take
+from checkouts import git
+from m5ws.records import Observed
+from m5ws.repository import Repository, fsck, snapshots, trees
+from m5ws.repository.objects import key
+from m5ws.store.local import LocalStore
+from settling import settle
+
+
+def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
+    git(root, "remote", "add", "origin", "https://ada:hunter2@example.org/r.git")
+    machine = Machine()
+    captured = take(root, repo, machine=machine, message=f"try {SECRET}")
+    (said,) = snapshots.annotations(repo, captured.id)
+    assert said == captured.annotation
+    assert (said.branch, said.remote, said.message) == ("main", "https://example.org/r.git", "try ***")
+    assert said.observed is not None
+    assert repo.objects.get_record(said.observed, Observed).facts == {"python": "3.11", "threads": "1"}
+
+
+def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository) -> None:
+    machine = Machine()
+    first = take(root, repo, machine=machine)
+    assert take(root, repo, machine=machine).annotated
+    assert (machine.looks, len(snapshots.annotations(repo, first.id))) == (1, 1)
+    take(root, repo, machine=machine, message="now with a word")
+    assert [said.message for said in snapshots.annotations(repo, first.id)] == [None, "now with a word"]
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same_id(root: Path, repo: Repository) -> None:
+    before = [found.key for found in repo.store.list("")]
+    dry = take(root, repo, dry_run=True)
+    assert [found.key for found in repo.store.list("")] == before
+    real = take(root, repo)
+    assert (dry.id, dry.new_bytes) == (real.id, real.new_bytes)
+
+
+def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, store: LocalStore) -> None:
+    first = take(root, repo)
+    shutil.rmtree(store.root)
+    again = Repository.create(store)
+    assert take(root, again).id == first.id
+    assert first.id in snapshots.ids(again)
+    for tree in first.snapshot.trees.values():
+        for entry in trees.load(again.objects, tree).entries:
+            trees.read_file(again.objects, entry)
+
+
+def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
+    settle(root)
+    first = take(root, repo)
+    repo.store.delete(key(first.id))
+    assert take(root, repo).id == first.id
+    assert fsck.check(repo).clean

@@ -1,0 +1,68 @@
+"""Snapshots as `m5ws snapshot` takes them, but on a machine that is always the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from m5ws.adapters.git import Git
+from m5ws.operations import snapshot
+from m5ws.operations.snapshot import Captured
+from m5ws.ports import DatasetSource, SourceControl, TokenizerProbe
+from m5ws.records import Declared, Observed
+from m5ws.repository import Repository, trees
+from m5ws.settings import Settings
+
+SECRET = "gh" + "p_" + "a1B2" * 9
+"""What looks like a secret, and is none."""
+
+
+class Machine:
+    """`ports.Observer` of a machine that is always the same; it counts how often it is looked at."""
+
+    looks = 0
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        self.looks += 1
+        return Observed(facts={"python": "3.11", "threads": environment.get("OMP_NUM_THREADS")})
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        return Declared(locks={name: "0" * 64 for name in lock_files if (root / name).is_file()}, image=image)
+
+
+def say(**sections: Mapping[str, Any]) -> Settings:
+    """Return what an m5ws.toml of these sections says."""
+    return msgspec.convert(sections, Settings)
+
+
+def take(
+    root: Path,
+    repo: Repository,
+    said: Settings | None = None,
+    *,
+    machine: Machine | None = None,
+    source: SourceControl | None = None,
+    datasets: DatasetSource | None = None,
+    probe: TokenizerProbe | None = None,
+    message: str | None = None,
+    dry_run: bool = False,
+) -> Captured:
+    """Take a snapshot of `root`, with the index that the workspace keeps. Raises as `operations.snapshot` does."""
+    arguments = (
+        root,
+        said or Settings(),
+        repo,
+        source or Git(),
+        datasets,
+        probe,
+        machine or Machine(),
+        root / ".m5ws" / "index",
+    )
+    return snapshot.capture(*arguments, dry_run=True) if dry_run else snapshot.take(*arguments, message=message)
+
+
+def names(repo: Repository, captured: Captured) -> dict[str, list[str]]:
+    """Return the names of the files of each part that has any."""
+    found = {part: trees.load(repo.objects, tree).entries for part, tree in captured.snapshot.trees.items()}
+    return {part: [entry.name for entry in entries] for part, entries in found.items() if entries}

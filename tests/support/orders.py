@@ -1,0 +1,25 @@
+"""What the ranks of an attempt are told, for tests that stand in for the supervisor."""
+
+from pathlib import Path
+
+import msgspec
+
+from m5ws.records import Context, Determinism, LaunchSpec
+
+
+def orders(directory: Path, **fields: object) -> Context:
+    """Return the orders of a first attempt with its folders in `directory`, and with what `fields` say."""
+    said = Context(
+        store=str(directory / "store"),
+        run="0" * 12,
+        snapshot="0" * 64,
+        attempt=1,
+        spec=LaunchSpec(command=("x.py",)),
+        determinism=Determinism(),
+        work_dir=str(directory / "work"),
+        spool_dir=str(directory / "spool"),
+        log_dir=str(directory / "log"),
+        output_dir=str(directory / "out"),
+        author_dir=str(directory / "author"),
+    )
+    return msgspec.structs.replace(said, **fields)

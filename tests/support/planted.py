@@ -1,0 +1,99 @@
+"""What tests put straight into a store: trees, snapshots, runs, their ledgers and checkpoints.
+
+Each is right, and holds as little as it can: a test names only what it is about.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from checkouts import write
+from m5ws import codec
+from m5ws.events import AttemptStarted, Event
+from m5ws.ports import SourceFile
+from m5ws.records import (
+    Annotation,
+    Checkpoint,
+    Code,
+    Content,
+    Declared,
+    Determinism,
+    Digest,
+    Entry,
+    LaunchSpec,
+    Observed,
+    Run,
+    Slice,
+    Snapshot,
+)
+from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.repository.objects import Objects
+
+
+def whole(objects: Objects, data: bytes) -> Slice:
+    """Store bytes as an object of their own, and return the slice that is all of it."""
+    digest = objects.put(data)
+    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+
+
+def file(objects: Objects, path: bytes, data: bytes) -> Entry:
+    """Store a file as an object of its own, and return its entry in a tree."""
+    part = whole(objects, data)
+    return Entry(path=path, mode="file", size_bytes=len(data), digest=part.digest, parts=(part,))
+
+
+def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Digest:
+    """Write files below `folder`, store them as a tree, and return its digest."""
+    write(folder, files)
+    return trees.write_tree(repo.objects, sources(folder, files)).digest
+
+
+def sources(folder: Path, names: Iterable[str]) -> list[SourceFile]:
+    """Return files of `folder` as a tree takes them, by their paths below it."""
+    return [SourceFile(path=name.encode(), location=folder / name) for name in names]
+
+
+def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **fields: object) -> Snapshot:
+    """Return a record of nothing but code and config, which is the same tree, and of what `fields` say."""
+    record = Snapshot(
+        code=Code(commit=commit, dirty=dirty, tree=code),
+        config=code,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(),
+        determinism=Determinism(),
+    )
+    return msgspec.structs.replace(record, **fields)
+
+
+def publish(repo: Repository, record: Snapshot, **said: object) -> Digest:
+    """Publish a snapshot, with an annotation that says little but `said`, and return its id."""
+    return snapshots.publish(repo, record, msgspec.structs.replace(Annotation(created_s=1.0), **said))
+
+
+def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: object) -> Run:
+    """Publish a run of a snapshot, which need not be there, and return it."""
+    record = Run(id=run_id, snapshot=pinned, spec=LaunchSpec(command=("x.py",)))
+    record = msgspec.structs.replace(record, **fields)
+    runs.publish(repo, record)
+    return record
+
+
+def append(repo: Repository, run_id: str, attempt: int, rank: str, *events: Event) -> None:
+    """Publish events as the next batch of a chain."""
+    ledger.Writer(repo, run_id, attempt, rank).append([codec.encode(event) for event in events])
+
+
+def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | None = None, **fields: object) -> None:
+    """Publish what an attempt's launcher says first, on a machine of which nothing is known unless it is named."""
+    seen = observed or repo.objects.put_record(Observed())
+    started = AttemptStarted(attempt=attempt, host="h", observed=seen)
+    append(repo, run_id, attempt, ledger.LAUNCHER, msgspec.structs.replace(started, **fields))
+
+
+def checkpoint(repo: Repository, run_id: str, step: int, content: Content, **fields: object) -> Digest:
+    """Publish a checkpoint of a run's first attempt, unless `fields` say another, and return its record's digest."""
+    pinned, stored = runs.load(repo, run_id).snapshot, repo.objects.put_record(content)
+    record = Checkpoint(run=run_id, snapshot=pinned, attempt=1, step=step, content=stored)
+    return checkpoints.publish(repo, msgspec.structs.replace(record, **fields))
