@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import Record, Sealed, Segment
+from m5ws.records import Record, RunId, Sealed, Segment
 
 
 class Change(Record, frozen=True, kw_only=True):
@@ -43,8 +43,46 @@ Outcome = Literal["reproduced", "sampled", "diverged", "nondeterministic", "not 
 """`sampled`: the segment that was replayed is equal, given the checkpoint it started from."""
 
 
+class Recheck(Record, frozen=True, kw_only=True):
+    """A second replay of a run whose first one diverged, from the same start up to the step where that differs.
+
+    `repeats`: whether the two replays agree in all that both recorded; None if it could not be told, for `reason`.
+    `first` is where they part, with the first replay's value as the original. `as_original`: whether the second is
+    equal to the original where the first is not. `last` is the step it was to end after; None: with the script.
+    `replay` is None where it could not even be begun.
+    """
+
+    replay: RunId | None = None
+    last: int | None = None
+    repeats: bool | None = None
+    as_original: bool = False
+    first: Divergence | None = None
+    reason: str | None = None
+
+
+class Course(Record, frozen=True, kw_only=True):
+    """How a divergence goes on: of `compared` steps `differ` do, the last of them is `last`; `by` counts by kind.
+
+    A step differs if one of its quantities does on some rank, or state or a checkpoint after it. What is before the
+    first step counts for none.
+    """
+
+    compared: int
+    differ: int
+    last: int
+    by: dict[str, int]
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} in {steps}" for kind, steps in self.by.items())
+        until = f", the last of them step {self.last}" if self.differ else ""
+        return f"{self.differ} of {self.compared} steps differ{until}" + (f" ({kinds})" if kinds else "")
+
+
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
-    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why."""
+    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why.
+
+    `recheck` is the second replay of one that diverged, `course` is known of a replay that went on all the same.
+    """
 
     run: str
     replay: str
@@ -55,7 +93,15 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     reason: str | None = None
+    recheck: Recheck | None = None
+    course: Course | None = None
     created_s: float = 0.0
+
+    @property
+    def replays(self) -> tuple[str, ...]:
+        """The runs that the verdict rests on: the replay, and the second one if there is one."""
+        second = self.recheck.replay if self.recheck is not None else None
+        return (self.replay,) if second is None else (self.replay, second)
 
     @property
     def exit_code(self) -> int:

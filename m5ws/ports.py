@@ -298,7 +298,7 @@ class Tracker(Protocol):
         """Deliver what there is of a run's ledger, once."""
 
     def write_verdict(self, verdict: Verdict) -> None:
-        """Show a published verdict on both runs' pages. Raises M5Error if the tracker does not answer."""
+        """Show a published verdict on the pages of all its runs. Raises M5Error if the tracker does not answer."""
 
     def resolve(self, text: str) -> str | None:
         """Return the run that the tracker's own id or page URL stands for, or None. Raises M5Error as above."""

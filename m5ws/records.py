@@ -259,6 +259,13 @@ class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
     name: str | None = None
     created_s: float = 0.0
 
+    @property
+    def begin(self) -> int:
+        """The step that the run starts after: of a replayed segment its first, of a fork its parent's, else 0."""
+        if self.segment is not None:
+            return self.segment.first
+        return self.parent.step if self.parent is not None else 0
+
 
 class Saving(Record, frozen=True, kw_only=True):
     """How checkpoints are saved; none of it can change bits.
@@ -277,8 +284,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
 
     `resume` is the digest of the checkpoint to go on from, `parent` says whose it is if it is another run's, `saving`
     how others are made; a replay makes one after each step in `checkpoint_at`, as its original did, and lets no clock
-    decide. The attempt ends after step `until`, if it is given. `copies` is where copies of what is read are kept, of
-    at most `copies_bytes`.
+    decide. The attempt ends after step `until`, if it is given; one that never `goes_on` makes no checkpoint only for
+    ending before its time. `copies` is where copies of what is read are kept, of at most `copies_bytes`.
     """
 
     store: str
@@ -297,6 +304,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     saving: Saving = Saving()
     checkpoint_at: tuple[int, ...] | None = None
     until: int | None = None
+    goes_on: bool = True
     copies: str = ""
     copies_bytes: int = 0
 

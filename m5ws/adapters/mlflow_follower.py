@@ -27,7 +27,6 @@ from m5ws import secret_scan
 from m5ws.adapters import mlflow_subject
 from m5ws.adapters.mlflow_location import artifacts_dir
 from m5ws.adapters.mlflow_points import Point, Points
-from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch, CheckpointPublished, Notice, RankStarted
 from m5ws.repository import Repository, ledger, runs
@@ -185,7 +184,7 @@ class Follower:
         known = (subject, len(self._notices), last)
         if known != self._described:
             # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
-            found = verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
+            found = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
             page.describe(self._repo, subject, found, mlflow_subject.notice_tag(self._notices))
             self._described = known
 
@@ -201,13 +200,6 @@ def _connect(tracking_uri: str) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri)
-
-
-def verdicts(repo: Repository, run_id: str) -> list[Verdict]:
-    """Return the published verdicts that name a run, as replay or as original, oldest first."""
-    names = [run_id, *runs.replays(repo, run_id)]
-    found = [verdict for verdict in (runs.verdict(repo, name) for name in names) if verdict is not None]
-    return sorted(found, key=lambda verdict: verdict.created_s)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ m5ws writes between two markers only: what somebody typed around them in MLflow 
 from collections.abc import Sequence
 
 from m5ws.adapters.mlflow_subject import Subject
-from m5ws.comparisons import Change, Divergence, Verdict
+from m5ws.comparisons import Change, Divergence, Recheck, Verdict
 
 BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"
@@ -58,13 +58,17 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict]) -> dict[str, str]:
     if not verdicts:
         return {}
     newest = verdicts[-1]
-    tags = {"m5ws.verdict": newest.outcome, "m5ws.verdict.first": first(newest.first)}
+    tags = {
+        "m5ws.verdict": newest.outcome,
+        "m5ws.verdict.first": first(newest.first),
+        "m5ws.verdict.recheck": again(newest.recheck),
+    }
     replays = [one for one in verdicts if one.run == run_id]
     if replays:
-        tags["m5ws.replayed_by"] = _joined([one.replay for one in replays])
+        tags["m5ws.replayed_by"] = _joined([name for one in replays for name in one.replays])
     if proofs := [one.replay for one in replays if one.outcome == "reproduced"]:
         tags["m5ws.reproduced_by"] = _joined(proofs)
-    if own := [one for one in verdicts if one.replay == run_id]:
+    if own := [one for one in verdicts if run_id in one.replays]:
         tags["m5ws.reproduces"] = own[-1].run
     return tags
 
@@ -80,12 +84,26 @@ def first(divergence: Divergence | None) -> str:
     return f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}{tensor}: {values}"
 
 
+def again(recheck: Recheck | None) -> str:
+    """Return what a second replay came to, in one line."""
+    if recheck is None:
+        return "none"
+    told = "the replays differ" if recheck.first else "the replays agree" if recheck.repeats else f"{recheck.reason}"
+    where = f" first at {first(recheck.first)}" if recheck.first else ""
+    return f"{recheck.replay or 'not begun'}: {told}{where}"
+
+
 def _told(subject: Subject, verdict: Verdict) -> str:
-    replay = verdict.replay == subject.run.id
-    whom = f"of run `{verdict.run}`" if replay else f"by run `{verdict.replay}`"
+    replays = " and ".join(f"`{name}`" for name in verdict.replays)
+    replay = subject.run.id in verdict.replays
+    whom = f"of run `{verdict.run}`" if replay else f"by run{'s' * (len(verdict.replays) > 1)} {replays}"
     lines = [f"**{verdict.outcome}** {whom}" + (f": {verdict.reason}" if verdict.reason else "")]
     if verdict.first is not None:
         lines.append(f"- first difference: {first(verdict.first)}")
+    if verdict.recheck is not None:
+        lines.append(f"- replayed by `{verdict.replay}`, and again by {again(verdict.recheck)}")
+    if verdict.course is not None:
+        lines.append(f"- {verdict.course}")
     if verdict.compared:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
         lines.append(f"- equal: {counts}")

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from m5ws.adapters import mlflow_subject
-from m5ws.adapters.mlflow_follower import Follower, Options, verdicts
+from m5ws.adapters.mlflow_follower import Follower, Options
 from m5ws.adapters.mlflow_location import database
 from m5ws.adapters.mlflow_points import PREFIX
 from m5ws.adapters.mlflow_schema import EXTRA
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.repository import Repository
+from m5ws.repository import Repository, runs
 from m5ws.store import open_store
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -68,7 +68,7 @@ def script_metrics(tracking_uri: str, run_id: str) -> dict[str, list[tuple[int, 
 
 
 def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: Verdict) -> None:
-    """Put a verdict onto both runs' pages, as tags and in the description; a page that is missing is made.
+    """Put a verdict onto the pages of all its runs, as tags and in the description; a page that is missing is made.
 
     Raises TrackerError, MissingExtra.
     """
@@ -76,14 +76,14 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
 
     repo = Repository.open(open_store(store_url))
     with client(tracking_uri) as mlflow:
-        for run_id in (verdict.run, verdict.replay):
+        for run_id in (verdict.run, *verdict.replays):
             if not find(mlflow, run_id):
                 options = Options(
                     store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True
                 )
                 Follower(options).advance(last=True)
             found = find(mlflow, run_id)
-            known = [one for one in verdicts(repo, run_id) if one.replay != verdict.replay]
+            known = [one for one in runs.verdicts(repo, run_id) if one.replay != verdict.replay]
             Page(mlflow, found[0], found[1:]).judge(mlflow_subject.load(repo, run_id), [*known, verdict])
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="P", help="Segments at a time."
 )
+@click.option("--keep-going", is_flag=True, help="Go on after a divergence, and count the steps that differ.")
+@click.option("--no-recheck", is_flag=True, help="Do not replay once more what diverged.")
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
 @output.json_option
 @click.pass_context
@@ -45,6 +47,8 @@ def command(
     seed: int | None,
     nproc: int | None,
     parallel: int,
+    keep_going: bool,
+    no_recheck: bool,
     no_progress: bool,
     as_json: bool,
     **which: Unpack[segments.Given],
@@ -54,18 +58,24 @@ def command(
     RUN is an id or a unique prefix of one, an MLflow run id, or the URL of its page. What drifted in the
     environment is said first, before anything is spent. Then the same launch is done again from the same
     snapshot, and compared as it goes: losses, batches, state and checkpoints, in bits. The first divergence
-    ends it, with its step, rank, quantity and tensor. With options that change something, the verdict shows
-    what that changes.
+    stops it, and is named with its step, rank, quantity and tensor. With options that change something, the
+    verdict shows what that changes.
+
+    A replay that diverges though nothing was changed is done once more, up to the step that differs, before
+    anything is said: two replays that differ from each other mean that the run is nondeterministic; two that agree
+    put the original under suspicion.
 
     A segment is what lies between two checkpoints: it is restored from the first and replayed to the second, so that
     a part of a run, or many parts side by side, can be verified. All segments together verify the run.
 
-    Exit status: 0 reproduced or sampled, 1 diverged, 2 not comparable, 3 something it needs is missing.
+    Exit status: 0 reproduced or sampled, 1 diverged or nondeterministic, 2 not comparable, 3 something it needs is
+    missing.
 
     \b
     Examples:
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
+      m5ws reproduce 7c1d --keep-going
       m5ws reproduce 7c1d --segment 3
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
@@ -82,6 +92,8 @@ def command(
         overrides=overrides,
         seed=seed,
         nproc=nproc,
+        keep_going=keep_going,
+        recheck=not no_recheck,
     )
     wanted = segments.Wanted(**which)
     chosen = wanted.of(repo, request.original)
@@ -106,7 +118,7 @@ def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: boo
     plan = reproduce.plan(ports, request, here.home, here.root)
     output.note(f"replaying {request.original} as {plan.run.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        found = reproduce.execute(ports, request, plan, announce, shown.watch, shown.prepare)
+        found = reproduce.execute(ports, request, plan, announce, shown.watch, shown.prepare, verdict.again)
     output.print_json(found) if as_json else click.echo(verdict.text(found))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.note("hint: `--env warn` says what drifted, and runs it all the same.")

@@ -99,6 +99,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int) -> "Joint":
     """Replay segments, each as a run of its own, and return what they say together. Ctrl-C stops them all."""
+    from m5ws.cli import verdict
     from m5ws.operations import reproduce, segments
 
     stopped = threading.Event()
@@ -117,10 +118,10 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, here.home, here.root)
         output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
-        return reproduce.execute(ports, part, plan, announce, lambda *_: stopped.is_set())
+        return reproduce.execute(ports, part, plan, announce, lambda *_: stopped.is_set(), again=verdict.again)
 
-    def told(verdict: "Verdict") -> None:
-        output.note(f"{verdict.segment}: {verdict.outcome}")
+    def told(one: "Verdict") -> None:
+        output.note(f"{one.segment}: {one.outcome}")
 
     of = len(segments.of_run(ports.repo, request.original))
     with interrupt.on_signals():

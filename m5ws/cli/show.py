@@ -103,11 +103,16 @@ def _run(view: "RunView") -> str:
     if view.verdict is not None:
         lines += ["", verdict.text(view.verdict)]
     if view.replays:
-        rows = [(row.id, output.moment(row.created_s), row.outcome or row.standing) for row in view.replays]
+        rows = [(row.id, output.moment(row.created_s), _found(row)) for row in view.replays]
         lines += ["", output.table(("REPLAYED BY", "WHEN", "VERDICT"), rows)]
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _found(row: "RunRow") -> str:
+    again = f" (rechecks {row.rechecks})" if row.rechecks else ""
+    return f"{row.outcome or row.standing}{again}"
 
 
 def _fork(row: "RunRow") -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A verdict, for people: what was found, on what evidence, and what differs."""
 
 from m5ws.cli import diff, output
-from m5ws.comparisons import Divergence, Verdict
+from m5ws.comparisons import Divergence, Recheck, Verdict
 
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
@@ -12,13 +12,22 @@ _SAYS = {
 }
 
 
+def again(first: Divergence, second: str) -> None:
+    """Say on stderr that a replay diverged, and is done once more."""
+    output.note(f"it differs at step {first.step} ({first.quantity}): replaying once more, up to there, as {second}")
+
+
 def text(verdict: Verdict) -> str:
     """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
     part = f", {verdict.segment}" if verdict.segment is not None else ""
-    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {verdict.replay}"]
+    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(verdict.replays)}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
     if verdict.first is not None:
         lines += ["", *_first(verdict.first)]
+    if verdict.course is not None:
+        lines.append(f"  after it  {verdict.course}")
+    if verdict.recheck is not None:
+        lines += ["", *_again(verdict.recheck)]
     if verdict.compared:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
@@ -29,9 +38,25 @@ def text(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _first(first: Divergence) -> list[str]:
-    where = f"first difference: step {first.step}, rank {first.rank}, {first.quantity}"
-    lines = [where, f"  original  {_exact(first.original)}", f"  replayed  {_exact(first.replayed)}"]
+def _again(recheck: Recheck) -> list[str]:
+    if recheck.replay is None:
+        return [f"second replay: could not be begun: {recheck.reason}"]
+    until = f", up to step {recheck.last}" if recheck.last is not None else ""
+    told = (
+        "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "tells nothing"
+    )
+    lines = [f"second replay: {recheck.replay}{until}: {told}"]
+    if recheck.first is not None:
+        lines += _first(recheck.first, "where they part", ("first", "second"))
+    return lines
+
+
+def _first(
+    first: Divergence, title: str = "first difference", sides: tuple[str, str] = ("original", "replayed")
+) -> list[str]:
+    where = f"{title}: step {first.step}, rank {first.rank}, {first.quantity}"
+    values = zip(sides, (first.original, first.replayed), strict=True)
+    lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
     if first.tensor is not None:
         at = f" (state after step {first.tensor_step})" if first.tensor_step is not None else ""
         more = f", {first.tensors_differ} tensors differ" if first.tensors_differ > 1 else ""

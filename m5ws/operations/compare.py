@@ -8,7 +8,7 @@ from collections import Counter
 
 import msgspec
 
-from m5ws.comparisons import Divergence
+from m5ws.comparisons import Course, Divergence
 from m5ws.events import AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.operations.history import History
 
@@ -37,8 +37,9 @@ class Comparison:
         self.original = original
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[])
         self.equal: Counter[str] = Counter()
-        self._differences: list[Difference] = []
-        self._tensors: dict[int, list[str]] = {}
+        self._first: Difference | None = None
+        self._tensors: tuple[int, list[str]] | None = None
+        self._differing: dict[str, set[int]] = {}
         self._reached: dict[int, int] = {}
         self._ended: set[int] = set()
 
@@ -58,11 +59,10 @@ class Comparison:
 
     def first(self) -> Divergence | None:
         """Return the first divergence known so far, with the tensor that a later fingerprint names for it."""
-        if not self._differences:
+        first = self._first
+        if first is None:
             return None
-        first = min(self._differences, key=lambda difference: difference.key)
-        named = [step for step in sorted(self._tensors) if step >= first.step]
-        tensors = self._tensors[named[0]] if named else []
+        step, tensors = self._tensors or (None, [])
         return Divergence(
             step=first.step,
             rank=first.rank,
@@ -70,25 +70,40 @@ class Comparison:
             original=first.original,
             replayed=first.replayed,
             tensor=tensors[0] if tensors else None,
-            tensor_step=named[0] if named else None,
+            tensor_step=step,
             tensors_differ=len(tensors),
         )
 
     def settled(self) -> bool:
-        """Return whether going on can tell no more about the first divergence.
+        """Return whether the first divergence is known: all ranks are past its step, and what is recorded up to it.
 
-        All ranks have passed its step, and its tensor is named or the original recorded no state that could.
+        A state that the original recorded after that step is waited for, one of a later step is not: it would cost
+        the steps up to there.
         """
-        first = self.first()
-        if first is None:
+        if self._first is None:
             return False
-        states = [step for step in self.original.states.get(0, {}) if step >= first.step]
-        until = min(states, default=first.step) if first.tensor is None else first.step
-        if not all(self._reached.get(rank, -1) > until or rank in self._ended for rank in self.original.steps):
-            return False
-        # The state of a step comes later than the steps after it, where it is saved beside the training.
-        told = until in self.replay.states.get(0, {}) or 0 in self._ended
-        return told or first.tensor is not None or not states
+        step = self._first.step
+        # A replay on fewer ranks waits for none that it has not.
+        ranks = [rank for rank in self.original.steps if rank < (self.replay.world or rank + 1)]
+        return all(rank in self._ended or self._told(rank, step) for rank in ranks)
+
+    def _told(self, rank: int, step: int) -> bool:
+        """Return whether a rank has recorded all up to a step; a state that is saved beside the training comes late."""
+        known = max((one for one in self.original.states.get(rank, {}) if one <= step), default=None)
+        state = known is None or any(one >= known for one in self.replay.states.get(rank, {}))
+        return state and self._reached.get(rank, 0) >= step
+
+    def course(self) -> Course:
+        """Return how the divergence has gone on so far, over all ranks."""
+        differ = set[int]().union(*self._differing.values()) - {0}
+        replayed = {step for steps in self.replay.steps.values() for step in steps}
+        recorded = {step for steps in self.original.steps.values() for step in steps}
+        return Course(
+            compared=len(replayed & recorded),
+            differ=len(differ),
+            last=max(differ, default=0),
+            by={kind: len(steps - {0}) for kind, steps in sorted(self._differing.items()) if steps - {0}},
+        )
 
     def exhausted(self) -> bool:
         """Return whether an original that did not finish has nothing left to compare with."""
@@ -125,8 +140,11 @@ class Comparison:
         return replayed and min(last.values(), default=0) > 0
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
-        self._differences.append(difference)
+        found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        if self._first is None or found.key < self._first.key:
+            self._first = found
+        kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
+        self._differing.setdefault(kind, set()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
         self._reached[rank] = event.step
@@ -137,14 +155,16 @@ class Comparison:
             return
         before = {"batch": known.batch} | dict(known.quantities)
         after = {"batch": event.batch} | dict(event.quantities)
+        same = True
         for name in dict.fromkeys([*before, *after]):
             old, new = before.get(name), after.get(name)
             if old != new:
+                same = False
                 order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
                 self._differs(event.step, order, rank, name, old, new)
             elif old is not None:
                 self.equal["batches" if name == "batch" else "quantities"] += 1
-        self.equal["steps"] += 1
+        self.equal["steps"] += same
 
     def _compare_state(self, rank: int, event: State) -> None:
         known = self.original.states.get(rank, {}).get(event.step)
@@ -152,8 +172,8 @@ class Comparison:
             return
         self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
         tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
-        if tensors:
-            self._tensors[event.step] = tensors
+        if tensors and (self._tensors is None or event.step < self._tensors[0]):
+            self._tensors = (event.step, tensors)
 
     def _compare_named(
         self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int

@@ -31,6 +31,11 @@ class History(msgspec.Struct, kw_only=True):
         """The last step that any rank recorded."""
         return max((step for steps in self.steps.values() for step in steps), default=0)
 
+    @property
+    def by_steps(self) -> bool:
+        """Whether steps or states were recorded: the script uses a session."""
+        return bool(self.steps or self.states)
+
     def add(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of `rank`, in that rank's order."""
         match event:

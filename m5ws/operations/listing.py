@@ -3,6 +3,8 @@
 A damaged or newer record does not hide the others: its row says what is wrong with it.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from m5ws.comparisons import Verdict
@@ -27,7 +29,10 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a list; `outcome` is the verdict's, for a reproduction that has one."""
+    """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
+
+    `rechecks` is the replay that it does again, where the verdict on that one says so; only in a run's own view.
+    """
 
     id: str
     created_s: float = 0.0
@@ -41,6 +46,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int = 0
     total_steps: int | None = None
     outcome: str | None = None
+    rechecks: str | None = None
     problem: str | None = None
 
 
@@ -72,7 +78,8 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a run; `verdict` is its own if it is a reproduction, `replays` are those of it.
+    """All that is known of a run; `verdict` is the one that rests on it if it is a reproduction, `replays` are those
+    of it.
 
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
     this store. `forks` are the runs that start from its checkpoints.
@@ -122,6 +129,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
     others = sorted(runs.readable(repo), key=lambda other: other.created_s)
+    said = runs.verdicts(repo, run_id)
     chain, whole = lineage.chain(repo, run)
     return RunView(
         run=run,
@@ -132,8 +140,8 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name))
             for name in checkpoints.valid(repo, run_id)
         ),
-        verdict=runs.verdict(repo, run_id),
-        replays=tuple(_run_row(repo, other.id) for other in others if other.reproduces == run_id),
+        verdict=next((one for one in said if run_id in one.replays), None),
+        replays=tuple(_replay(repo, other.id, said) for other in others if other.reproduces == run_id),
         lineage=chain,
         lineage_whole=whole,
         forks=tuple(_run_row(repo, other.id) for other in others if _is_fork(other, run_id)),
@@ -177,6 +185,13 @@ def _run_row(repo: Repository, run_id: str) -> RunRow:
         total_steps=state.total_steps,
         outcome=verdict.outcome if verdict else None,
     )
+
+
+def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
+    """Return the row of a replay, or of the second one that a verdict rests on."""
+    row = _run_row(repo, run_id)
+    again = next((one for one in verdicts if run_id in one.replays[1:]), None)
+    return row if again is None else msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
 
 
 def _is_fork(record: Run, of: str) -> bool:

@@ -15,6 +15,7 @@ from m5ws.operations.drift import title
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 
 _LISTED = 8
+_UNKNOWN = "unknown"
 _RATE = ("*lr*", "*learning_rate*", "*sched*", "*warmup*", "*decay*", "*steps*", "*epochs*", "*anneal*")
 _BATCHES = (
     "*batch*",
@@ -165,7 +166,7 @@ def reason(first: Divergence | None, changes: Sequence[Change]) -> str | None:
     if first is None:
         return None
     fitting, others = ranked(first, changes)
-    where = f"the first difference is {_named(first)}"
+    where = f"the first difference is {named(first)}"
     if not fitting and not others:
         return _unknown(first, changes, where)
     if not fitting:
@@ -183,6 +184,16 @@ def reason(first: Divergence | None, changes: Sequence[Change]) -> str | None:
 
 def _unknown(first: Divergence, changes: Sequence[Change], where: str) -> str:
     harmless = f" that can change bits ({len(changes)} that cannot)" if changes else ""
+    return f"{_UNKNOWN}: no recorded input differs{harmless}; {where}, which points to {pointer(first)}"
+
+
+def is_unknown(said: str | None) -> bool:
+    """Return whether `reason` said that no recorded change explains a divergence."""
+    return (said or "").startswith(_UNKNOWN)
+
+
+def pointer(first: Divergence) -> str:
+    """Return what a first difference points to where no recorded change explains it."""
     causes = {
         "learning rate": "a schedule that depends on time or on state that was not restored",
         "batch": "a loader whose order is not seeded, or that reads what the snapshot does not hold",
@@ -191,13 +202,11 @@ def _unknown(first: Divergence, changes: Sequence[Change], where: str) -> str:
         "result": "something that the script does not seed, or reads from outside the snapshot",
         "arithmetic": "an operation that is not deterministic, a hardware fault, or an input that is not recorded",
     }
-    return (
-        f"unknown: no recorded input differs{harmless}; {where}, which points to {causes[kind(first)]}. "
-        "A second replay tells whether the run repeats at all"
-    )
+    return causes[kind(first)]
 
 
-def _named(first: Divergence) -> str:
+def named(first: Divergence) -> str:
+    """Return in words where something differed first."""
     if _of_state(first):
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}"
     seen = f" (tensor {first.tensor} differs after step {first.tensor_step})" if first.tensor is not None else ""

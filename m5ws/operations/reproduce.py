@@ -12,20 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.comparisons import Change, Divergence, Verdict
+from m5ws.comparisons import Change, Divergence, Recheck, Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AnyEvent, AttemptStarted
-from m5ws.operations import diff, drift, history, leftovers, overrides, reason, run, supervise
+from m5ws.operations import drift, history, judgement, leftovers, overrides, recheck, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
 from m5ws.records import LaunchSpec, Observed, Run, Segment
-from m5ws.repository import Repository, checkpoints, ledger, runs, trees
+from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.ledger import LAUNCHER
 
-_NOTHING = (
-    "the original recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
-    "writes to a folder that [run] outputs names"
-)
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +35,8 @@ class Interrupted(M5Error):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What to do again, and with what changed: the whole run, or a segment of it, which nothing may change.
 
-    `env` is what to do when the environment could change bits.
+    `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
+    `recheck`: one that diverged is replayed once more before a verdict.
     """
 
     original: str
@@ -49,10 +46,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     nproc: int | None = None
     segment: Segment | None = None
+    keep_going: bool = False
+    recheck: bool = True
 
 
 Announce = Callable[[tuple[Change, ...]], None]
 """Called with the drift of the environment, before anything is spent."""
+
+Again = Callable[[Divergence, str], None]
+"""Called with the first divergence and the id of the second replay, before that begins."""
+
+
+class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told how it goes."""
+
+    watch: supervise.Watch | None
+    progress: Progress | None
+    again: Again | None
 
 
 def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path) -> run.Plan:
@@ -82,28 +92,88 @@ def execute(
     announce: Announce,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
+    again: Again | None = None,
 ) -> Verdict:
-    """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict."""
-    home = planned.directory.parent.parent.parent
+    """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict.
+
+    A replay that diverges is done once more, up to there, before the verdict. Raises Interrupted.
+    """
+    home = _home(planned)
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         return _publish(ports, home, _refused(ports, planned, drifted))
     original = history.load(ports.repo, request.original)
     if request.segment is not None:
-        original = original.within(request.segment.first, request.segment.last)
+        # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
+        given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
+        original = original.within(given, request.segment.last)
     comparison = Comparison(original)
 
-    def feed(rank: str, event: AnyEvent) -> bool:
-        comparison.feed(rank, event)
-        if watch:
-            watch(rank, event)
-        return comparison.settled() or comparison.exhausted()
-
-    result = supervise.execute(ports, planned, feed, progress)
-    if result.outcome == "interrupted" and not (comparison.settled() or comparison.exhausted()):
+    listeners = _Listeners(watch=watch, progress=progress, again=again)
+    result, enough = _replayed(ports, planned, comparison, listeners, keep_going=request.keep_going)
+    stopped = result.outcome == "interrupted" and (result.asked or not enough)
+    if stopped and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
-    return _publish(ports, home, judge(ports, planned.run, comparison, result))
+    verdict = judgement.judge(ports, planned.run, comparison, result)
+    if request.keep_going and verdict.first is not None:
+        verdict = msgspec.structs.replace(verdict, course=comparison.course())
+    if verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
+        if stopped or not request.recheck:
+            verdict = recheck.left_out(verdict)
+        else:
+            verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
+    return _publish(ports, home, verdict)
+
+
+def _replayed(
+    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
+) -> tuple[supervise.Result, bool]:
+    """Execute a replay and compare it as it goes; return how it ended, and whether no more of it was needed."""
+    enough = False
+
+    def feed(rank: str, event: AnyEvent) -> bool:
+        nonlocal enough
+        comparison.feed(rank, event)
+        enough = comparison.exhausted() or (comparison.settled() and not keep_going)
+        return bool(listeners.watch and listeners.watch(rank, event)) or enough
+
+    return supervise.execute(ports, planned, feed, listeners.progress), enough
+
+
+def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
+    """Return whether a replay was given what the original was.
+
+    Where something was changed on purpose, that the replay differs is what was asked for: a second one says no more.
+    """
+    original = runs.load(ports.repo, replay.reproduces or "")
+    return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)
+
+
+def _rechecked(
+    ports: supervise.Ports,
+    request: Request,
+    planned: run.Plan,
+    comparison: Comparison,
+    verdict: Verdict,
+    listeners: _Listeners,
+) -> Verdict:
+    """Return the verdict after a second replay, from the same start up to the step that differs."""
+    assert verdict.first is not None
+    part = recheck.part(planned.run, comparison, verdict.first)
+    home, author_dir = _home(planned), Path(planned.context.author_dir)
+    try:
+        second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
+    except (M5Error, OSError) as error:
+        return recheck.judged(verdict, Recheck(reason=str(error)))
+    if listeners.again is not None:
+        listeners.again(verdict.first, second.run.id)
+    found = recheck.replay(ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress)
+    return recheck.judged(verdict, found)
+
+
+def _home(planned: run.Plan) -> Path:
+    return planned.directory.parent.parent.parent
 
 
 def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
@@ -112,135 +182,13 @@ def environment_drift(ports: supervise.Ports, request: Request, planned: run.Pla
     unchanged = run.plan(
         ports.repo,
         msgspec.structs.replace(planned.run, snapshot=original.snapshot, spec=original.spec),
-        planned.directory.parent.parent.parent,
+        _home(planned),
         Path(planned.context.author_dir),
         ports.environment,
         ports.tracker,
     )
     observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
     return drift.drift(_pinned(ports.repo, original.id), observed)
-
-
-def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result) -> Verdict:
-    """Return the verdict on a replay that has ended. Reads; publishes nothing."""
-    assert replay.reproduces is not None
-    first = comparison.first()
-    missing = list(comparison.missing())
-    if not _uses_session(comparison):
-        # A checkpoint of files is all there is, and what differs in it can be named.
-        first = _first_output(ports.repo, comparison) or first or _metrics(ports, replay, comparison)
-    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id)
-    outcome, why = _outcome(comparison, result, first, missing)
-    return Verdict(
-        run=replay.reproduces,
-        replay=replay.id,
-        outcome="sampled" if outcome == "reproduced" and replay.segment is not None else outcome,
-        segment=replay.segment,
-        compared=dict(comparison.equal),
-        not_compared=(*missing, *comparison.extra(), *_given(replay), *_unrecorded(comparison, replay)),
-        first=first,
-        changes=changes,
-        reason=why or (reason.reason(first, changes) if first else None),
-        created_s=time.time(),
-    )
-
-
-def _outcome(
-    comparison: Comparison, result: supervise.Result, first: Divergence | None, missing: list[str]
-) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
-    if first is not None:
-        inexact = next((notice for notice in comparison.original.notices if notice.kind == "inexact-resume"), None)
-        return ("diverged", f"the original itself: {inexact.message}" if inexact else None)
-    if result.outcome != "finished" and not comparison.exhausted():
-        return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
-    if missing:
-        return "not comparable", "the replay did not record all that the original did"
-    if _uses_session(comparison) and not comparison.state_compared():
-        return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
-    if not comparison.equal:
-        return "not comparable", _NOTHING
-    return "reproduced", None
-
-
-def _uses_session(comparison: Comparison) -> bool:
-    return bool(comparison.original.steps or comparison.original.states)
-
-
-def _given(replay: Run) -> list[str]:
-    """Return what a replay of a segment, or of a fork, takes for granted: the checkpoint that it starts from."""
-    segment, parent = replay.segment, replay.parent
-    if segment is not None and segment.digest is not None:
-        return [f"steps up to {segment.first}: given, by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
-    if parent is None:
-        return []
-    return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
-
-
-def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
-    """Return what neither side recorded, so that nobody takes it for verified."""
-    if not _uses_session(comparison):
-        return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
-    lines = [
-        f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
-    ]
-    last = comparison.original.last_step
-    begin = (
-        replay.segment.first if replay.segment is not None else replay.parent.step if replay.parent is not None else 0
-    )
-    done = last - begin
-    between = done - len([step for step in comparison.original.states.get(0, {}) if step])
-    if between > 0:
-        lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")
-    if comparison.original.outcome != "finished":
-        lines.append(f"the original ended {comparison.original.outcome or 'unrecorded'} after step {last}")
-    return lines
-
-
-def _first_output(repo: Repository, comparison: Comparison) -> Divergence | None:
-    """Return the first output file that differs, for scripts that recorded no steps."""
-    from m5ws.records import Content
-
-    for step, content in comparison.original.contents.items():
-        old = repo.objects.get_record(content, Content).tree
-        new_content = comparison.replay.contents.get(step)
-        new = repo.objects.get_record(new_content, Content).tree if new_content else None
-        before = {entry.name: entry.digest for entry in trees.load(repo.objects, old).entries} if old else {}
-        after = {entry.name: entry.digest for entry in trees.load(repo.objects, new).entries} if new else {}
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                return Divergence(
-                    step=step, rank=0, quantity=f"file {name}", original=before.get(name), replayed=after.get(name)
-                )
-            comparison.equal["files"] += 1
-    return None
-
-
-def _metrics(ports: supervise.Ports, replay: Run, comparison: Comparison) -> Divergence | None:
-    """Return the first metric that the script logged itself and that differs."""
-    if ports.tracker is None or replay.reproduces is None:
-        return None
-    before = ports.tracker.script_metrics(replay.reproduces)
-    after = ports.tracker.script_metrics(replay.id)
-    found = []
-    for name in sorted(before.keys() | after.keys()):
-        old, new = _by_step(before.get(name, [])), _by_step(after.get(name, []))
-        for step in sorted(old.keys() | new.keys()):
-            if old.get(step) != new.get(step):
-                found.append((step, name, old.get(step), new.get(step)))
-            else:
-                comparison.equal["metrics"] += 1
-    if not found:
-        return None
-    step, name, first_old, first_new = min(found, key=lambda row: row[:2])
-    return Divergence(step=step, rank=0, quantity=f"metric {name}", original=first_old, replayed=first_new)
-
-
-def _by_step(points: list[tuple[int, str]]) -> dict[int, str]:
-    """Return all of a metric's values at each step as one text: without a step, every value is at step 0."""
-    found: dict[int, list[str]] = {}
-    for step, value in points:
-        found.setdefault(step, []).append(value)
-    return {step: " ".join(sorted(values)) for step, values in found.items()}
 
 
 def _refused(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Verdict:

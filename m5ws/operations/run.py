@@ -200,6 +200,7 @@ def _context(
         output_dir=str(directory / "output"),
         author_dir=str(author_dir),
         resume=checkpoints.digest(repo, run.id, resume) if resume else None,
+        goes_on=run.purpose != "reproduce",
         copies=str(copies),
         copies_bytes=copies_bytes,
     )

@@ -42,8 +42,7 @@ def of_run(repo: Repository, run: str) -> list[Segment]:
     Raises UsageError if it recorded no steps.
     """
     done = history.load(repo, run)
-    parent = runs.load(repo, run).parent
-    begin = parent.step if parent is not None else 0
+    begin = runs.load(repo, run).begin
     if done.last_step <= begin:
         raise UsageError(
             f"run {run} recorded no steps, so it has no segments",

@@ -54,7 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended.
 
     `untracked` says what the tracker could not be told yet, if anything; `delivered` whether the store has the
-    whole ledger.
+    whole ledger, `asked` whether the user stopped it.
     """
 
     run: str
@@ -64,6 +64,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
     untracked: str = ""
     delivered: bool = True
+    asked: bool = False
 
 
 def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
@@ -161,6 +162,7 @@ class _Attempt:
         self._spool = spool
         self._watch = watch
         self._stopping = False
+        self._asked = False
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
         self._restored = False
@@ -177,8 +179,9 @@ class _Attempt:
             exit_code = self._follow(process)
             outcome = "finished" if exit_code == 0 else "failed"
             if self._stopping:
-                outcome, message = ("interrupted", "stopped, because what it was compared with differs")
+                outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
         except KeyboardInterrupt:
+            self._asked = True
             exit_code = _stopped(process, self._plan.context.saving.deadline_s + _GRACE_S)
             outcome, message = "interrupted", "stopped by the user"
         except M5Error as error:
@@ -197,7 +200,8 @@ class _Attempt:
             repeated(lambda: self._ingest_outputs(work))
         except (M5Error, OSError) as error:
             self._notice("save-failed", f"the output files were not stored: {error}")
-        if outcome == "finished":
+        if outcome == "finished" or self._stopping:
+            # A replay that was stopped never goes on.
             inputs.remove(work, given)
         return self._end(outcome, exit_code, message, follower)
 
@@ -279,6 +283,7 @@ class _Attempt:
             exit_code=exit_code,
             message=message,
             delivered=self._delivery.complete,
+            asked=self._asked,
             untracked=follower.problem if follower is not None and not tracked else "",
         )
 

@@ -12,7 +12,7 @@ from m5ws.repository.refs import Kind
 
 
 def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
-    """Return `wanted` with what they stand on: a run's snapshot before it, and before a replay its original."""
+    """Return `wanted` with what they stand on: a run's snapshot, and of a replay its original and its recheck."""
     found: dict[tuple[Kind, str], None] = {}
     for kind, name in wanted:
         chain: dict[str, Digest] = {}
@@ -21,9 +21,18 @@ def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Ki
             run = runs.load(repo, one)
             chain[one], one = run.snapshot, run.reproduces
         for run_id, snapshot in reversed(chain.items()):
-            found |= {("snapshot", snapshot): None, ("run", run_id): None}
+            found |= {("snapshot", snapshot): None, **_rechecks(repo, run_id), ("run", run_id): None}
         found[(kind, name)] = None
     return list(found)
+
+
+def _rechecks(repo: Repository, run_id: str) -> dict[tuple[Kind, str], None]:
+    """Return the second replay that a replay's verdict rests on; it has the same original."""
+    judged = runs.verdict(repo, run_id)
+    found: dict[tuple[Kind, str], None] = {}
+    for name in judged.replays[1:] if judged is not None else ():
+        found |= {("snapshot", runs.load(repo, name).snapshot): None, ("run", name): None}
+    return found
 
 
 def references(repo: Repository, kind: Kind, name: str) -> list[str]:

@@ -187,10 +187,10 @@ def _origins(records: Iterable[Run]) -> dict[str, set[str]]:
 
 
 def _evidence(verdicts: Iterable[Verdict | None]) -> dict[str, set[int]]:
-    """Return, for both runs of each verdict, the steps of the divergence that it names: their checkpoints show it."""
+    """Return, for all runs of each verdict, the steps of the divergence that it names: their checkpoints show it."""
     steps: dict[str, set[int]] = {}
     for verdict in verdicts:
         if verdict is not None and verdict.first is not None:
-            for run in (verdict.run, verdict.replay):
+            for run in (verdict.run, *verdict.replays):
                 steps.setdefault(run, set()).update({verdict.first.step, verdict.first.tensor_step or 0})
     return steps

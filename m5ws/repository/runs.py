@@ -69,6 +69,14 @@ def verdict(repo: Repository, replay_id: str) -> Verdict | None:
         return None
 
 
+def verdicts(repo: Repository, run_id: str) -> list[Verdict]:
+    """Return the verdicts that name a run, as the original or as a replay, oldest first."""
+    run = load(repo, run_id)
+    names = [run_id, *replays(repo, run_id), *(replays(repo, run.reproduces) if run.reproduces else ())]
+    found = [one for one in (verdict(repo, name) for name in dict.fromkeys(names)) if one is not None]
+    return sorted((one for one in found if run_id in (one.run, *one.replays)), key=lambda one: one.created_s)
+
+
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
     found = [run for run in readable(repo) if run.reproduces == run_id]

@@ -161,19 +161,26 @@ class Recorder:
         stopping = self._active.stop.due(step.number)
         if not self._saver.busy:
             self._saver.settle()
-        if last or stopping or self._cadence.due(step.number):
+        ends = last or stopping
+        if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
             self._flush()
-            self._checkpoint(step.number, last=last or stopping)
-        elif _falls_on(step.number, self._fingerprint_every):
+            self._checkpoint(step.number, last=ends)
+        elif last or _falls_on(step.number, self._fingerprint_every):
             self._flush()
             self._fingerprint(step.number)
         if step.number == self._first:
             self._say_what_was_loaded()
-        if last or stopping:
+        if ends:
+            self._flush()
+            self._saver.settle(self._active.stop.left_s(self._saving.deadline_s))
             self._active.stop.in_steps = False
             isolation.check(self._active.context)
         if stopping and not last:
             raise SystemExit(self._active.stop.exit_code)
+
+    def _saves_at_end(self, step: int) -> bool:
+        """Return whether the attempt's last step, which this is, is saved for that alone."""
+        return step == self._total or self._active.context.goes_on
 
     def left(self, step: Step) -> None:
         """Note that the loop was left in the middle of a step, by `break` or an error: there is no last checkpoint."""

@@ -1,9 +1,12 @@
 """Segments of a run, each replayed from its checkpoint: what they prove, and what they find."""
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from m5ws.repository import runs
 from workspaces import Workspace, make_workspace
 
 
@@ -77,6 +80,30 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
     joint = workspace.json("reproduce", run, "--all-segments", expect=1)
     assert [one["outcome"] for one in joint["verdicts"]] == ["sampled", "diverged", "sampled"]
     assert joint["outcome"] == "diverged"
+    again = joint["verdicts"][1]["recheck"]
+    assert (again["last"], again["repeats"]) == (7, True) and "under suspicion" in joint["reason"]
+    assert sorted(workspace.history(again["replay"]).steps[0]) == [5, 6, 7]
     first = joint["verdicts"][1]["first"]
     assert (first["step"], first["tensor_step"]) == (7, 7)
     assert first["tensor"].startswith(("model.", "optimizer."))
+
+
+def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    pause = f"time.sleep(3.0 if __import__('os').path.exists({str(slow)!r}) else 0.0)"
+    workspace.edit("train.py", 'time.sleep(settings["pause_s"])', pause)
+    run = workspace.train()
+    slow.touch()
+    asked = workspace.start("reproduce", run, "--all-segments")
+    replays: list[str] = []
+    while not any(workspace.history(replay).steps for replay in replays):
+        assert asked.poll() is None, asked.communicate()
+        time.sleep(0.2)
+        replays = runs.replays(workspace.repo, run)
+    asked.send_signal(signal.SIGINT)
+    assert asked.wait(120) == 130
+    (replay,) = replays
+    done = workspace.history(replay)
+    assert done.outcome == "interrupted" and max(done.steps[0]) < 4
+    assert runs.verdict(workspace.repo, replay) is None

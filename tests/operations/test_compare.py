@@ -71,18 +71,63 @@ def test_within_a_step_the_cause_comes_before_the_effect() -> None:
     assert first is not None and (first.quantity, first.original, first.replayed) == ("batch", "b3", "y")
 
 
-def test_the_tensor_is_named_by_the_next_fingerprint_and_waited_for() -> None:
-    original = _history(_events(0))
-    replay = _events(0, loss={3: "x"}, tensors={4: {"model.b": "other"}})
+def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent, Comparison]:
+    """Return the event of rank 0 after which no more is needed."""
     comparison = Comparison(original)
-    for event in replay:
+    for event in events:
         comparison.feed("0", event)
-        named = comparison.first() is not None and comparison.first().tensor is not None  # type: ignore[union-attr]
         if comparison.settled():
-            break
-        assert not named or isinstance(event, State)
+            return event, comparison
+    raise AssertionError("never")
+
+
+def test_a_state_recorded_after_the_step_that_differs_is_waited_for_and_names_the_tensor() -> None:
+    replay = _events(0, loss={4: "x"}, tensors={4: {"model.b": "other"}})
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert isinstance(last, State) and last.step == 4
     first = comparison.first()
     assert first is not None and (first.tensor, first.tensor_step, first.tensors_differ) == ("model.b", 4, 1)
+
+
+def test_a_state_of_a_later_step_is_not_waited_for_but_named_if_it_comes() -> None:
+    replay = _events(0, loss={3: "x"}, tensors={4: {"model.b": "other"}, 6: {"model.a": "other"}})
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert isinstance(last, Step) and last.step == 3
+    for event in replay[replay.index(last) + 1 :]:
+        comparison.feed("0", event)
+    first = comparison.first()
+    assert first is not None and (first.step, first.tensor, first.tensor_step) == (3, "model.b", 4)
+
+
+def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before() -> None:
+    """The checkpoint after step 4 is still on its way when step 5 is seen to differ."""
+    replay = _events(0, loss={5: "x"}, tensors={4: {"model.b": "other"}})
+    late = next(event for event in replay if isinstance(event, State) and event.step == 4)
+    replay.remove(late)
+    replay.insert(replay.index(next(event for event in replay if isinstance(event, State) and event.step == 6)), late)
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert last is late
+    first = comparison.first()
+    assert first is not None and (first.step, first.quantity) == (4, "tensor model.b")
+
+
+def test_a_replay_on_fewer_ranks_waits_for_none_that_it_has_not() -> None:
+    original = _history(_events(0), _events(1))
+    replay = [RankStarted(rank=0, world=1, pid=1), *_events(0, loss={2: "x"})[1:]]
+    last, _ = _settles_after(original, replay)
+    assert isinstance(last, State) and last.step == 2
+
+
+def test_how_a_divergence_goes_on_is_counted_by_steps_and_kinds() -> None:
+    original = _history(_events(0), _events(1))
+    changed = {"loss": {3: "x", 5: "y"}, "tensors": {4: {"model.a": "other", "model.b": "other"}}}
+    comparison = _compared(original, _events(0, **changed), _events(1, loss={5: "z"}))  # type: ignore[arg-type]
+    course = comparison.course()
+    assert (course.compared, course.differ, course.last) == (_LAST, 3, 5)
+    assert course.by == {"loss": 2, "tensor": 1}
+    assert str(course) == "3 of 6 steps differ, the last of them step 5 (loss in 2, tensor in 1)"
+    # A step in which something differs is not counted among those that are equal.
+    assert comparison.equal["steps"] == 2 * _LAST - 3
 
 
 def test_state_before_the_first_step_is_the_first_of_all() -> None:

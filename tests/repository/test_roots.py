@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planted
-from m5ws.comparisons import Divergence, Verdict
+from m5ws.comparisons import Divergence, Recheck, Verdict
 from m5ws.errors import NotFound, UsageError
 from m5ws.events import AttemptEnded
 from m5ws.gc_records import Rules
 from m5ws.records import Content, Tree
-from m5ws.repository import Repository, checkpoints, fsck, ledger, roots, runs
+from m5ws.repository import Repository, checkpoints, closure, fsck, ledger, roots, runs
 from m5ws.repository.objects import key
 
 RUN = "a" * 12
@@ -95,6 +95,18 @@ def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
     first = Divergence(step=20, rank=0, quantity="loss", original="1", replayed="2", tensor_step=30)
     runs.publish_verdict(trained, Verdict(run=RUN, replay="b" * 12, outcome="diverged", first=first))
     assert {20, 30}.isdisjoint(steps(trained, Rules(last=1)))
+
+
+def test_a_replay_is_copied_with_the_second_one_that_its_verdict_rests_on(trained: Repository) -> None:
+    snapshot = runs.load(trained, RUN).snapshot
+    for name in ("b" * 12, "c" * 12):
+        planted.run(trained, name, snapshot, reproduces=RUN)
+    again = Recheck(replay="c" * 12, last=20, repeats=True)
+    runs.publish_verdict(trained, Verdict(run=RUN, replay="b" * 12, outcome="diverged", recheck=again))
+    names = [name for kind, name in closure.roots(trained, [("run", "b" * 12)]) if kind == "run"]
+    assert names == [RUN, "c" * 12, "b" * 12]
+    for name in (RUN, "b" * 12, "c" * 12):
+        assert [one.replays for one in runs.verdicts(trained, name)] == [("b" * 12, "c" * 12)]
 
 
 def test_nothing_is_said_of_a_store_that_is_damaged(trained: Repository) -> None:

@@ -13,7 +13,7 @@ from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import find
 from m5ws.adapters.mlflow_follower import Follower
 from m5ws.adapters.mlflow_query import TrackerError
-from m5ws.comparisons import Change, Divergence, Verdict
+from m5ws.comparisons import Change, Course, Divergence, Recheck, Verdict
 from m5ws.records import Run
 from m5ws.repository import Repository, runs
 
@@ -137,6 +137,40 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     for one in (run, replay):
         _deliver(tracker, one)
     assert (_tags(client, run), _tags(client, replay)) == before
+
+
+def test_a_verdict_after_two_replays_is_on_all_three_pages(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _finished(repo, run)
+    one, two = (
+        _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce")) for _ in "12"
+    )
+    first = Divergence(step=2, rank=0, quantity="loss", original="0x1.8p+0", replayed="0x1.9p+0")
+    parted = Divergence(step=2, rank=0, quantity="loss", original="0x1.9p+0", replayed="0x1.ap+0")
+    verdict = Verdict(
+        run=run.id,
+        replay=one.id,
+        outcome="nondeterministic",
+        first=first,
+        recheck=Recheck(replay=two.id, last=2, repeats=False, first=parted),
+        course=Course(compared=3, differ=2, last=3, by={"loss": 2}),
+        created_s=2.0,
+    )
+    runs.publish_verdict(repo, verdict)
+    tracker.write_verdict(verdict)
+    told = f"{two.id}: the replays differ first at step 2, rank 0, loss: 0x1.9p+0 → 0x1.ap+0"
+    for page in (run, one, two):
+        tags = _tags(client, page)
+        assert (tags["m5ws.verdict"], tags["m5ws.verdict.recheck"]) == ("nondeterministic", told)
+        assert f"replayed by `{one.id}`, and again by {told}" in tags["mlflow.note.content"]
+        assert "2 of 3 steps differ, the last of them step 3 (loss in 2)" in tags["mlflow.note.content"]
+    assert _tags(client, run)["m5ws.replayed_by"] == f"{one.id}, {two.id}"
+    assert _tags(client, two)["m5ws.reproduces"] == run.id
+    # Delivered once more, from the store alone, the page says the same.
+    before = _tags(client, two)
+    _deliver(tracker, two)
+    assert _tags(client, two) == before
 
 
 def test_the_ui_of_a_server_is_that_server() -> None:

@@ -1,0 +1,85 @@
+"""What a replay that has ended says of its original: the verdict, before it is published.
+
+*reproduced* is said only when the replay ended well, state was compared, nothing that the original recorded is missing
+from the replay, and every compared quantity is equal (promise 8).
+"""
+
+import time
+from typing import Literal
+
+from m5ws.comparisons import Divergence, Verdict
+from m5ws.operations import diff, reason, results, supervise
+from m5ws.operations.compare import Comparison
+from m5ws.records import Run
+
+_NOTHING = (
+    "the original recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
+    "writes to a folder that [run] outputs names"
+)
+
+
+def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result) -> Verdict:
+    """Return the verdict on a replay that has ended. Reads; publishes nothing."""
+    assert replay.reproduces is not None
+    first = comparison.first()
+    missing = list(comparison.missing())
+    if not comparison.original.by_steps:
+        first = results.first_difference(ports.repo, ports.tracker, comparison, replay.reproduces, replay.id)
+    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id)
+    outcome, why = _outcome(comparison, result, first, missing)
+    return Verdict(
+        run=replay.reproduces,
+        replay=replay.id,
+        outcome="sampled" if outcome == "reproduced" and replay.segment is not None else outcome,
+        segment=replay.segment,
+        compared=dict(comparison.equal),
+        not_compared=(*missing, *comparison.extra(), *_given(replay), *_unrecorded(comparison, replay)),
+        first=first,
+        changes=changes,
+        reason=why or (reason.reason(first, changes) if first else None),
+        created_s=time.time(),
+    )
+
+
+def _outcome(
+    comparison: Comparison, result: supervise.Result, first: Divergence | None, missing: list[str]
+) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
+    if first is not None:
+        inexact = next((notice for notice in comparison.original.notices if notice.kind == "inexact-resume"), None)
+        return ("diverged", f"the original itself: {inexact.message}" if inexact else None)
+    if result.outcome != "finished" and not comparison.exhausted():
+        return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
+    if missing:
+        return "not comparable", "the replay did not record all that the original did"
+    if comparison.original.by_steps and not comparison.state_compared():
+        return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
+    if not comparison.equal:
+        return "not comparable", _NOTHING
+    return "reproduced", None
+
+
+def _given(replay: Run) -> list[str]:
+    """Return what a replay of a segment, or of a fork, takes for granted: the checkpoint that it starts from."""
+    segment, parent = replay.segment, replay.parent
+    if segment is not None and segment.digest is not None:
+        return [f"steps up to {segment.first}: given, by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
+    if parent is None:
+        return []
+    return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
+
+
+def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
+    """Return what neither side recorded, so that nobody takes it for verified."""
+    if not comparison.original.by_steps:
+        return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
+    lines = [
+        f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
+    ]
+    last = comparison.original.last_step
+    done = last - replay.begin
+    between = done - len([step for step in comparison.original.states.get(0, {}) if step])
+    if between > 0:
+        lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")
+    if comparison.original.outcome != "finished":
+        lines.append(f"the original ended {comparison.original.outcome or 'unrecorded'} after step {last}")
+    return lines

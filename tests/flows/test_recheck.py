@@ -1,0 +1,106 @@
+"""A replay that diverges is stopped, and done once more before a verdict: does the run repeat itself at all?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workspaces import Workspace, make_workspace
+
+_RECORD = "    step.record(loss=loss"
+
+
+def _edited(folder: Path, lines: Sequence[str]) -> Workspace:
+    """Make a workspace whose script does `lines` in each step, on one process."""
+    workspace = make_workspace(folder / "w", "fsdp.py", nproc=1)
+    workspace.edit("train.py", "import time\n", "import os\nimport time\n")
+    workspace.edit("train.py", _RECORD, "\n".join([*lines, _RECORD]))
+    return workspace
+
+
+def _added(number: str) -> str:
+    return f"torch.no_grad()(lambda: next(model.parameters()).add_({number}))()"
+
+
+def _steps(workspace: Workspace, run: str) -> list[int]:
+    return sorted(workspace.history(run).steps[0])
+
+
+def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_early(tmp_path: Path) -> None:
+    """Noise at step 5; what comes after it takes long in a replay, which would take it if it went on."""
+    slow = tmp_path / "slow"
+    lines = [
+        "    if step.number == 5:",
+        f"        {_added('int.from_bytes(os.urandom(4)) / 2**40')}",
+        f"    time.sleep(4.0 if step.number > 5 and os.path.exists({str(slow)!r}) else 0.0)",
+    ]
+    workspace = _edited(tmp_path, lines)
+    run = workspace.train()
+    slow.touch()
+    done = workspace.m5ws("reproduce", run, "--json", expect=1)
+    assert "it differs at step 5" in done.stderr and "replaying once more, up to there" in done.stderr
+    rows = workspace.json("show", run)["replays"]
+    first, second = (row["id"] for row in rows)
+    found = workspace.json("show", first)["verdict"]
+    assert found == workspace.json("show", second)["verdict"]
+    assert found["outcome"] == "nondeterministic" and found["first"]["step"] == 5
+    again = found["recheck"]
+    assert (again["replay"], again["last"], again["repeats"], again["as_original"]) == (second, 5, False, False)
+    assert again["first"]["step"] == 5 and again["first"]["original"] == found["first"]["replayed"]
+    assert (
+        "two replays differ from each other" in found["reason"] and "nothing is said of the original" in found["reason"]
+    )
+    # The first replay was stopped soon after, without a checkpoint that nobody asked for; the second ended there.
+    assert 5 <= max(_steps(workspace, first)) < 10
+    assert sorted(workspace.history(first).contents) in ([4], [4, 8])
+    assert _steps(workspace, second) == [1, 2, 3, 4, 5]
+    assert rows[1]["rechecks"] == first
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A run that saw a file which is there no more: in its seventh step a weight was changed."""
+    folder = tmp_path_factory.mktemp("faulty")
+    hidden = folder / "hidden"
+    hidden.touch()
+    lines = [f"    if step.number == 7 and os.path.exists({str(hidden)!r}):", f"        {_added('1e-3')}"]
+    workspace = _edited(folder, lines)
+    run = workspace.train()
+    hidden.unlink()
+    return workspace, run
+
+
+def _given(faulty: tuple[Workspace, str], *options: str) -> Any:
+    workspace, run = faulty
+    return workspace.json("reproduce", run, *options, expect=1)
+
+
+def test_two_replays_that_agree_put_the_original_under_suspicion(faulty: tuple[Workspace, str]) -> None:
+    workspace, _ = faulty
+    verdict = _given(faulty)
+    assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 7
+    again = verdict["recheck"]
+    assert (again["last"], again["repeats"], again["first"]) == (7, True, None)
+    assert "the original, which is under suspicion" in verdict["reason"]
+    assert _steps(workspace, again["replay"]) == list(range(1, 8))
+    # Nothing of what was given to a replay that was stopped is left beside its logs.
+    work = workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work"
+    assert not work.exists()
+
+
+def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Workspace, str]) -> None:
+    workspace, _ = faulty
+    verdict = _given(faulty, "--keep-going", "--no-recheck")
+    assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
+    assert _steps(workspace, verdict["replay"]) == list(range(1, 11))
+    course = verdict["course"]
+    assert (course["compared"], course["differ"], course["last"]) == (10, 4, 10)
+    assert course["by"]["tensor"] == 4 and course["by"]["checkpoint"] == 2
+    assert "without a second replay it is not known whether the run repeats itself" in verdict["reason"]
+
+
+def test_where_something_is_changed_on_purpose_there_is_no_second_replay(faulty: tuple[Workspace, str]) -> None:
+    verdict = _given(faulty, "--set", "learning_rate=0.02")
+    assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
+    assert "without a second replay" not in verdict["reason"]
