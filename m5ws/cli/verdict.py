@@ -23,7 +23,7 @@ def text(verdict: Verdict) -> str:
     lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(verdict.replays)}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
     if verdict.first is not None:
-        lines += ["", *_first(verdict.first)]
+        lines += ["", *first(verdict.first)]
     if verdict.course is not None:
         lines.append(f"  after it  {verdict.course}")
     if verdict.recheck is not None:
@@ -47,20 +47,21 @@ def _again(recheck: Recheck) -> list[str]:
     )
     lines = [f"second replay: {recheck.replay}{until}: {told}"]
     if recheck.first is not None:
-        lines += _first(recheck.first, "where they part", ("first", "second"))
+        lines += first(recheck.first, ("first", "second"), "where they part")
     return lines
 
 
-def _first(
-    first: Divergence, title: str = "first difference", sides: tuple[str, str] = ("original", "replayed")
+def first(
+    found: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
-    where = f"{title}: step {first.step}, rank {first.rank}, {first.quantity}"
-    values = zip(sides, (first.original, first.replayed), strict=True)
+    """Return a first difference in lines, with the values of both sides."""
+    where = f"{title}: step {found.step}, rank {found.rank}, {found.quantity}"
+    values = zip(sides, (found.original, found.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
-    if first.tensor is not None:
-        at = f" (state after step {first.tensor_step})" if first.tensor_step is not None else ""
-        more = f", {first.tensors_differ} tensors differ" if first.tensors_differ > 1 else ""
-        lines.append(f"  tensor    {first.tensor}{at}{more}")
+    if found.tensor is not None:
+        at = f" (state after step {found.tensor_step})" if found.tensor_step is not None else ""
+        more = f", {found.tensors_differ} tensors differ" if found.tensors_differ > 1 else ""
+        lines.append(f"  tensor    {found.tensor}{at}{more}")
     return lines
 
 

@@ -11,6 +11,7 @@ import msgspec
 from m5ws.comparisons import Course, Divergence
 from m5ws.events import AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.operations.history import History
+from m5ws.repository import checkpoints
 
 _ORDER = ("batch", "loss", "grad_norm")
 
@@ -195,6 +196,22 @@ class Comparison:
             self._differs(event.step, len(_ORDER) + 3, 0, "checkpoint", known, event.content)
         else:
             self.equal["checkpoints"] += 1
+
+
+def whole(original: History, replay: History) -> Comparison:
+    """Return two runs compared that are over: what each ended with, whatever was done twice on the way."""
+    found = Comparison(original)
+    for step, content in replay.contents.items():
+        name = checkpoints.name(step, 1)
+        found.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
+    for rank, states in replay.states.items():
+        for state in states.values():
+            found.feed(str(rank), state)
+    for rank, steps in replay.steps.items():
+        for event in steps.values():
+            found.feed(str(rank), event)
+    found.replay.outcome = replay.outcome
+    return found
 
 
 def _ranges(numbers: list[int]) -> str:

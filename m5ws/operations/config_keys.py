@@ -16,13 +16,14 @@ def flatten(name: str, data: bytes) -> dict[str, str] | None:
     Keys of nested tables are joined by dots, items of lists are numbered; an empty table or list is a value.
     """
     try:
-        return dict(_walk((), _parse(PurePosixPath(name).suffix.lower(), data.decode("utf-8"))))
+        return dict(_walk((), parse(name, data)))
     except (ValueError, RecursionError):
         return None
 
 
-def _parse(suffix: str, text: str) -> object:
-    """Raises ValueError for text that is not valid, and for a suffix that is not known."""
+def parse(name: str, data: bytes) -> object:
+    """Return what a config file holds, as plain values. Raises ValueError: not valid, or a suffix that is not known."""
+    suffix, text = PurePosixPath(name).suffix.lower(), data.decode("utf-8")
     if suffix == ".json":
         return json.loads(text)
     if suffix == ".toml":

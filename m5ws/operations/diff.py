@@ -36,7 +36,7 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
         *_config(repo, old.config, new.config),
         *_tokenizer(repo, old.tokenizer, new.tokenizer),
         *_data(repo, old.datasets, new.datasets),
-        *_declared(old.declared, new.declared),
+        *declared(old.declared, new.declared),
         *_fields("determinism", old.determinism, new.determinism),
     )
 
@@ -51,7 +51,7 @@ def between_runs(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
     launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
     # The number of ranks follows from what was asked for: one cause is not named twice.
     said = {"world"} if any(change.name == "nproc" for change in launched) else set()
-    found = (change for change in _environment(repo, a, b) if change.name not in said)
+    found = (change for change in environment(repo, a, b) if change.name not in said)
     return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
 
 
@@ -172,7 +172,8 @@ def _listed(kind: str, names: Sequence[str]) -> str:
     return f"{kind} {len(names)}: {', '.join(names[:_LISTED])}{more}"
 
 
-def _declared(old: Declared, new: Declared) -> Iterator[Change]:
+def declared(old: Declared, new: Declared) -> Iterator[Change]:
+    """Yield what differs in what two snapshots ask for: image, lock files, wanted versions."""
     if old.image != new.image:
         yield rated("declared", "image", old.image, new.image)
     yield from _mapping("declared", "lock ", old.locks, new.locks)
@@ -206,7 +207,7 @@ def _shown(value: object) -> str | None:
 # --- the environment of a run -------------------------------------------------------------------------------------
 
 
-def _environment(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
+def environment(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
     """Return the drift between two runs' first attempts, a change that only some ranks see with their numbers."""
     old, new = _first_attempt(repo, a), _first_attempt(repo, b)
     if not old or not new:

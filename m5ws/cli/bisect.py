@@ -1,0 +1,150 @@
+"""`m5ws bisect`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import interrupt, names, output, verdict
+from m5ws.cli.steps import RunProgress
+
+if TYPE_CHECKING:
+    from m5ws.comparisons import Change
+    from m5ws.operations.bisect import Plan, Report
+    from m5ws.operations.elements import Untried
+    from m5ws.operations.hybrid_runs import Trial
+
+_LISTED = 6
+
+
+@click.command("bisect")
+@click.argument("good", type=names.Id(("run",)))
+@click.argument("bad", type=names.Id(("run",)))
+@click.option("--max-runs", type=click.IntRange(min=1), default=40, show_default=True, metavar="N", help="Run no more.")
+@click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
+@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context, good: str, bad: str, max_runs: int, dry_run: bool, no_progress: bool, as_json: bool
+) -> None:
+    """Find which of the changes between two runs makes their results differ.
+
+    Hybrids are run: GOOD with some of its differences taken from BAD, up to the first step at which the two runs
+    differ and no further. Found is a smallest set that still makes the difference: config keys, files of code,
+    tokenizer, datasets, values of the launch, determinism settings. Each is tried alone first; where none does it
+    alone, sets are halved and left out until nothing more can be. What was observed of the environment cannot be
+    taken from either run, and is listed.
+
+    What was run is not run again: after Ctrl-C, or when --max-runs were not enough, ask again.
+
+    Exit status: 0 explained, 1 not explained by what is pinned, 2 more runs are needed, or GOOD cannot be
+    had again here.
+
+    \b
+    Examples:
+      m5ws bisect 7c1d 9a04 --dry-run
+      m5ws bisect 7c1d 9a04
+    """
+    from m5ws.operations import bisect
+    from m5ws.operations.hybrid_runs import Shown
+    from m5ws.repository import refs
+
+    here = names.workspace(context)
+    repo = names.settled(here)
+    ports = here.ports(repo)
+    good, bad = (refs.resolve(repo, name, ("run",))[1] for name in (good, bad))
+    task = bisect.plan(ports, good, bad)
+    if dry_run:
+        output.print_json(task.plan) if as_json else click.echo(plan_text(task.plan))
+        return
+    output.note(
+        f"{_count(len(task.plan.changes), 'difference')} to try, in at most {min(task.plan.most_runs, max_runs)} runs"
+    )
+
+    def begin(taken: tuple[str, ...], run: str) -> None:
+        output.note(f"trying {_taken(taken, task.plan)} from {bad} as {run}")
+
+    def told(trial: "Trial") -> None:
+        output.note(f"{_taken(trial.taken, task.plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
+
+    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
+        shown = Shown(begin=begin, told=told, watch=progress.watch, prepare=progress.prepare)
+        report = bisect.execute(ports, task, here.home, here.root, max_runs, shown)
+    output.print_json(report) if as_json else click.echo(text(report))
+    context.exit(report.exit_code)
+
+
+def plan_text(plan: "Plan") -> str:
+    """Return what would be tried, for people."""
+    lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), ""]
+    if plan.changes:
+        lines.append(f"to try, in at most {plan.most_runs:,} runs of {_steps(plan)} each:")
+        lines.append(f"  nothing (run {plan.good} itself, done again)")
+        tried = [(name,) for name in plan.alone] or plan.groups
+        lines += [f"  {_listed(taken)}" for taken in tried]
+        if len(plan.changes) > 1:
+            lines.append("  all of them, and parts of them, if none does it alone; all but what does, if one does")
+    else:
+        lines.append("nothing that is pinned and could be tried differs")
+    return "\n".join([*lines, *_untried(plan.untried), *_environment("environment", plan.environment)])
+
+
+def text(report: "Report") -> str:
+    """Return what was found, for people: the finding first, then the evidence, then what was not tried."""
+    plan = report.plan
+    lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]
+    lines += ["", *_first(plan)]
+    if report.trials:
+        known = sum(trial.known for trial in report.trials)
+        lines += ["", f"tried, in {_count(report.runs, 'run')}{f' and {known} known before' if known else ''}:"]
+        rows = [(_taken(trial.taken, plan), _answer(trial), trial.run or "-") for trial in report.trials]
+        lines.append(output.table((f"from {plan.bad}", "then it is", "run"), rows))
+    lines += _untried(plan.untried)
+    lines += _environment("environment", plan.environment)
+    lines += _environment(f"environment here, since run {plan.good} began", report.here)
+    return "\n".join(lines)
+
+
+def _first(plan: "Plan") -> list[str]:
+    return verdict.first(plan.first, ("good", "bad"))
+
+
+def _steps(plan: "Plan") -> str:
+    return _count(max(plan.first.step, 1), "step")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _taken(taken: Sequence[str], plan: "Plan") -> str:
+    """Return what was taken from BAD, or what was not, whichever is shorter."""
+    left = [name for group in plan.groups for name in group if name not in taken]
+    if taken and not left:
+        return "all of it" if len(taken) > 1 else taken[0]
+    return f"all but {_listed(left)}" if len(left) < len(taken) else _listed(taken) or "nothing"
+
+
+def _listed(shown: Sequence[str]) -> str:
+    return ", ".join(shown[:_LISTED]) + (f" and {len(shown) - _LISTED} more" if len(shown) > _LISTED else "")
+
+
+def _answer(trial: "Trial") -> str:
+    if trial.first is not None:
+        return f"different: step {trial.first.step}, {trial.first.quantity}"
+    return "the same" if trial.answer == "same" else f"unresolved: {trial.reason}"
+
+
+def _untried(untried: "Sequence[Untried]") -> list[str]:
+    from m5ws.operations import drift
+
+    lines = [f"  {drift.title(one.change)}: {one.why}" for one in untried]
+    return ["", "not tried:", *lines] if lines else []
+
+
+def _environment(head: str, changes: "Sequence[Change]") -> list[str]:
+    from m5ws.operations import drift
+
+    lines = [f"  {drift.describe(change).removeprefix('environment').lstrip()}" for change in changes]
+    return ["", f"{head}, which no hybrid can change:", *lines] if lines else []

@@ -1,0 +1,100 @@
+"""Delta debugging: from a set of differences that makes runs differ, to one from which nothing can be left out.
+
+What is returned is 1-minimal: without any one of its elements it is not seen to differ. It is a smallest set of all
+where it has one element, or where a set that differs still does with more in it; other sets may differ as well.
+
+Source: A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE Transactions on Software
+Engineering 28(2), 2002, section 3 (ddmin, with its three outcomes and its bound of n² + 3n tests).
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+Answer = Literal["same", "differs", "unresolved"]
+"""What a test of a set says; `unresolved`: it could not be run to where it is decided."""
+
+T = TypeVar("T", bound=Hashable)
+Item = TypeVar("Item")
+Test = Callable[[frozenset[T]], Answer]
+Groups = Sequence[Sequence[T]]
+
+FEW = 8
+"""Up to so many elements, each is tried alone first: most divergences have one cause."""
+
+
+def causes(groups: Groups[T], test: Test[T]) -> Iterator[frozenset[T]]:
+    """Yield disjoint 1-minimal sets that differ, until what is left does not; none if not even everything differs.
+
+    `test` is asked for the same set more than once, and should remember; the empty set, which is never asked for, is
+    known to be the same. Elements are tried in their order: the likeliest ones come first.
+    """
+    rest = [list(group) for group in groups if group]
+    while rest and (found := minimise(rest, test)) is not None:
+        yield found
+        left = [[element for element in group if element not in found] for group in rest]
+        rest = [group for group in left if group]
+        # With nothing of a cause in it, does it differ still? Then there is another one.
+        if not rest or test(frozenset(_flat(rest))) != "differs":
+            return
+
+
+def minimise(groups: Groups[T], test: Test[T]) -> frozenset[T] | None:
+    """Return a 1-minimal set that differs, None if all elements together do not.
+
+    Where there are many elements, whole groups are left out first, and then single elements of those that remain.
+    """
+    elements = _flat(groups)
+    if len(elements) <= FEW:
+        alone = next((element for element in elements if test(frozenset((element,))) == "differs"), None)
+        if alone is not None or len(elements) < 2:
+            return None if alone is None else frozenset((alone,))
+    if test(frozenset(elements)) != "differs":
+        return None
+    if len(elements) > FEW and len(groups) > 1:
+        kept = _ddmin(list(groups), lambda some: test(frozenset(_flat(some))) == "differs")
+        return minimise([_flat(kept)], test)
+    return frozenset(_ddmin(elements, lambda some: test(frozenset(some)) == "differs"))
+
+
+def most(groups: Groups[T]) -> int:
+    """Return a bound on the sets that `minimise` asks about, each counted once."""
+    count = len(_flat(groups))
+    if count <= FEW or len(groups) < 2:
+        return _bound(count)
+    return _bound(count) + _bound(len(groups))
+
+
+def _bound(count: int) -> int:
+    subsets: int = 2**count - 1
+    return min(subsets, count * count + 4 * count + 1)
+
+
+def _ddmin(items: list[Item], differs: Callable[[list[Item]], bool]) -> list[Item]:
+    """Return a 1-minimal part of `items`, which are known to differ; nothing of them is known not to."""
+    count = 2
+    while len(items) > 1:
+        parts = _split(items, count)
+        part = next((part for part in parts if differs(part)), None)
+        if part is not None:
+            items, count = part, 2
+            continue
+        rests = [[item for other in parts if other is not part for item in other] for part in parts]
+        rest = next((rest for rest in rests if differs(rest)), None)
+        if rest is not None:
+            items, count = rest, max(count - 1, 2)
+        elif count == len(items):
+            break
+        else:
+            count = min(2 * count, len(items))
+    return items
+
+
+def _split(items: list[Item], count: int) -> list[list[Item]]:
+    """Return `items` in `count` parts, in order, of as nearly the same length as can be."""
+    ends = [len(items) * number // count for number in range(count + 1)]
+    return [items[begin:end] for begin, end in pairwise(ends)]
+
+
+def _flat(groups: Groups[T]) -> list[T]:
+    return [element for group in groups for element in group]

@@ -1,0 +1,127 @@
+"""Two runs that differ in several inputs: the ones that matter are found, by runs no longer than is needed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkouts import git
+from workspaces import SCRIPTS, Workspace
+
+_SETTINGS = """\
+name = "mixed"
+
+[config]
+files = ["config.json"]
+
+[data]
+paths = ["data"]
+
+[environment]
+variables = ["TILT"]
+
+[run]
+command = ["train.py"]
+checkpoint_every = 4
+fingerprint_every = 1
+
+[mlflow]
+enabled = false
+"""
+_TARGET = "def target(config, step):\n    return 1.0\n"
+_RAMPED = "def target(config, step):\n    return 1.0 if step < 3 else config['ramp']\n"
+_POINTS = [f"{number / 7:.3f}" for number in range(16)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A workspace with one finished run of 6 steps."""
+    root = tmp_path_factory.mktemp("bisect") / "w"
+    (root / "data").mkdir(parents=True)
+    (root / "train.py").write_text((SCRIPTS / "mixed.py").read_text())
+    (root / "m5ws.toml").write_text(_SETTINGS)
+    (root / ".gitignore").write_text(".m5ws/\n")
+    _write(root)
+    git(root, "init", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-m", "first")
+    workspace = Workspace(root)
+    return workspace, workspace.train()
+
+
+def _write(
+    root: Path,
+    *,
+    code: str = _TARGET,
+    note: str = "first",
+    unused: str = "first",
+    points: str = " ".join(_POINTS),
+    **config: float,
+) -> None:
+    (root / "settings.py").write_text(code)
+    (root / "notes.py").write_text(f"NOTE = {unused!r}\n")
+    (root / "config.json").write_text(json.dumps({"learning_rate": 0.01, "note": note, **config}, indent=2) + "\n")
+    (root / "data" / "points.txt").write_text(points + "\n")
+
+
+def _told(report: Any) -> dict[str, str]:
+    """What was tried, and what came of it."""
+    return {" + ".join(trial["taken"]): trial["answer"] for trial in report["trials"]}
+
+
+def test_the_one_of_four_that_matters_is_named_and_nothing_is_run_twice(trained: tuple[Workspace, str]) -> None:
+    workspace, good = trained
+    _write(workspace.root, learning_rate=0.02, note="second", unused="second", points=" ".join(_POINTS) + " ")
+    bad = workspace.train()
+    planned = workspace.json("bisect", good, bad, "--dry-run")
+    assert planned["first"]["step"] == 1 and planned["first"]["quantity"] == "lr"
+    assert set(planned["alone"]) == {"config learning_rate", "config note", "code notes.py", "data data"}
+    assert planned["alone"][0] == "config learning_rate" and planned["most_runs"] == 16
+    before = len(workspace.json("ls", "--runs")["runs"])
+
+    report = workspace.json("bisect", good, bad)
+    assert (report["outcome"], report["causes"], report["enough"]) == ("explained", [["config learning_rate"]], True)
+    assert list(_told(report).values()) == ["same", "differs", "same"] and report["runs"] == 3
+    assert len(workspace.json("ls", "--runs")["runs"]) == before + 3
+    # No further than to the step where the runs part.
+    control = workspace.history(report["trials"][0]["run"])
+    assert sorted(control.steps[0]) == [1]
+
+    said = workspace.m5ws("bisect", good, bad).stdout
+    assert f"EXPLAINED: run {bad} against run {good}\n  config learning_rate makes the runs differ" in said
+    assert "tried, in 0 runs and 3 known before" in said and "all but config learning_rate" in said
+    assert len(workspace.json("ls", "--runs")["runs"]) == before + 3
+
+
+def test_two_that_matter_only_together_are_found_though_one_does_not_run_alone(trained: tuple[Workspace, str]) -> None:
+    workspace, good = trained
+    _write(workspace.root, code=_RAMPED, ramp=2.0, note="third")
+    bad = workspace.train()
+    stopped = workspace.json("bisect", good, bad, "--max-runs", "2", expect=2)
+    assert stopped["outcome"] == "unfinished" and stopped["runs"] == 2
+    report = workspace.json("bisect", good, bad)
+    assert [sorted(cause) for cause in report["causes"]] == [["code settings.py", "config ramp"]]
+    assert report["enough"] is True and report["plan"]["first"]["step"] == 3
+    told = _told(report)
+    assert told["code settings.py"] == "unresolved" and told["config ramp"] == "same"
+    assert sum(trial["known"] for trial in report["trials"]) == 2
+
+
+def test_what_is_not_pinned_is_not_blamed_on_what_is(trained: tuple[Workspace, str]) -> None:
+    workspace, good = trained
+    _write(workspace.root, note="fourth")
+    tilted = json.loads(workspace.m5ws("run", "--json", environment={"TILT": "0.5"}).stdout)["run"]["id"]
+    report = workspace.json("bisect", good, tilted, expect=1)
+    assert (report["outcome"], report["causes"]) == ("not explained", [])
+    assert set(_told(report).values()) == {"same"} and report["plan"]["first"]["step"] == 4
+    assert [change["name"] for change in report["plan"]["environment"]] == ["variable.TILT"]
+    # Where GOOD itself cannot be had again, that is said first, and nothing else is run.
+    report = workspace.json("bisect", tilted, good, expect=2)
+    assert (report["outcome"], report["runs"]) == ("not comparable", 1)
+    assert [change["name"] for change in report["here"]] == ["variable.TILT"]
+
+
+def test_runs_that_do_not_differ_are_refused(trained: tuple[Workspace, str]) -> None:
+    workspace, good = trained
+    assert "does not differ" in workspace.m5ws("bisect", good, good, expect=2).stderr

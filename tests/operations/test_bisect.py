@@ -1,0 +1,314 @@
+"""Bisections of runs whose ranks are a rule of the test: which files of code are BAD's decides each step's loss."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from m5ws import codec
+from m5ws.errors import UsageError
+from m5ws.events import RankEnded, RankStarted, Step
+from m5ws.operations import bisect, reproduce, run, supervise
+from m5ws.operations.bisect import Report
+from m5ws.operations.hybrid_runs import Shown, Trial
+from m5ws.ports import SourceFile
+from m5ws.records import Annotation, Code, Context, Declared, Determinism, LaunchRequest, LaunchSpec, Observed, Snapshot
+from m5ws.repository import Repository, runs, snapshots, trees
+from m5ws.repository.spool import SpoolWriter, genesis
+
+Rule = Callable[[frozenset[str], int], float | None]
+"""From the letters of the files that are BAD's, and a step, to its loss; None ends the training before it."""
+
+_STEPS = 6
+
+
+class Crash(Exception):
+    """The script fails here."""
+
+
+class Ended:
+    """A `ports.Process` that is over."""
+
+    pid = 0
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def stop(self, grace_s: float) -> int:
+        return self._status
+
+
+class Ranks:
+    """A `ports.Launcher` whose one rank does as the rule says, at once."""
+
+    def __init__(self) -> None:
+        self.rule: Rule = lambda bad, step: 0.0
+        self.stop_at: int | None = None
+        self.session = True
+        self.launched = 0
+
+    def launch(self, request: LaunchRequest) -> Ended:
+        self.launched += 1
+        if self.launched == self.stop_at:
+            raise KeyboardInterrupt
+        path = request.environment[run.CONTEXT_VARIABLE]
+        context = codec.decode(Path(path).read_bytes(), Context, path)
+        bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
+        if not self.session:
+            out = Path(context.work_dir) / "out"
+            out.mkdir()
+            (out / "loss.txt").write_text(str(self.rule(bad, 1)))
+            return Ended(0)
+        spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))
+        spool.append(RankStarted(rank=0, world=1, pid=1))
+        try:
+            for step in range(1, (context.until or _STEPS) + 1):
+                loss = self.rule(bad, step)
+                if loss is None:
+                    break
+                spool.append(Step(step=step, quantities={"loss": loss.hex()}))
+        except Crash:
+            spool.append(RankEnded(rank=0, error="Crash"))
+            return Ended(1)
+        finally:
+            spool.close()
+        return Ended(0)
+
+
+class Machine:
+    """A `ports.Observer` of a machine that a test can change."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str | None] = {"torch": "2.13"}
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed(facts=dict(self.facts))
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        return Declared()
+
+
+class Lab:
+    """Two runs of a rule: GOOD's files say `good`, BAD's `bad`."""
+
+    def __init__(self, repo: Repository, folder: Path) -> None:
+        self.ranks, self.machine = Ranks(), Machine()
+        self.ports = supervise.Ports(
+            repo=repo, launcher=self.ranks, observer=self.machine, tracker=None, environment={}
+        )
+        self._folder = folder
+        self.good = self.bad = ""
+
+    def train(self, letters: str, rule: Rule) -> None:
+        self.ranks.rule = rule
+        self.good, self.bad = self._run(letters, "good"), self._run(letters, "bad")
+
+    def _run(self, letters: str, text: str) -> str:
+        repo, folder = self.ports.repo, self._folder / text
+        folder.mkdir()
+        for letter in letters:
+            (folder / f"{letter}.py").write_text(text)
+        sources = [SourceFile(path=f"{letter}.py".encode(), location=folder / f"{letter}.py") for letter in letters]
+        empty = trees.write_tree(repo.objects, []).digest
+        record = Snapshot(
+            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, sources).digest),
+            config=empty,
+            tokenizer=None,
+            datasets=(),
+            declared=Declared(),
+            determinism=Determinism(),
+        )
+        snapshot = snapshots.publish(repo, record, Annotation(created_s=1.0))
+        return self._trained(snapshot)
+
+    def again(self, name: str) -> str:
+        """Train what a run was trained from once more, and return the new run's id."""
+        return self._trained(runs.load(self.ports.repo, name).snapshot)
+
+    def _trained(self, snapshot: str) -> str:
+        repo = self.ports.repo
+        new = run.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
+        supervise.execute(self.ports, run.plan(repo, new, self._folder / "home", self._folder, {}))
+        return new.id
+
+    def bisect(self, max_runs: int = 100) -> Report:
+        task = bisect.plan(self.ports, self.good, self.bad)
+        trials: list[Trial] = []
+        shown = Shown(
+            begin=lambda taken, name: None,
+            told=trials.append,
+            watch=lambda rank, event: None,
+            prepare=lambda what, done, total: None,
+        )
+        report = bisect.execute(self.ports, task, self._folder / "home", self._folder, max_runs, shown)
+        assert tuple(trials) == report.trials
+        return report
+
+
+@pytest.fixture
+def lab(repo: Repository, tmp_path: Path) -> Lab:
+    return Lab(repo, tmp_path)
+
+
+def _differs_if(*causes: str, at: int = 3) -> Rule:
+    """From step `at` on, with all letters of one of the causes."""
+    return lambda bad, step: float(step >= at and any(set(cause) <= bad for cause in causes))
+
+
+@pytest.mark.parametrize(
+    ("letters", "causes"),
+    [
+        ("a", ["a"]),
+        ("abcd", ["c"]),
+        ("abcd", ["bd"]),
+        ("abcde", ["a", "d"]),
+        ("abcd", ["ab", "cd"]),
+        ("abc", ["abc"]),
+        ("abcdefghijklm", ["l"]),
+        ("abcdefghijklm", ["bl", "f"]),
+    ],
+)
+def test_what_makes_the_difference_is_found_and_nothing_else(lab: Lab, letters: str, causes: list[str]) -> None:
+    lab.train(letters, _differs_if(*causes))
+    report = lab.bisect()
+    assert (report.outcome, report.enough, report.plan.first.step) == ("explained", True, 3)
+    found = ["".join(name.removeprefix("code ").removesuffix(".py") for name in cause) for cause in report.causes]
+    assert sorted(found) == sorted(causes)
+    assert report.runs == len(report.trials)
+    assert len(found) > 1 or report.runs <= report.plan.most_runs + 1
+
+
+def test_a_hybrid_goes_no_further_than_the_first_difference(lab: Lab) -> None:
+    lab.train("ab", _differs_if("b", at=4))
+    seen: list[int] = []
+    rule = lab.ranks.rule
+
+    def watched(bad: frozenset[str], step: int) -> float | None:
+        seen.append(step)
+        return rule(bad, step)
+
+    lab.ranks.rule = watched
+    lab.bisect()
+    assert max(seen) == 4
+
+
+def test_a_set_that_crashes_is_neither_and_what_stays_untold_is_said(lab: Lab) -> None:
+    def rule(bad: frozenset[str], step: int) -> float:
+        if step == 2 and "b" in bad and "a" not in bad:
+            raise Crash
+        return float(step >= 3 and "a" in bad)
+
+    lab.train("abc", rule)
+    report = lab.bisect()
+    assert report.causes == (("code a.py",),) and report.enough is None
+    assert report.trials[-1].answer == "unresolved" and "cannot be told" in report.reason
+
+
+def test_changes_that_undo_each_other_are_not_called_the_same(lab: Lab) -> None:
+    """Either of two changes differs at step 2, both only at step 5."""
+    lab.train("abc", lambda bad, step: float(step >= (2 if len(bad & {"a", "b"}) == 1 else 5)) * len(bad & {"a", "b"}))
+    report = lab.bisect()
+    assert report.outcome == "explained" and set(report.causes) == {("code a.py",), ("code b.py",)}
+    first = report.trials[1].first
+    assert first is not None and first.step == 2
+
+
+def test_a_run_that_ends_early_differs_there(lab: Lab) -> None:
+    lab.train("ab", lambda bad, step: None if step > 4 and "b" in bad else 0.0)
+    report = lab.bisect()
+    assert (report.plan.first.step, report.plan.first.quantity, report.causes) == (5, "step", (("code b.py",),))
+
+
+def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
+    lab.train("abc", _differs_if("a"))
+    lab.ranks.rule = lambda bad, step: 0.5
+    report = lab.bisect()
+    assert (report.outcome, report.runs, report.causes) == ("not comparable", 1, ())
+    lab.ranks.launched, lab.machine.facts = 0, {"torch": "2.14"}
+    assert [change.name for change in lab.bisect().here] == ["torch"]
+
+
+def test_a_difference_that_does_not_come_again_is_not_blamed_on_what_is_pinned(lab: Lab) -> None:
+    lab.train("abc", _differs_if("a"))
+    lab.ranks.rule = lambda bad, step: 0.0
+    report = lab.bisect()
+    assert (report.outcome, report.causes) == ("not explained", ())
+    assert len(report.trials) == 1 + 3 + 1 and "not deterministic" in report.reason
+
+
+def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
+    lab.train("ab", _differs_if("a"))
+
+    def fails(bad: frozenset[str], step: int) -> float:
+        if bad:
+            raise Crash
+        return 0.0
+
+    lab.ranks.rule = fails
+    assert lab.bisect().outcome == "not comparable"
+    lab.machine.facts = {"torch": "2.14"}
+    lab.ranks.rule = lambda bad, step: fails(frozenset("a"), step)
+    report = lab.bisect()
+    assert (report.outcome, report.runs) == ("not comparable", 1) and "Crash" in report.reason
+
+
+def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("bd"))
+    stopped = lab.bisect(max_runs=3)
+    assert (stopped.outcome, stopped.runs, stopped.exit_code) == ("unfinished", 3, 2)
+    whole = lab.bisect()
+    assert sum(trial.known for trial in whole.trials) == 3 and whole.causes == (("code b.py", "code d.py"),)
+    again = lab.bisect()
+    assert (again.runs, again.causes, again.reason) == (0, whole.causes, whole.reason)
+    lab.machine.facts = {"torch": "2.14"}
+    assert lab.bisect().runs == len(whole.trials)
+
+
+def test_a_cause_that_was_found_is_told_where_the_runs_are_spent(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("a"))
+    report = lab.bisect(max_runs=2)
+    assert (report.outcome, report.causes, report.enough) == ("explained", (("code a.py",),), None)
+
+
+def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("b"))
+    lab.ranks.launched, lab.ranks.stop_at = 0, 3
+    with pytest.raises(reproduce.Interrupted):
+        lab.bisect()
+    report = lab.bisect()
+    assert report.causes == (("code b.py",),) and sum(trial.known for trial in report.trials) == 2
+
+
+def test_a_replay_of_the_whole_run_is_the_control(lab: Lab) -> None:
+    lab.train("ab", _differs_if("a"))
+    request = reproduce.Request(original=lab.good)
+    home = lab._folder / "home"
+    reproduce.execute(lab.ports, request, reproduce.plan(lab.ports, request, home, lab._folder), lambda found: None)
+    assert lab.bisect().trials[0].known
+
+
+def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -> None:
+    lab.ranks.session = False
+    lab.train("abc", _differs_if("b", at=1))
+    report = lab.bisect()
+    assert (report.plan.first.quantity, report.causes, report.enough) == ("file out/loss.txt", (("code b.py",),), True)
+    assert lab.bisect().runs == 0
+
+
+def test_runs_without_a_difference_are_refused(lab: Lab) -> None:
+    lab.train("ab", lambda bad, step: 0.0)
+    with pytest.raises(UsageError, match="does not differ"):
+        lab.bisect()
+    with pytest.raises(UsageError, match="does not differ"):
+        bisect.plan(lab.ports, lab.good, lab.good)
+
+
+def test_runs_with_the_same_inputs_are_not_run_at_all(lab: Lab) -> None:
+    lab.train("a", lambda bad, step: 0.0)
+    lab.ranks.rule = lambda bad, step: float(step)
+    lab.bad = lab.again(lab.good)
+    report = lab.bisect()
+    assert (report.outcome, report.runs, report.plan.most_runs) == ("not explained", 0, 0)
