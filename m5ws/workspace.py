@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, cast
 
 from m5ws import configuration
 from m5ws.errors import MissingExtra, NotFound
-from m5ws.ports import DatasetSource, Launcher, ObjectStore, Observer, SourceControl, TokenizerProbe, Tracker
+from m5ws.ports import (
+    DatasetSource,
+    Launcher,
+    ObjectStore,
+    Observer,
+    Signatures,
+    SourceControl,
+    TokenizerProbe,
+    Tracker,
+)
 from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
 
@@ -39,6 +48,7 @@ _ADAPTERS = {
     "tokenizers": "m5ws.adapters.tokenizer:Tokenizers",
     "launcher": "m5ws.launch.local:LocalLauncher",
     "tracker": "m5ws.adapters.mlflow:Mlflow",
+    "signatures": "m5ws.adapters.ssh_signatures:SshSignatures",
 }
 
 _TORCH = {
@@ -228,6 +238,11 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
     url = settings.url
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
+
+
+def signatures() -> Signatures:
+    """Return what signs and checks signatures; it needs no workspace."""
+    return cast(Signatures, _load("signatures")())
 
 
 def torch_tool(name: str) -> Callable[..., object]:

@@ -24,6 +24,8 @@ COMMANDS = {
     "snapshot": "Pin code, config, tokenizer, data and environment; print one digest.",
     "run": "Train from a snapshot, in isolation.",
     "reproduce": "Do a run again, and prove it is the same bit for bit.",
+    "attest": "Write the verdict on a run down for others to check.",
+    "verify": "Check a verdict that `m5ws attest` wrote.",
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot or a run.",
     "diff": "Show what differs between two snapshots or runs.",

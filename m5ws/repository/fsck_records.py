@@ -10,7 +10,7 @@ from functools import cached_property
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
-from m5ws.records import Digest, Record, Slice
+from m5ws.records import Checkpoint, Digest, Record, Slice
 from m5ws.repository.naming import Named, named
 from m5ws.repository.objects import Objects
 
@@ -32,6 +32,7 @@ class Records:
         self.least: dict[Digest, int] = {}
         self.exact: dict[Digest, int] = {}
         self.slices: dict[Digest, set[Slice]] = {}
+        self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
 
     def need(self, root: str, digest: Digest) -> None:
         """Note that a reference, called `root`, names an object that names no other."""
@@ -89,10 +90,14 @@ class Records:
             return []
         self.read.add(digest)
         try:
-            found = list(named(self._objects, digest, codec.decode(data, kind, f"object {digest}")))
+            record = codec.decode(data, kind, f"object {digest}")
+            found = list(named(self._objects, digest, record))
         except (CorruptObject, UnknownSchema) as error:
             self.unreadable[digest] = str(error)
             return []
+        if isinstance(record, Checkpoint):
+            with self._lock:
+                self.made.setdefault((record.run, record.attempt), {})[digest] = record
         return self._remember(digest, found)
 
     def _remember(self, digest: Digest, found: Iterable[Named]) -> list[_Claim]:

@@ -3,24 +3,23 @@
 References are read before objects are listed: what a writer publishes meanwhile is there when it is looked for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
 from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot
 from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans
+from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records, unread
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest
-from m5ws.repository.spool import genesis
 
 T = TypeVar("T")
 
@@ -88,7 +87,10 @@ class References:
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             self._decode(f"runs/{run_id}/verdict", Verdict, root)
         self._foreign(run_id)
-        self._attempts += [(run_id, attempt) for attempt in ledger.attempts(self._repo, run_id)]
+        begun = ledger.attempts(self._repo, run_id)
+        self._attempts += [(run_id, attempt) for attempt in begun]
+        if (absent := gap(begun)) is not None:
+            self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts are there", root)
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
 
@@ -122,32 +124,39 @@ class References:
     def _attempt(self, run_id: str, attempt: int) -> None:
         """Check all chains of an attempt. The launcher's first: its last event speaks of where the others ended."""
         root = f"run {run_id}"
-        _, last = self._chain(run_id, attempt, LAUNCHER, root)
-        ends = last.heads if isinstance(last, AttemptEnded) else {}
+        made = self._records.made.get((run_id, attempt), {})
+        launcher = self._chain(Chain(run_id, attempt, LAUNCHER), root)
+        if launcher is not None and not launcher.events:
+            self._add("missing", launcher.prefix, "the launcher's ledger, which an attempt begins with", root)
+        ended = launcher.ended if launcher is not None else None
+        ends = ended.heads if ended is not None else {}
         ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
         for rank in sorted(ranks | ends.keys()):
-            head, _ = self._chain(run_id, attempt, rank, root)
-            if head is not None and ends.get(rank, head) != head:
-                where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}"
-                self._add("broken-chain", where, "the end of this rank's ledger is missing", root)
+            # Of an attempt that failed, a machine may have died with the last events that its checkpoints speak of.
+            lived = ended is not None and ended.outcome != "failed"
+            heads = {one.ledger[rank]: digest for digest, one in made.items() if lived and rank in one.ledger}
+            found = self._chain(Chain(run_id, attempt, rank), root, heads)
+            if found is None:
+                continue
+            if ends.get(rank, found.head) != found.head:
+                self._add("broken-chain", found.prefix, "the end of this rank's ledger is missing", root)
+            for digest in sorted(heads[head] for head in heads.keys() - found.passed.keys()):
+                detail = f"it is not the ledger that checkpoint {digest} was made with"
+                self._add("broken-chain", found.prefix, detail, root)
 
-    def _chain(self, run_id: str, attempt: int, rank: str, root: str) -> tuple[Digest | None, AnyEvent | None]:
-        """Return the head of a chain and its last event; of one that is broken no head."""
-        head, seq, last = genesis(run_id, attempt, rank), 0, None
+    def _chain(self, one: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
+        """Follow a chain, and return it; None, and it is named, if it is broken."""
+        found: Chain | None = one
         try:
-            for batch in ledger.read(self._repo, run_id, attempt, rank):
-                for event in map(ledger.decode_event, batch.events):
-                    if isinstance(event, AttemptStarted):
-                        self._records.need(root, event.observed)
-                    last = event
-                head, seq = batch.head, batch.seq + 1
+            one.follow(self._repo, heads)
         except PermissionError:
             raise
         except (CorruptObject, UnknownSchema, NotFound, OSError) as error:
-            where = f"runs/{run_id}/ledger/{attempt:04d}/{rank}/{seq:08d}"
-            self._add("broken-chain", where, _said(error), root)
-            return None, None
-        return head, last
+            self._add("broken-chain", f"{one.prefix}/{one.batches:08d}", _said(error), root)
+            found = None
+        for observed in one.observed:
+            self._records.need(root, observed)
+        return found
 
     # --- plans -------------------------------------------------------------------------------------
 

@@ -82,10 +82,18 @@ def _named(events: Sequence[bytes]) -> set[bytes]:
     return plans.packed(event.observed for event in started if isinstance(event, AttemptStarted))
 
 
-def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | None = None) -> Iterator[Batch]:
+def read(
+    repo: Repository,
+    run: str,
+    attempt: int,
+    rank: str,
+    after: Batch | None = None,
+    stored: Callable[[bytes], object] = lambda _: None,
+) -> Iterator[Batch]:
     """Yield a chain's batches, those after `after` if given, each checked against the one before.
 
-    Raises CorruptObject where the chain is broken.
+    `stored` is called with the stored bytes of each before it is yielded. Raises CorruptObject where the chain is
+    broken.
     """
     prefix = _prefix(run, attempt, rank)
     head = after.head if after else genesis(run, attempt, rank)
@@ -93,8 +101,10 @@ def read(repo: Repository, run: str, attempt: int, rank: str, after: Batch | Non
     present = {name for name in repo.store.names(prefix) if is_number(name)}
     while f"{seq:08d}" in present:
         key = f"{prefix}{seq:08d}"
-        batch = codec.decode(repo.store.get(key), Batch, key)
+        data = repo.store.get(key)
+        batch = codec.decode(data, Batch, key)
         _check(batch, key, run, attempt, rank, seq, head)
+        stored(data)
         head, seq = batch.head, seq + 1
         yield batch
     if any(name >= f"{seq:08d}" for name in present):
@@ -123,11 +133,9 @@ def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent
 
 
 def check_ends(repo: Repository, run: str, attempt: int) -> None:
-    """Raise CorruptObject if a rank's chain does not end where the attempt's last event says it ended."""
-    last = events(repo, run, attempt, LAUNCHER)[-1:]
-    if not last or not isinstance(last[0], AttemptEnded):
-        return
-    for rank, head in last[0].heads.items():
+    """Raise CorruptObject if a rank's chain does not end where the attempt's end says it ended."""
+    ended = next((one for one in events(repo, run, attempt, LAUNCHER) if isinstance(one, AttemptEnded)), None)
+    for rank, head in ended.heads.items() if ended is not None else ():
         found = genesis(run, attempt, rank)
         for batch in read(repo, run, attempt, rank):
             found = batch.head

@@ -63,6 +63,27 @@ def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> Non
         assert said in workspace.m5ws("reproduce", run, *words, expect=2).stderr
 
 
+def test_what_segments_say_together_is_attested_and_held_against_the_store(
+    small: tuple[Workspace, str], tmp_path: Path
+) -> None:
+    workspace, run = small
+    workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
+    file = tmp_path / "verdict.json"
+    told = workspace.json("attest", run, "-o", str(file))
+    assert (told["outcome"], told["verdicts"] >= 3) == ("reproduced", True)
+    report = workspace.json("verify", str(file), "--read-data")
+    assert report["holds"] and report["store"]["present"] == 0 and report["store"]["notes"] == []
+    # The last events are taken away: neither the statement nor the store's own check takes that for a whole run.
+    chain = f"runs/{run}/ledger/0001/0"
+    batch = max((workspace.root / ".m5ws" / "store" / chain).iterdir())
+    taken = batch.rename(tmp_path / "taken")
+    report = workspace.json("verify", str(file), expect=1)
+    assert {one["what"] for one in report["findings"]} == {chain}
+    assert chain in workspace.m5ws("fsck", expect=1).stdout
+    taken.rename(batch)
+    workspace.m5ws("verify", str(file))
+
+
 def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp_path: Path) -> None:
     """A run in whose seventh step something happened that its script does not say: a weight changed."""
     workspace, _ = small
