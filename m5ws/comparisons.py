@@ -39,8 +39,18 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensors_differ: int = 0
 
 
-Outcome = Literal["reproduced", "sampled", "diverged", "nondeterministic", "not comparable"]
-"""`sampled`: the segment that was replayed is equal, given the checkpoint it started from."""
+Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]
+"""`sampled`: the segment that was replayed is equal, given the checkpoint it started from. `consistent`: not equal, and
+all that was recorded lies within the tolerance that was asked for."""
+
+EXIT_CODES: dict[Outcome, int] = {
+    "reproduced": 0,
+    "sampled": 0,
+    "consistent": 0,
+    "diverged": 1,
+    "nondeterministic": 1,
+    "not comparable": 2,
+}
 
 
 class Recheck(Record, frozen=True, kw_only=True):
@@ -78,10 +88,24 @@ class Course(Record, frozen=True, kw_only=True):
         return f"{self.differ} of {self.compared} steps differ{until}" + (f" ({kinds})" if kinds else "")
 
 
+class Apart(Record, frozen=True, kw_only=True):
+    """The recorded value that lies furthest from the original's: `relative` is |a - b| / max(|a|, |b|).
+
+    `values` were compared.
+    """
+
+    relative: float
+    quantity: str
+    step: int
+    rank: int
+    values: int
+
+
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why.
 
-    `recheck` is the second replay of one that diverged, `course` is known of a replay that went on all the same.
+    `recheck` is the second replay of one that diverged, `course` is known of a replay that went on all the same, and
+    `apart` of one that was held against a tolerance.
     """
 
     run: str
@@ -95,6 +119,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     reason: str | None = None
     recheck: Recheck | None = None
     course: Course | None = None
+    apart: Apart | None = None
     created_s: float = 0.0
 
     @property
@@ -105,4 +130,4 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        return {"reproduced": 0, "sampled": 0, "diverged": 1, "nondeterministic": 1, "not comparable": 2}[self.outcome]
+        return EXIT_CODES[self.outcome]

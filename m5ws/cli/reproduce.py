@@ -8,7 +8,7 @@ import msgspec
 from m5ws.cli import interrupt, names, output, segments
 from m5ws.cli.steps import RunProgress
 from m5ws.comparisons import Change
-from m5ws.errors import NotFound
+from m5ws.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from m5ws.operations.reproduce import Request
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 )
 @click.option("--keep-going", is_flag=True, help="Go on after a divergence, and count the steps that differ.")
 @click.option("--no-recheck", is_flag=True, help="Do not replay once more what diverged.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    metavar="REL",
+    help="Go on after a divergence, and ask whether all recorded values lie this close.",
+)
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
 @output.json_option
 @click.pass_context
@@ -49,6 +55,7 @@ def command(
     parallel: int,
     keep_going: bool,
     no_recheck: bool,
+    tolerance: float | None,
     no_progress: bool,
     as_json: bool,
     **which: Unpack[segments.Given],
@@ -68,14 +75,18 @@ def command(
     A segment is what lies between two checkpoints: it is restored from the first and replayed to the second, so that
     a part of a run, or many parts side by side, can be verified. All segments together verify the run.
 
-    Exit status: 0 reproduced or sampled, 1 diverged or nondeterministic, 2 not comparable, 3 something it needs is
-    missing.
+    On other hardware bits cannot be equal. With --tolerance such a replay is *consistent* if no recorded value
+    differs by more, relative to the larger of the two; it is never called the same.
+
+    Exit status: 0 reproduced, sampled or consistent, 1 diverged or nondeterministic, 2 not comparable, 3 something it
+    needs is missing.
 
     \b
     Examples:
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --keep-going
+      m5ws reproduce 7c1d --env warn --tolerance 1e-3
       m5ws reproduce 7c1d --segment 3
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
@@ -94,9 +105,12 @@ def command(
         nproc=nproc,
         keep_going=keep_going,
         recheck=not no_recheck,
+        tolerance=tolerance,
     )
     wanted = segments.Wanted(**which)
     chosen = wanted.of(repo, request.original)
+    if chosen and tolerance is not None:
+        raise UsageError("--tolerance is for a whole run", hint="A segment starts from exact bits: leave it out.")
     if wanted.many:
         context.exit(segments.several(here, ports, request, chosen, parallel, as_json=as_json))
     if chosen:

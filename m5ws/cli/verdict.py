@@ -6,6 +6,7 @@ from m5ws.comparisons import Divergence, Recheck, Verdict
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
     "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
+    "consistent": "the replay is not the same, and close",
     "diverged": "the replay is not the same",
     "nondeterministic": "two replays of this run differ from each other",
     "not comparable": "this environment cannot give the same bits",

@@ -15,7 +15,7 @@ import msgspec
 from m5ws.comparisons import Change, Divergence, Recheck, Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AnyEvent, AttemptStarted
-from m5ws.operations import drift, history, judgement, leftovers, overrides, recheck, run, supervise
+from m5ws.operations import drift, history, judgement, leftovers, overrides, recheck, run, supervise, tolerance
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
 from m5ws.records import LaunchSpec, Observed, Run, Segment
@@ -36,7 +36,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What to do again, and with what changed: the whole run, or a segment of it, which nothing may change.
 
     `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
-    `recheck`: one that diverged is replayed once more before a verdict.
+    `recheck`: one that diverged is replayed once more before a verdict. With a `tolerance`, one that diverges goes on,
+    and is held against that instead.
     """
 
     original: str
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     segment: Segment | None = None
     keep_going: bool = False
     recheck: bool = True
+    tolerance: float | None = None
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -111,14 +113,17 @@ def execute(
     comparison = Comparison(original)
 
     listeners = _Listeners(watch=watch, progress=progress, again=again)
-    result, enough = _replayed(ports, planned, comparison, listeners, keep_going=request.keep_going)
+    on = request.keep_going or request.tolerance is not None
+    result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     if stopped and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
     verdict = judgement.judge(ports, planned.run, comparison, result)
-    if request.keep_going and verdict.first is not None:
+    if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
-    if verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
+    if request.tolerance is not None:
+        verdict = tolerance.judged(verdict, comparison, request.tolerance)
+    elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
         if stopped or not request.recheck:
             verdict = recheck.left_out(verdict)
         else:

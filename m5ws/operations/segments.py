@@ -8,11 +8,10 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Literal
 
 import msgspec
 
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import EXIT_CODES, Outcome, Verdict
 from m5ws.errors import UsageError
 from m5ws.operations import checkpoint_names, history
 from m5ws.records import Segment
@@ -25,7 +24,7 @@ class Joint(msgspec.Struct, frozen=True, kw_only=True):
     """What replays of `segments` of all `of` say of a run: `verdicts` in order of steps, and what that proves."""
 
     run: str
-    outcome: Literal["reproduced", "sampled", "diverged", "nondeterministic", "not comparable"]
+    outcome: Outcome
     segments: int
     of: int
     verdicts: tuple[Verdict, ...]
@@ -33,7 +32,7 @@ class Joint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        return {"reproduced": 0, "sampled": 0, "diverged": 1, "nondeterministic": 1, "not comparable": 2}[self.outcome]
+        return EXIT_CODES[self.outcome]
 
 
 def of_run(repo: Repository, run: str) -> list[Segment]:

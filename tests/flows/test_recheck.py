@@ -104,3 +104,16 @@ def test_where_something_is_changed_on_purpose_there_is_no_second_replay(faulty:
     verdict = _given(faulty, "--set", "learning_rate=0.02")
     assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
     assert "without a second replay" not in verdict["reason"]
+
+
+def test_what_is_not_equal_can_be_consistent_within_a_tolerance(tmp_path: Path) -> None:
+    workspace = _edited(
+        tmp_path, ["    if step.number == 5:", f"        {_added('int.from_bytes(os.urandom(4)) / 2**40')}"]
+    )
+    run = workspace.train()
+    found = workspace.json("reproduce", run, "--tolerance", "0.5")
+    assert (found["outcome"], found["recheck"], found["first"]["step"]) == ("consistent", None, 5)
+    assert 0 < found["apart"]["relative"] < 0.5 and found["apart"]["step"] >= 5
+    assert found["course"]["differ"] > 1 and "not the same bits" in found["reason"]
+    refused = workspace.m5ws("reproduce", run, "--tolerance", "0.5", "--segment", "1", expect=2)
+    assert "whole run" in refused.stderr
