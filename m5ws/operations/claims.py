@@ -52,12 +52,12 @@ def together(verdicts: Sequence[Verdict], parts: Sequence[Segment]) -> tuple[Out
                 return verdict.outcome, f"{verdict.segment or 'the whole run'}: {verdict.reason or bad}"
     if any(verdict.segment is None and verdict.outcome == "reproduced" for verdict in verdicts):
         return "reproduced", "the whole run was replayed, and everything that was compared is equal, bit for bit"
-    for verdict in verdicts:
-        if verdict.outcome == "consistent":
-            return "consistent", verdict.reason or "it lies within a tolerance"
     equal = [verdict.segment for verdict in verdicts if verdict.segment is not None and verdict.outcome == "sampled"]
     if parts and parts[0].checkpoint is None and all(part in equal for part in parts):
         return "reproduced", f"all {len(parts)} segments are equal, and each ends with the checkpoint of the next"
+    for verdict in verdicts:
+        if verdict.outcome == "consistent":
+            return "consistent", verdict.reason or "it lies within a tolerance"
     if equal:
         steps = ", ".join(str(one) for one in sorted(equal, key=lambda one: (one.first, one.last)))
         of = f" of {parts[-1].last} steps" if parts else ""

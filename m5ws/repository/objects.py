@@ -23,6 +23,8 @@ R = TypeVar("R", bound=Record)
 _READS = 3
 _ASKED_BYTES = 64 * 2**10
 """A look costs a round trip, and sending so many bytes for nothing costs more."""
+_SEEN_MOST = 2**17
+"""A process that saves for months asks again, rather than remember each chunk of each checkpoint."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -138,6 +140,8 @@ class Objects:
             size_bytes = memoryview(data).nbytes
             if size_bytes < _ASKED_BYTES or not self.has(digest, size_bytes):
                 self.place(digest, data)
+            if len(self._seen) >= _SEEN_MOST:
+                self._seen.clear()
             self._seen.add(digest)
         return digest
 

@@ -15,15 +15,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from m5ws.errors import CorruptObject, NotFound, ObjectExists, UsageError
+from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.ports import Buffer, ObjectStat
 from m5ws.records import OBJECT_BYTES
+from m5ws.repository import FORMAT
 from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
 _STALE_COPY_S = 3600.0
 _MOVE = "m5ws makes plain files and folders in a store: move what else there is away."
+
+
+class StoreGone(M5Error):
+    """A directory that held a store does not hold it now: what would be written there would be in another place."""
+
+    exit_code = 3
+    hint = "Is its file system mounted? When it is back, what was not written is written then, and what was is whole."
 
 
 @dataclass
@@ -45,13 +53,15 @@ class LocalStore:
     """`ports.ObjectStore` on a directory, which is made with the first object.
 
     A store whose objects can be had again (a cache) need not be `durable`: nothing is synced, and a torn file
-    after a power failure is found by its digest.
+    after a power failure is found by its digest. Once its format was read or written, the directory is a store, and an
+    operation that does not find that there any more raises StoreGone, instead of calling it empty or making it anew.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
         self._durable = durable
         self._folders: set[str] = set()
+        self._known = False
         self._sweep()
 
     @property
@@ -61,7 +71,9 @@ class LocalStore:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         descriptor = self._open(key)
         if descriptor is None:
+            self._check_there()
             raise NotFound(f"{key} is not in the store {self.root}")
+        self._known = self._known or key == FORMAT
         try:
             if start:
                 os.lseek(descriptor, start, os.SEEK_SET)
@@ -70,6 +82,7 @@ class LocalStore:
             os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
+        self._check_there()
         if os.path.lexists(self._path(key)):
             raise ObjectExists(key)
         with self.draft() as draft:
@@ -103,9 +116,11 @@ class LocalStore:
             raise ObjectExists(key) from error
         if self._durable:
             _sync_directory(target.parent)
+        self._known = self._known or key == FORMAT
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         directory, _, _ = prefix.rpartition("/")
+        self._check_there()
         if not self._is_inside(directory):
             return
         for path in _walk(self.root / directory):
@@ -123,6 +138,7 @@ class LocalStore:
             with os.scandir(self.root / directory) as found:
                 return tuple(sorted(_text(entry.name) for entry in found if _holds(entry)))
         except (FileNotFoundError, NotADirectoryError):
+            self._check_there()
             return ()
 
     def delete(self, key: str) -> None:
@@ -132,6 +148,7 @@ class LocalStore:
         try:
             return _stat(key, self._path(key).lstat())
         except (FileNotFoundError, NotADirectoryError):
+            self._check_there()
             return None
 
     def descriptor(self, key: str) -> int | None:
@@ -155,6 +172,14 @@ class LocalStore:
             return descriptor
         os.close(descriptor)
         raise self._foreign(key)
+
+    def _check_there(self) -> None:
+        """Raise StoreGone if this was a store, and is none now: a file system was unmounted, or a folder moved."""
+        if self._known:
+            try:
+                os.lstat(self.root / FORMAT)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise StoreGone(f"the store {self.root} is gone") from error
 
     def _foreign(self, key: str) -> CorruptObject:
         return CorruptObject(f"{key} in the store {self.root} is not a file that m5ws wrote", hint=_MOVE)

@@ -18,6 +18,7 @@ from m5ws.store.s3_errors import (
     Passing,
     PastTheEnd,
     StoreError,
+    StoreFull,
     StoreUnreachable,
     Taken,
     elsewhere,
@@ -40,6 +41,7 @@ _PASSING_CODES = frozenset(
 _ELSEWHERE = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 _UNKNOWN_KEY = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthFailure"})
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "Forbidden", "AllAccessDisabled", "403"})
+_FULL = frozenset({"QuotaExceeded", "ServiceQuotaExceededException"})
 _SKEWED = "RequestTimeTooSkewed"
 DAMAGED = (urllib3.exceptions.HTTPError, OSError, KeyError, ValueError, TypeError)
 """What comes of an answer that ends or is damaged where botocore does not look: dates, numbers, missing fields."""
@@ -95,6 +97,8 @@ def _by_code(error: boto.ClientError, location: Location, action: str, path: str
         return NoCredentials(f"the server does not accept the credentials for {location.url}: {code}: {said}")
     if code == _SKEWED:
         return StoreError(f"{location.url}: {said}", hint="This machine's clock is wrong: S3 allows 15 minutes.")
+    if code in _FULL:
+        return StoreFull(f"{action} on {location.arn(path)} was refused, there is no room: {code}: {said}")
     if code in _DENIED or status == HTTPStatus.FORBIDDEN:
         return AccessDenied(f"{action} on {location.arn(path)} was denied: {said or code}")
     if status == HTTPStatus.NOT_IMPLEMENTED:

@@ -33,6 +33,12 @@ class AccessDenied(StoreError):
     hint = "Ask for this permission. Without s3:ListBucket, S3 says the same of objects that are absent."
 
 
+class StoreFull(StoreError):
+    """The server takes no more bytes of this user or into this bucket."""
+
+    hint = "`m5ws gc` deletes what nothing needs; or have the quota raised. What was published is whole."
+
+
 class NoCredentials(StoreError):
     """There are no usable credentials."""
 

@@ -19,6 +19,8 @@ import msgspec
 from m5ws.store.s3_errors import Passing, StoreFailing, StoreUnreachable
 
 _log = logging.getLogger(__name__)
+# Not the global generator: a store that fails now and then must not change what a training draws.
+_DRAW = random.SystemRandom()
 T = TypeVar("T")
 
 
@@ -114,7 +116,7 @@ class Persistence:
         if trouble.expired:
             self._renew()
         limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)
-        pause_s = random.uniform(0.0, limit_s)
+        pause_s = _DRAW.uniform(0.0, limit_s)
         budget_s = self._patience.budget_s if self._answered else self._patience.contact_s
         # What is not known yet is always asked: an error without a cause helps nobody.
         if not trouble.unknown and time.monotonic() + pause_s - began_s > budget_s:

@@ -141,9 +141,10 @@ class _Saving:
         objects = self.active.repo.objects
         saved, problem, mine, began = Saved(), None, None, frozenset[str]()
         try:
-            began = objects.begin()
+            # Collective, so nothing that can fail on one rank alone stands before it.
             saved = self.staged.save(objects, self.group, self.fingerprints)
             mine = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
+            began = objects.begin()
         except (Fenced, StateError, RestoreError):
             raise
         except (M5Error, OSError) as error:

@@ -164,7 +164,7 @@ class Recorder:
         ends = last or stopping
         if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
             self._flush()
-            self._checkpoint(step.number, last=ends)
+            self._checkpoint(step.number, last=ends, stopping=stopping)
         elif last or _falls_on(step.number, self._fingerprint_every):
             self._flush()
             self._fingerprint(step.number)
@@ -229,10 +229,13 @@ class Recorder:
         """Return the states of the scheduler and of the script's own objects, by name. Raises StateError."""
         return {name: plain.encode(item.state_dict(), name) for name, item in self._objects.items()}
 
-    def _checkpoint(self, step: int, *, last: bool) -> None:
+    def _checkpoint(self, step: int, *, last: bool, stopping: bool) -> None:
         """Stage the state after a step, and save it: beside the training, or, if it is the last, before going on."""
         began_s = time.perf_counter()
-        self._wait_for_the_one_before(step)
+        self._wait_for_the_one_before(step, self._left_s() if stopping else None)
+        if self._saver.busy:
+            self._give_up(step)
+            return
         states = rng.capture(self._generators)
         own = self._objects_state()
         common = {"scheduler": own.pop("scheduler")} if "scheduler" in own else {}
@@ -265,9 +268,9 @@ class Recorder:
             self._saver.settle()
         self._cadence.saved()
 
-    def _wait_for_the_one_before(self, step: int) -> None:
+    def _wait_for_the_one_before(self, step: int, left_s: float | None) -> None:
         """Only one state is staged at a time: a checkpoint that is due waits for the one before to be published."""
-        waited_s = self._saver.settle()
+        waited_s = self._saver.settle(left_s)
         if waited_s >= _NOTABLE_S:
             self._active.notice(
                 "checkpoint-waited",
@@ -278,19 +281,25 @@ class Recorder:
 
     def _save_in_time(self, save: Callable[[], bool], step: int) -> None:
         """Save what is the last checkpoint; if this rank was asked to stop, for as long as it is given."""
-        left_s = self._active.stop.left_s(self._saving.deadline_s)
+        left_s = self._left_s()
         if left_s is None:
             self._saver.run(save)
             return
         self._saver.begin(save)
         self._saver.settle(left_s)
         if self._saver.busy:
-            self._active.notice(
-                "save-failed",
-                f"the last checkpoint, after step {step}, was not saved in {self._saving.deadline_s:.0f} s "
-                "([checkpoint] deadline_s): it is given up",
-                step,
-            )
+            self._give_up(step)
+
+    def _left_s(self) -> float | None:
+        return self._active.stop.left_s(self._saving.deadline_s)
+
+    def _give_up(self, step: int) -> None:
+        self._active.notice(
+            "save-failed",
+            f"the last checkpoint, after step {step}, was not saved in {self._saving.deadline_s:g} s "
+            "([checkpoint] deadline_s): it is given up",
+            step,
+        )
 
     def _room(self) -> bool:
         """Return whether memory has room for a copy of the state, saying so once if it has not."""

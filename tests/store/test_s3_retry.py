@@ -1,5 +1,6 @@
 """How many requests are in flight, and when trying ends."""
 
+import random
 import threading
 
 import pytest
@@ -91,3 +92,15 @@ def test_other_errors_are_not_tried_again() -> None:
     with pytest.raises(KeyError):
         _persistence(Patience()).do("a", attempt)
     assert calls == [0]
+
+
+def test_pauses_draw_nothing_from_the_generator_that_a_training_uses() -> None:
+    before = random.getstate()
+
+    def attempt(number: int) -> str:
+        if number < 3:
+            raise Passing("slow down", slow=True)
+        return "done"
+
+    assert _persistence(Patience(first_s=0.001, longest_s=0.001)).do("a", attempt) == "done"
+    assert random.getstate() == before

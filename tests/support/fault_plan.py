@@ -19,6 +19,12 @@ KINDS = {
     "request_timeout": "400 RequestTimeout instead of an answer of the server",
 }
 
+REFUSALS = {
+    "denied": "403 AccessDenied instead of an answer of the server",
+    "full": "403 QuotaExceeded instead of an answer of the server, to what would store something",
+}
+"""Refusals are no accidents of the way, and no client tries them again."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rates by kind, in faults per request; no rates is quiet."""
@@ -29,9 +35,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drip_bytes_s: int = 1024
 
     def __post_init__(self) -> None:
-        unknown = self.rates.keys() - KINDS.keys()
+        known = KINDS | REFUSALS
+        unknown = self.rates.keys() - known.keys()
         if unknown or sum(self.rates.values()) > 1 + 1e-9 or min(self.rates.values(), default=0) < 0:
-            raise ValueError(f"rates are of {', '.join(KINDS)}, and at most 1 together: {self.rates}")
+            raise ValueError(f"rates are of {', '.join(known)}, and at most 1 together: {self.rates}")
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -76,7 +83,7 @@ class Plan:
         kind_at, at = self._random.random(), self._random.random()
         for kind, rate in self.settings.rates.items():
             if kind_at < rate:
-                return Fault(kind, at)
+                return None if kind == "full" and method != "PUT" else Fault(kind, at)
             kind_at -= rate
         return None
 

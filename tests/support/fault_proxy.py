@@ -19,6 +19,8 @@ from fault_plan import Fault, Plan, Settings, count
 from http_wire import PIECE_BYTES, Framing, Head, Malformed, Piece, body, read_head, request_framing, response_framing
 
 _ANSWERS = {
+    "denied": ("403 Forbidden", "AccessDenied", "Access Denied"),
+    "full": ("403 Forbidden", "QuotaExceeded", "The quota of the bucket is exceeded."),
     "http_500": ("500 Internal Server Error", "InternalError", "We encountered an internal error. Please try again."),
     "slow_down": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
     "request_timeout": (

@@ -18,7 +18,7 @@ from m5ws import codec
 from m5ws.determinism import environment
 from m5ws.events import AnyEvent, CheckpointPublished, Notice, State, Step
 from m5ws.records import Context, Digest, LaunchSpec, Saving
-from m5ws.repository import Repository, ledger
+from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.training import context
 from m5ws.training.stop import Stop
@@ -87,8 +87,12 @@ class Runner:
             resume=resume,
             saving=self.saving,
         )
-        planted.begin(self.repo, self.run, self.attempts)
+        planted.begin(self.repo, self.run, self.attempts, inherits=tuple(checkpoints.valid(self.repo, self.run)))
         return said, directory
+
+    def left(self, directory: Path, status: int = 0) -> Attempt:
+        """Return what an attempt has left in its directory."""
+        return Attempt(status, read_spools(directory), directory)
 
     def __call__(
         self,
@@ -115,7 +119,7 @@ class Runner:
             timeout=120,
         )
         (directory / "launcher.log").write_text(process.stdout + process.stderr)
-        return Attempt(process.returncode, read_spools(directory), directory)
+        return self.left(directory, process.returncode)
 
 
 def read_spools(directory: Path) -> dict[int, list[AnyEvent]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 import m5ws
 import planted
+from loops import train
 from m5ws.errors import Fenced
 from m5ws.events import CheckpointPublished, Step
 from m5ws.ports import Buffer
@@ -42,22 +42,6 @@ def gated(store: LocalStore) -> Iterator[Gated]:
     found = Gated(store.root)
     yield found
     found.gate.set()
-
-
-def train(steps: int, every: int | None, at: Callable[[int], None] = lambda _: None) -> Callable[[], None]:
-    """Return a script that trains a small model, calling `at` in the body of each step."""
-
-    def script() -> None:
-        torch.manual_seed(1)
-        model = torch.nn.Linear(8, 8)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for step in m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=every).steps():
-            at(step.number)
-            model(torch.randn(4, 8)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return script
 
 
 def test_the_training_goes_on_and_what_is_saved_is_the_state_of_its_step(in_process: Any, gated: Gated) -> None:
@@ -134,14 +118,14 @@ def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process:
     assert list(rarely.contents) == [3]
 
 
-def stopping(steps: int, at: Callable[[int], None]) -> Callable[[], None]:
+def stopping(steps: int, at: Callable[[int], None], every: int | None = None) -> Callable[[], None]:
     """Return a script that trains as `train` does, in a rank that stops when it is told to by a signal."""
 
     def script() -> None:
         active = m5ws.training.context.active()
         assert active is not None
         active.stop.install()
-        train(steps, None, at)()
+        train(steps, every, at)()
 
     return script
 
@@ -167,13 +151,17 @@ def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, handlers:
     assert list(attempt.contents) == [2]
 
 
-def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, handlers: None, gated: Gated) -> None:
+@pytest.mark.parametrize("every", [None, 2], ids=["itself", "the one before it"])
+def test_a_last_checkpoint_that_takes_too_long_is_given_up(
+    in_process: Any, handlers: None, gated: Gated, every: int | None
+) -> None:
     def at(step: int) -> None:
         if step == 2:
             gated.gate.clear()
+        if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    attempt, error = in_process(stopping(100, at), repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
+    attempt, error = in_process(stopping(100, at, every), repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
     assert isinstance(error, SystemExit) and error.code == 143
     assert not attempt.contents
     (notice,) = attempt.notices("save-failed")

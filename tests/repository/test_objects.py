@@ -1,0 +1,26 @@
+"""What a process remembers of objects: enough not to ask twice, and no more than so many."""
+
+import pytest
+
+from m5ws.repository import Repository, objects
+from m5ws.store.local import LocalStore
+from passing_store import PassingStore
+
+
+def test_what_was_seen_to_be_there_is_remembered_up_to_a_limit(
+    store: LocalStore, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_SEEN_MOST", 4)
+    asked: list[str] = []
+    watched = Repository(PassingStore(store, lambda operation, key: asked.append(key)), repo.format)
+    contents = [bytes([number]) for number in range(5)]
+    for content in contents[:4]:
+        watched.objects.ensure(content)
+    asked.clear()
+    for content in contents[:4]:
+        watched.objects.ensure(content)
+    assert asked == []
+    for content in contents:
+        watched.objects.ensure(content)
+    assert len(watched.objects._seen) == 1
+    assert [watched.objects.get(watched.objects.digest(content)) for content in contents] == contents

@@ -1,0 +1,36 @@
+"""A directory that was a store, and is none for a while: a file system that was unmounted, a folder that was moved."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from m5ws.repository import Repository
+from m5ws.store.local import LocalStore, StoreGone
+
+_OPERATIONS: dict[str, Callable[[LocalStore], object]] = {
+    "create": lambda store: store.create("objects/aa", b"new"),
+    "get": lambda store: store.get("format"),
+    "stat": lambda store: store.stat("format"),
+    "list": lambda store: list(store.list("runs/")),
+    "names": lambda store: store.names("runs/"),
+}
+
+
+@pytest.mark.parametrize("operation", _OPERATIONS)
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_store_that_is_gone_is_not_empty_and_not_made_anew(tmp_path: Path, operation: str, opened: bool) -> None:
+    store = LocalStore(tmp_path / "mounted" / "store")
+    Repository.create(store)
+    if opened:
+        store = LocalStore(store.root)
+        Repository.open(store)
+    store.root.parent.rename(tmp_path / "away")
+    store.root.parent.mkdir()
+    with pytest.raises(StoreGone, match=r"mounted/store is gone"):
+        _OPERATIONS[operation](store)
+    assert list(store.root.parent.iterdir()) == []
+    store.root.parent.rmdir()
+    (tmp_path / "away").rename(store.root.parent)
+    store.create("objects/ab", b"now")
+    assert store.get("objects/ab") == b"now"

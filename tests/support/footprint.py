@@ -1,0 +1,77 @@
+"""What a process and its children hold while they run: memory of their own, file descriptors, threads."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a process held when `at` checkpoints were made."""
+
+    at: int
+    memory_bytes: int
+    descriptors: int
+    threads: int
+
+
+class Footprints:
+    """Samples of all processes below one, by what they are."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self.of: dict[str, list[Held]] = defaultdict(list)
+
+    def sample(self, at: int) -> None:
+        """Look at all processes now; what ends while it is looked at is left out."""
+        for pid in _tree(self._root):
+            with suppress(OSError, KeyError):
+                self.of[_role(pid)].append(_held(pid, at))
+
+    def window(self, role: str, first: int, last: int) -> Held:
+        """Return the medians of what a kind of process held while it went from `first` to `last`, and its most files.
+
+        Files and threads come and go: their most is what counts.
+        """
+        held = [one for one in self.of[role] if first <= one.at <= last]
+        return Held(
+            at=last,
+            memory_bytes=int(statistics.median(one.memory_bytes for one in held)),
+            descriptors=max(one.descriptors for one in held),
+            threads=max(one.threads for one in held),
+        )
+
+
+def _held(pid: int, at: int) -> Held:
+    folder = Path(f"/proc/{pid}")
+    said = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+    return Held(
+        at=at,
+        memory_bytes=1024 * int(said["RssAnon"].split()[0]),
+        descriptors=len(list((folder / "fd").iterdir())),
+        threads=int(said["Threads"]),
+    )
+
+
+def _tree(root: int) -> Iterable[int]:
+    """Yield a process and all below it."""
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+
+
+def _role(pid: int) -> str:
+    """Return what a process of `m5ws run` is, by its command line."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    if "torch.distributed.run" in words:
+        return "launcher"
+    if "m5ws.training.rank" in words:
+        return "rank"
+    return "supervisor" if "run" in words else "other"

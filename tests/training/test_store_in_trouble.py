@@ -1,0 +1,180 @@
+"""A store that is away, full, slow or denies access while a run saves: the run does as configured, and says so.
+
+No checkpoint that was published is ever wrong: the run that goes on from it ends as one that nothing befell.
+"""
+
+import importlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loops import train
+from m5ws.events import Step
+from m5ws.ports import ObjectStore
+from m5ws.records import Saving
+from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.training import context
+from m5ws.training.saver import TooManyFailures
+from proxies import FaultProxy
+from tests.conftest import loud_skip
+from troubles import TROUBLES, Directory, Server, file_system
+
+if TYPE_CHECKING:
+    from s3_servers import S3Server
+
+_STEPS = 14
+_SAID = {
+    "away": r"the store .* is gone|StoreUnreachable|StoreFailing",
+    "full": "No space left on device|QuotaExceeded",
+    "denied": "Permission denied|AccessDenied",
+}
+_PATIENCE_S = 0.3
+_WAIT_S = 60.0
+
+
+@pytest.fixture(params=TROUBLES)
+def trouble(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=["directory", "S3 (moto)"])
+def troubled(request: pytest.FixtureRequest, trouble: str, tmp_path: Path) -> Iterator[Directory | Server]:
+    """Return a store and its trouble, which has not begun."""
+    if request.param == "directory":
+        found = Directory(tmp_path, trouble)
+        with file_system(found.root.parent) as own:
+            if trouble == "full" and not own:
+                loud_skip("a full disk: mounting a small file system needs the rights of the superuser")
+            yield found
+            found.end()
+        return
+    request.getfixturevalue("s3_environment")
+    server: S3Server = request.getfixturevalue("s3_server")
+    with FaultProxy(server.endpoint.removeprefix("http://")) as proxy:
+        url = server.url(server.bucket(), region="eu-west-1").replace(server.endpoint, proxy.endpoint)
+        yield Server(proxy, trouble, lambda: _impatient(url))
+
+
+def _impatient(url: str) -> ObjectStore:
+    """Open a store in S3 that gives a request up soon, so that the test need not wait for minutes."""
+    location: Any = importlib.import_module("m5ws.store.s3_location")
+    retry: Any = importlib.import_module("m5ws.store.s3_retry")
+    s3: Any = importlib.import_module("m5ws.store.s3")
+    budget = retry.Patience(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
+    store: ObjectStore = s3.S3Store(location.parse(url), budget)
+    return store
+
+
+class _Tried:
+    """A run whose store is in trouble while it does some of its steps; `repo` is that of a bystander."""
+
+    def __init__(self, in_process: Any, undisturbed: Repository, troubled: Directory | Server) -> None:
+        self._in_process = in_process
+        self.troubled = troubled
+        self.repo = in_process.runner.repo = Repository.create(troubled.opened())
+        self.run = in_process.runner.run
+        self._whole = type(in_process)(type(in_process.runner)(undisturbed, in_process.runner.tmp / "undisturbed"))
+
+    def __call__(self, begins: int, ends: int | None, *, stops: int | None = None, **saving: Any) -> Any:
+        """Train, with a checkpoint every two steps: trouble from step `begins` to step `ends`, a signal at `stops`."""
+
+        def at(step: int) -> None:
+            if step == 1 and stops is not None:
+                active = context.active()
+                assert active is not None
+                active.stop.install()
+            if step == begins:
+                self._wait_for(begins - 1)
+                self.troubled.begin()
+            if step == ends:
+                self.troubled.end()
+            if step == stops:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return self._in_process(
+            train(_STEPS, 2, at), repo=Repository.open(self.troubled.opened()), saving=Saving(**saving)
+        )
+
+    def _wait_for(self, step: int) -> None:
+        end_s = time.monotonic() + _WAIT_S
+        while self.published()[-1:] != [step]:
+            assert time.monotonic() < end_s, f"the checkpoint after step {step} was not published"
+            time.sleep(0.02)
+
+    def published(self) -> list[int]:
+        return [checkpoints.step_of(name) for name in checkpoints.valid(self.repo, self.run)]
+
+    def judge(self) -> None:
+        """Read each published checkpoint, and go on from the newest, to the bits of a run that nothing befell."""
+        report = fsck.check(self.repo, read_data=True)
+        # The runner publishes neither the run nor what was observed of the machine.
+        assert [one for one in report.damage if one.key.startswith("objects/") and "0" * 64 not in one.key] == []
+        names = [name for name in checkpoints.valid(self.repo, self.run) if checkpoints.step_of(name) < _STEPS]
+        contents = {checkpoints.step_of(name): checkpoints.load(self.repo, self.run, name).content for name in names}
+        newest = checkpoints.digest(self.repo, self.run, names[-1])
+        again, error = self._in_process(train(_STEPS, 2), resume=newest)
+        assert error is None
+        whole, error = self._whole(train(_STEPS, 2))
+        assert error is None
+        assert (contents | again.contents).items() <= whole.contents.items()
+        assert _STEPS in again.contents
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Give back the handlers that a rank replaces."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.fixture
+def tried(in_process: Any, repo: Repository, troubled: Directory | Server) -> _Tried:
+    return _Tried(in_process, repo, troubled)
+
+
+def _says(notices: list[str], trouble: str) -> bool:
+    return bool(notices) and all(re.search(_SAID[trouble], said) for said in notices)
+
+
+def test_the_training_goes_on_and_saves_again_when_the_trouble_is_over(tried: _Tried, trouble: str) -> None:
+    attempt, error = tried(5, 11)
+    assert error is None and len(attempt.of(Step)) == _STEPS
+    assert tried.published() == list(attempt.contents)
+    failed = attempt.notices("save-failed")
+    if trouble == "slow":
+        assert list(attempt.contents) == list(range(2, _STEPS + 1, 2)) and not failed
+    else:
+        assert {2, 4, 12, 14} <= attempt.contents.keys() and 6 not in attempt.contents
+        assert "after step 6" in failed[0] and _says(failed, trouble), failed
+    tried.judge()
+
+
+@pytest.mark.parametrize("trouble", ["away", "full", "denied"])
+def test_the_training_ends_after_as_many_failures_as_it_is_told(tried: _Tried, trouble: str) -> None:
+    attempt, error = tried(5, None, failures=2)
+    tried.troubled.end()
+    assert isinstance(error, TooManyFailures) and "2 checkpoints in a row" in str(error)
+    assert max(step.step for step in attempt.of(Step)) < _STEPS
+    assert tried.published() == [2, 4] and _says(attempt.notices("save-failed"), trouble)
+    tried.judge()
+
+
+@pytest.mark.parametrize("trouble", ["away"])
+@pytest.mark.usefixtures("signals")
+def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(tried: _Tried, trouble: str) -> None:
+    attempt, error = tried(5, None, stops=7, deadline_s=0.3)
+    tried.troubled.end()
+    assert isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+    assert [step.step for step in attempt.of(Step)][-1] == 7
+    assert 7 not in attempt.contents
+    assert any("after step 7" in said and "given up" in said for said in attempt.notices("save-failed"))
+    tried.judge()

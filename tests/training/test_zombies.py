@@ -1,0 +1,97 @@
+"""Fencing: whatever a rank of an earlier attempt publishes when it wakes up late, nobody ever accepts it."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+import soak_page
+from m5ws.errors import UsageError
+from m5ws.gc_records import Rules
+from m5ws.operations import checkpoint_names, gc
+from m5ws.ports import ObjectStore
+from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.store import open_store
+from zombies import WAKES, Told, Tries
+
+if TYPE_CHECKING:
+    from s3_servers import S3Server
+
+_HEADER = (
+    (
+        "| store | seed | zombies | woke after the attempt began | between look and write | as the attempt began |"
+        " told that it is superseded | accepted | in time, no zombie | seconds |"
+    ),
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    zombies: int
+    soak: bool = False
+
+
+_SCALES = [_Scale(9), pytest.param(_Scale(1000, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+
+
+@pytest.fixture(params=["directory", "S3 (moto)"])
+def where(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def opened(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
+    if where == "directory":
+        return lambda: open_store(str(tmp_path / "store"))
+    request.getfixturevalue("s3_environment")
+    server: S3Server = request.getfixturevalue("s3_server")
+    url = server.url(server.bucket(), region="eu-west-1")
+    return lambda: open_store(url)
+
+
+@pytest.mark.parametrize("scale", _SCALES)
+def test_a_zombie_s_checkpoint_is_never_accepted(opened: Callable[[], ObjectStore], where: str, scale: _Scale) -> None:
+    began_s = time.monotonic()
+    seed = random.SystemRandom().randrange(10**6) if scale.soak else 7
+    Repository.create(opened())
+    tries, told = Tries(opened, seed), list[Told]()
+    while sum(one.late for one in told) < scale.zombies:
+        told.append(one := tries.one(WAKES[len(told) % len(WAKES)]))
+        assert not one.accepted, one
+        # Only who looked before the attempt began can think that it has published.
+        assert one.refused or one.wakes != "after the attempt began"
+    late = [one for one in told if one.late]
+    # A fresh client sees the same, when all is over.
+    _judge(Repository.open(opened()), tries.accepted)
+    woke = Counter(one.wakes for one in late)
+    assert len(woke) > 1
+    refused, in_time = sum(one.refused for one in late), len(told) - len(late)
+    counts = (len(late), *(woke[wakes] for wakes in WAKES), refused, sum(one.accepted for one in late), in_time)
+    row = "| " + " | ".join(map(str, (where, seed, *counts, f"{time.monotonic() - began_s:,.0f}"))) + " |"
+    print(row)
+    if scale.soak:
+        soak_page.put("zombies", _HEADER, row)
+
+
+def _judge(repo: Repository, accepted: dict[str, list[str]]) -> None:
+    """Check what people and gc see of all runs: what zombies wrote can be told, does not count, and is garbage."""
+    late = 0
+    for run, labels in accepted.items():
+        assert checkpoints.valid(repo, run) == labels
+        assert checkpoint_names.resolve(repo, f"{run}@2").name == checkpoints.name(2, 2)
+        assert checkpoint_names.resolve(repo, run).name == checkpoints.name(3, 2)
+        fenced = set(checkpoints.names(repo, run)) - set(labels)
+        late += len(fenced)
+        for name in fenced:
+            with pytest.raises(UsageError, match="does not count"):
+                checkpoint_names.resolve(repo, f"{run}@{name}")
+    assert late
+    report = fsck.check(repo)
+    assert report.clean, report.damage
+    assert gc.plan(repo, Rules(last=100), 0.0, dry_run=True).plan.checkpoints == late
