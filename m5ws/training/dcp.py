@@ -37,7 +37,8 @@ from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import content as content_rules
-from m5ws.training.plain import RestoreError
+from m5ws.training import raw
+from m5ws.training.plain import RestoreError, StateError
 
 _SCRATCH_BYTES = 512 * 2**20
 """So much memory, at most, holds rows that do not fit where they belong as they are stored."""
@@ -128,10 +129,12 @@ class RepositoryWriter(StorageWriter):
         for position, item in enumerate(plan.items):
             data = planner.resolve_data(item)
             if isinstance(data, io.BytesIO):
+                if data.getbuffer().nbytes > self._objects.format.chunk_bytes:
+                    raise _too_large(item.index.fqn, data.getbuffer().nbytes, self._objects.format.chunk_bytes)
                 yield f"{position}.0", data.getbuffer()
             elif data.numel() and item.tensor_data is not None:
                 offset = _flat_offset(item.tensor_data.size, item.tensor_data.chunk) * data.element_size()
-                for cut, piece in enumerate(_on_grid(_raw(data), offset, self._objects.format.chunk_bytes)):
+                for cut, piece in enumerate(_on_grid(raw.readable(data), offset, self._objects.format.chunk_bytes)):
                     yield f"{position}.{cut}", piece
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -147,6 +150,13 @@ class RepositoryWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+
+def _too_large(name: str, size_bytes: int, most_bytes: int) -> StateError:
+    return StateError(
+        f"{name} is {size_bytes} bytes of pickled Python objects, and {most_bytes} can be stored of one such item",
+        hint="Hold what is large in it as tensors, which have no limit.",
+    )
 
 
 def _tensor_record(
@@ -165,11 +175,6 @@ def _tensor_record(
         shape=tuple(item.size),
         shards=tuple(shards[offsets] for offsets in sorted(shards)),
     )
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes, row-major, on the host; a view of the tensor itself where it can be one."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _flat_offset(shape: Sequence[int], chunk: ChunkStorageMetadata) -> int:
@@ -248,8 +253,8 @@ class RepositoryReader(StorageReader):
         if size_bytes < start + count * row_bytes:
             raise CorruptObject(f"the parts of {name} are shorter than its shape {shard.sizes}")
         whole = tuple(item.lengths) == (count, *shard.sizes[1:]) if shard.sizes else True
-        if whole and size_bytes == target.nbytes and target.device.type == "cpu" and target.is_contiguous():
-            memory = target.view(-1).view(torch.uint8).numpy().data
+        memory = raw.writable(target) if whole and size_bytes == target.nbytes else None
+        if memory is not None:
             return _Reading(item, target, into(parts, memory, name))
         scratch = torch.empty(size_bytes, dtype=torch.uint8)
         shape = (count, *shard.sizes[1:]) if shard.sizes else ()
@@ -304,7 +309,7 @@ class _Reading:
             offsets[0] = 0
         for dimension, (offset, length) in enumerate(zip(offsets, self.item.lengths, strict=True)):
             source = source.narrow(dimension, offset, length)
-        self.target.copy_(source)
+        raw.fill(self.target, source)
 
 
 def _tensor_metadata(tensor: TensorRecord) -> TensorStorageMetadata:

@@ -14,13 +14,12 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from m5ws import codec
-from m5ws.ports import Buffer
 from m5ws.records import Shard, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import content as content_rules
-from m5ws.training import plain
+from m5ws.training import plain, raw
 from m5ws.training.backend import Plain
 from m5ws.training.plain import RestoreError, StateError
 
@@ -48,7 +47,7 @@ def write(
 ) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
     """Make what `parted` returned durable; return its tensors, and where each file's structure is."""
     # By name: a dictionary that was loaded may have another order than the one that was saved.
-    parts = write_parts(objects, ((name, _raw(tensors[name])) for name in sorted(tensors)))
+    parts = write_parts(objects, ((name, raw.readable(tensors[name])) for name in sorted(tensors)))
     blobs = {name: _put(objects, structure) for name, structure in structures.items()}
     return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
 
@@ -107,11 +106,6 @@ def _with_metadata(value: Any, lifted: Any) -> Any:
     """Keep the versions that `Module.state_dict` hangs on its result, which loaders of older layouts look at."""
     metadata = getattr(value, "_metadata", None)
     return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
-
-
-def _raw(tensor: torch.Tensor) -> Buffer:
-    """Return a tensor's elements, row-major, on the host; a view of the tensor itself where it can be one."""
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _record(name: str, tensor: torch.Tensor, parts: tuple[Slice, ...]) -> TensorRecord:

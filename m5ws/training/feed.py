@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from m5ws.errors import M5Error
-from m5ws.training import plain
+from m5ws.training import plain, raw
 from m5ws.training.backend import Plain
 
 
@@ -125,7 +125,7 @@ def _update(into: Any, batch: object) -> None:
     if isinstance(batch, torch.Tensor):
         value = batch.detach()
         into.update(f"T{value.dtype}{tuple(value.shape)}".encode())
-        into.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        into.update(raw.readable(value))
     elif isinstance(batch, np.ndarray) and not batch.dtype.hasobject:
         into.update(f"A{batch.dtype.str}{batch.shape}".encode())
         into.update(batch.tobytes())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from m5ws.training import control
+from m5ws.training import control, raw
 from m5ws.training.backend import Box, Piece, Span
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def element_sum(tensor: torch.Tensor, place: Span | Box | None = None) -> torch.
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bits, flat, as unsigned integers of its element size; complex128 as two words each."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = raw.flat(tensor)
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}.get(flat.element_size(), torch.int64)
     return flat.view(unsigned)
 

@@ -4,6 +4,7 @@ Names are those of the unwrapped model, so that a checkpoint of one wrapping, or
 loads into another. Optimizer state is named by its parameter, never by an index.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,13 +18,14 @@ from m5ws.errors import M5Error
 from m5ws.records import Content
 from m5ws.repository.objects import Objects
 from m5ws.training import content as content_rules
-from m5ws.training import control, plain
+from m5ws.training import control, optimizer_state
 from m5ws.training.backend import Box, Piece, Plain, Saved
 from m5ws.training.plain import RestoreError, StateError
 from m5ws.training.staging import Copier
 
 # What torch.compile and activation checkpointing put into the path of a parameter.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+_BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
 
 class CopiesDiffer(M5Error):
@@ -47,9 +49,8 @@ class FsdpBackend:
 
     def stage(self, copier: Copier) -> "_Staged":
         state = {name: _copied(name, tensor, copier) for name, tensor in self._state().items()}
-        return _Staged(
-            state, common={"groups": self._groups(), "devices": self._devices()}, rank={"optimizer": self._extras()}
-        )
+        common = {"groups": optimizer_state.groups(self._optimizer), "devices": self._devices()}
+        return _Staged(state, common, optimizer_state.extras(self._optimizer_state()))
 
     def load(
         self,
@@ -71,8 +72,9 @@ class FsdpBackend:
         _check_fit({name: tuple(tensor.shape) for name, tensor in named.items()}, stored)
         dcp.load(named, objects, content, group)
         if self._optimizer is not None:
-            self._restore_groups(common["groups"])
-            self._restore_extras(rank["optimizer"] if rank is not None else {})
+            optimizer_state.restore_groups(self._optimizer, common["groups"])
+            own = rank["optimizer"] if rank is not None else {}
+            optimizer_state.restore_extras(self._optimizer_state(), common.get("optimizer", {}), own)
 
     # --- what there is, by name
 
@@ -82,8 +84,15 @@ class FsdpBackend:
         state = {f"model.{name}": parameter.detach() for name, parameter in self._parameters().items()}
         for path, buffer in self._model.named_buffers():
             state[f"buffer.{self._unwrapped(path)}"] = buffer.detach()
+        known = {id(parameter) for parameter in self._model.parameters()}
+        for name, parameter in self._optimized():
+            # What is trained beside the model, as fp32 copies of bf16 weights: the next step begins from these.
+            if id(parameter) not in known:
+                state[f"master.{name}"] = parameter.detach()
         for name, values in self._optimizer_state():
             state |= {f"optimizer.{name}.{key}": v for key, v in values.items() if isinstance(v, torch.Tensor)}
+        for name, tensor in state.items():
+            _check_kind(name, tensor)
         return dict(sorted(state.items()))
 
     def _reshard(self) -> None:
@@ -115,15 +124,6 @@ class FsdpBackend:
 
     # --- optimizer state that is no tensor, and how to make the tensors anew
 
-    def _groups(self) -> Plain:
-        if self._optimizer is None:
-            return []
-        groups = [
-            {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            for group in self._optimizer.param_groups
-        ]
-        return plain.encode(groups, "optimizer.param_groups")
-
     def _devices(self) -> dict[str, str]:
         """Say of each state tensor that is no shard which kind of device it is on: Adam's step stays on the CPU."""
         return {
@@ -131,16 +131,6 @@ class FsdpBackend:
             for name, values in self._optimizer_state()
             for key, value in values.items()
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-        }
-
-    def _extras(self) -> Plain:
-        return {
-            name: {
-                key: plain.encode(value, f"optimizer.{name}.{key}")
-                for key, value in values.items()
-                if not isinstance(value, torch.Tensor)
-            }
-            for name, values in self._optimizer_state()
         }
 
     def _make_optimizer_state(self, content: Content, common: Mapping[str, Plain]) -> None:
@@ -172,27 +162,6 @@ class FsdpBackend:
             if name in state:
                 self._optimizer.state[parameter] = state[name]
 
-    @torch.no_grad()
-    def _restore_groups(self, stored: Plain) -> None:
-        assert self._optimizer is not None
-        groups = plain.decode(stored)
-        if len(groups) != len(self._optimizer.param_groups):
-            present = len(self._optimizer.param_groups)
-            raise RestoreError(f"the checkpoint has {len(groups)} parameter groups, the optimizer has {present}")
-        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
-            for key, value in values.items():
-                # A tensor stays the tensor it is: a compiled step, or a scheduler, holds on to it.
-                if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[key].copy_(value)
-                else:
-                    group[key] = value
-
-    def _restore_extras(self, stored: Mapping[str, Plain]) -> None:
-        assert self._optimizer is not None
-        for name, parameter in self._optimized():
-            for key, value in stored.get(name, {}).items():
-                self._optimizer.state[parameter][key] = plain.decode(value)
-
 
 @dataclass(frozen=True)
 class _Staged:
@@ -200,7 +169,7 @@ class _Staged:
 
     state: Mapping[str, torch.Tensor]
     common: dict[str, Plain]
-    rank: dict[str, Plain]
+    extras: optimizer_state.Extras
 
     def tensors(self) -> Iterator[Piece]:
         return _pieces(self.state)
@@ -216,8 +185,10 @@ class _Staged:
             raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
         # Replicas that differ, as running statistics do, have a name for each rank.
         named = {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
+        alike, own = optimizer_state.parted(self.extras, objects, group)
         tensors, blobs = dcp.save(named, objects, group)
-        return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
+        common = {**self.common, "optimizer": alike}
+        return Saved(tensors=tensors, blobs=blobs, common=common, rank={"optimizer": own})
 
 
 def _pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
@@ -247,6 +218,23 @@ def _module_names(model: torch.nn.Module) -> dict[str, str]:
         wrapped = leaf in _WRAPPED or (leaf == "module" and isinstance(parts[outer], DistributedDataParallel))
         names[path] = names[outer] if wrapped or not path else _join(names[outer], leaf)
     return names
+
+
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    """Raise StateError for a tensor that is more, or less, than elements of a known size in a grid."""
+    layout, dtype = (str(kind).removeprefix("torch.") for kind in (tensor.layout, tensor.dtype))
+    reasons = {
+        "a quantized tensor": tensor.is_quantized,
+        "a nested tensor": tensor.is_nested,
+        "on the meta device": tensor.is_meta,
+        f"of the layout {layout}": tensor.layout != torch.strided,
+        f"of {dtype}": _BIT_FIELDS.fullmatch(str(tensor.dtype)) is not None,
+    }
+    if (reason := next((reason for reason, so in reasons.items() if so), None)) is not None:
+        raise StateError(
+            f"{name} is {reason}, which m5ws cannot store",
+            hint="Hold such a thing outside the model's parameters and buffers, and what makes it anew in `state=`.",
+        )
 
 
 def _join(path: str, leaf: str) -> str:

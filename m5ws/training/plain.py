@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from m5ws.errors import M5Error
+from m5ws.training import raw
 from m5ws.training.backend import Plain
 
 _TAG = "!"
@@ -110,7 +111,7 @@ def _scalar(value: Any, _path: str) -> Plain:
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return a local tensor's elements, row-major, as bytes."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return raw.readable(tensor).tobytes()
 
 
 def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training import dcp, fingerprint
 from m5ws.training.backend import Piece
-from m5ws.training.plain import RestoreError
+from m5ws.training.plain import RestoreError, StateError
 
 HERE = Path(__file__).parent
 
@@ -124,6 +124,13 @@ def test_byte_items_load_only_if_they_hold_plain_data(repo: Repository) -> None:
     assert not Bomb.armed
     torch.load(io.BytesIO(repo.objects.read(content.blobs["bomb"])), weights_only=False)
     assert Bomb.armed  # so it would have gone off
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_byte_item_larger_than_an_object_is_refused_by_name(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"), Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))
+    with pytest.raises(StateError, match=r"notes is \d+ bytes of pickled"):
+        dcp.save({"notes": ["a" * 2000]}, repo.objects, None)
 
 
 @given(st.lists(st.integers(1, 50), max_size=8), st.integers(0, 400), st.integers(1, 400))

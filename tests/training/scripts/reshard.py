@@ -6,6 +6,7 @@ Called as: reshard.py STORE. Prints one line for each pair that is equal bit for
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,13 @@ from m5ws.training import control, fingerprint
 from m5ws.training.fsdp import FsdpBackend
 from m5ws.training.staging import Buffers
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+import kinds
+
 # Smaller than the model's tensors, so that they are cut on the grid; an odd size, so that cuts fall within rows.
 CHUNK_BYTES, SMALL_BYTES = 1000, 300
+# What a parameter that is cut may be; buffers are whole, and of every kind.
+DTYPES = {name: getattr(torch, name) for name in ("float8_e4m3fn", "int8", "bool", "complex64", "float16")}
 TENSOR_PARALLEL = {"0": ColwiseParallel, "2": RowwiseParallel}
 
 Shape = Callable[[torch.nn.Sequential], torch.nn.Module]
@@ -35,6 +41,11 @@ class Layout:
     ranks: int
     shape: Shape
     group: dist.ProcessGroup | None = field(default=None)
+
+
+def replicated(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
+    # All ranks have drawn the same; gloo could not send every kind of tensor.
+    return DistributedDataParallel(model, process_group=group, init_sync=False)
 
 
 def sharded(mesh: DeviceMesh) -> Shape:
@@ -57,7 +68,7 @@ def layouts() -> dict[str, Layout]:
     both = tensor_parallel(square["inner"]), sharded(square["outer"])
     return {
         "one": Layout(1, lambda model: model),
-        "ddp-2": Layout(2, lambda model: DistributedDataParallel(model, process_group=groups[2]), groups[2]),
+        "ddp-2": Layout(2, lambda model: replicated(model, groups[2]), groups[2]),
         "fsdp-2": Layout(2, sharded(pair), groups[2]),
         "fsdp-3": Layout(3, sharded(DeviceMesh("cpu", [0, 1, 2])), groups[3]),
         "fsdp-4": Layout(4, sharded(DeviceMesh("cpu", [0, 1, 2, 3])), groups[4]),
@@ -65,6 +76,20 @@ def layouts() -> dict[str, Layout]:
         "tp-2": Layout(2, tensor_parallel(pair), groups[2]),
         "fsdp-2-tp-2": Layout(4, lambda model: both[1](both[0](model)), groups[4]),  # type: ignore[arg-type]
     }
+
+
+class Tied(torch.nn.Module):
+    """An embedding whose weights the head has too, and a part that is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(6, 4)
+        self.head = torch.nn.Linear(4, 6)
+        self.head.weight = self.embedding.weight
+        self.empty = torch.nn.Parameter(torch.empty(0, 3))
+        for name, dtype in DTYPES.items():
+            frozen = kinds.random((5, 3), dtype)
+            self.register_parameter(f"frozen_{name}", torch.nn.Parameter(frozen, requires_grad=False))
 
 
 def train(layout: Layout, seed: int, steps: int) -> FsdpBackend:
@@ -75,20 +100,24 @@ def train(layout: Layout, seed: int, steps: int) -> FsdpBackend:
         torch.nn.Linear(32, 16, dtype=torch.bfloat16),
         torch.nn.Linear(7, 5),
         torch.nn.Linear(2, 1),
+        Tied(),
     )
-    model.register_buffer("table", torch.arange(5))
+    for number, (name, buffer) in enumerate(kinds.buffers().items()):
+        model.register_buffer(f"kind_{name}", buffer, persistent=bool(number % 2))
     shaped = layout.shape(model)
-    optimizer = torch.optim.AdamW(shaped.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW((each for each in shaped.parameters() if each.requires_grad), lr=0.1)
     for _ in range(steps):
-        for parameter in shaped.parameters():
+        for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.ones_like(parameter) * 0.3
         optimizer.step()
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter] |= {"alike": [{"step": steps}], "own": dist.get_rank()}
     return FsdpBackend(shaped, optimizer)
 
 
 def wipe(backend: FsdpBackend) -> None:
     for piece in backend.tensors():
-        piece.tensor.zero_()
+        kinds.wipe(piece.tensor)
 
 
 def main(store: str) -> None:
@@ -117,6 +146,11 @@ def main(store: str) -> None:
                 found = fingerprint.fingerprints(backend.tensors(), other.group)
                 reference = control.broadcast(expected if rank == 0 else None, other.group)
                 assert found == reference, f"{saving} to {loading}: {found} instead of {reference}"
+                beside = [values for _, values in backend._optimizer_state()]
+                # One rank has no others that it could differ from.
+                own = {"own"} if layout.ranks == 1 else set()
+                assert beside and all(values["alike"] == [{"step": 3}] for values in beside)
+                assert all(values.keys() & {"own"} == own for values in beside)
                 if rank == 0:
                     print(f"{saving} to {loading} is exact")
     dist.barrier()

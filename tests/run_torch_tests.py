@@ -1,0 +1,49 @@
+"""Runs PyTorch's own tests of checkpoint storage with the repository's writer and reader put in.
+
+Called as: run_torch_tests.py FOLDER FILE…, where FOLDER is test/distributed/checkpoint of PyTorch's repository, at the
+version that is installed here. They need expecttest. `--torch` runs them with torch's own writer and reader, to tell
+what fails by itself. docs/torch-tests.md has what came of it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the files, each behind an import that replaces torch's names, and return pytest's exit status."""
+    own = "--torch" in arguments
+    folder, *names = (argument for argument in arguments if argument != "--torch")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            (Path(scratch) / name).write_text("import torch_storage\n" + (Path(folder) / name).read_text())
+        paths = [str(SUPPORT.parents[1]), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-rA",
+                "--show-capture=no",
+                "-W",
+                "ignore",
+                "--rootdir",
+                ".",
+                *names,
+            ],
+            check=False,
+            cwd=scratch,
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+            | ({"TORCH_STORAGE": "torch"} if own else {}),
+        )
+        return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

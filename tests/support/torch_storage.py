@@ -1,0 +1,107 @@
+"""Puts the repository's writer and reader where PyTorch's own tests ask for FileSystemWriter and FileSystemReader.
+
+Importing it does so, for this process. A folder that such a test names becomes a store, and `content` in it says what
+was saved there last. Conditions of tests that ask for GPUs are lifted, so that they run on gloo.
+"""
+
+import os
+import pathlib
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import _storage_utils, filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.testing._internal import common_distributed
+from torch.testing._internal.distributed._tensor import common_dtensor
+
+from m5ws import codec
+from m5ws.errors import NotFound
+from m5ws.records import Content, Format
+from m5ws.repository import Repository
+from m5ws.store.local import LocalStore
+from m5ws.training.dcp import RepositoryReader, RepositoryWriter
+
+_ANOTHER_FORMAT = {"_extensions", "_extension_registry", "serialization_format"}
+_FORMAT = Format(chunk_bytes=64 * 1024, small_bytes=64, pack_bytes=256)
+
+
+def _repository(path: str | os.PathLike[str]) -> Repository:
+    """Return the store in a folder; several ranks may ask for it at once."""
+    store = LocalStore(pathlib.Path(path) / "store")
+    try:
+        return Repository.open(store)
+    except NotFound:
+        return Repository.create(store, _FORMAT)
+
+
+def _check(options: dict[str, Any]) -> None:
+    if asked := sorted(options.keys() & _ANOTHER_FORMAT):
+        raise unittest.SkipTest(f"{', '.join(asked)}: about the format of torch's own files")
+
+
+class Writer(RepositoryWriter):
+    """Takes what FileSystemWriter does."""
+
+    def __init__(self, path: str | os.PathLike[str] = "", *args: Any, **options: Any) -> None:
+        _check(options)
+        if path:
+            super().__init__(_repository(path).objects)
+        self.path = path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id:
+            self.__init__(checkpoint_id)  # type: ignore[misc]
+        super().reset(checkpoint_id)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        content = Content(format="dcp/1", world=1, tensors=self.tensors, blobs=self.blobs)
+        (pathlib.Path(self.path) / "content").write_bytes(codec.encode(content))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return "://" not in str(checkpoint_id)
+
+
+class Reader(RepositoryReader):
+    """Takes what FileSystemReader does."""
+
+    def __init__(self, path: str | os.PathLike[str] = "", *args: Any, **options: Any) -> None:
+        _check(options)
+        self.path = path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self.path = checkpoint_id or self.path
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        content = codec.decode((pathlib.Path(self.path) / "content").read_bytes(), Content)
+        super().__init__(_repository(self.path).objects, content)
+        return super().read_metadata(*args, **kwargs)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return "://" not in str(checkpoint_id)
+
+
+def _anywhere(*conditions: Any, **more: Any) -> Callable[[Any], Any]:
+    return lambda test: test
+
+
+def install() -> None:
+    """Replace torch's names; GPU conditions too, and `.cuda()` does nothing."""
+    if os.environ.get("TORCH_STORAGE") != "torch":
+        for module in (checkpoint, filesystem, _storage_utils):
+            vars(module).update(FileSystemWriter=Writer, FileSystemReader=Reader)
+    for module in (common_distributed, common_dtensor):
+        for condition in ("skip_if_lt_x_gpu", "requires_nccl", "requires_accelerator_dist_backend"):
+            if hasattr(module, condition):
+                setattr(module, condition, _anywhere)
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+install()

@@ -1,0 +1,266 @@
+"""Every kind of tensor and state that a training may hold resumes with its bits, or is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import kinds
+import m5ws
+from m5ws.records import Content
+from m5ws.repository import Repository, tensors
+from m5ws.training import dcp, fingerprint, raw
+from m5ws.training.backend import Piece
+from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.plain import RestoreError, StateError
+from m5ws.training.staging import Buffers, Live
+
+BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
+
+class Kinds(torch.nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        for number, (name, tensor) in enumerate(kinds.buffers().items()):
+            self.register_buffer(f"kind_{name}", tensor, persistent=bool(number % 2))
+
+
+def content(saved: Any) -> Content:
+    return Content(format="dcp/1", world=1, tensors=saved.tensors)
+
+
+def bits(backend: FsdpBackend) -> dict[str, str]:
+    return fingerprint.fingerprints(backend.tensors(), None)
+
+
+@pytest.mark.parametrize("copier", [Buffers, Live])
+def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
+    repo: Repository, copier: Callable[[], Buffers | Live]
+) -> None:
+    model = Kinds(1)
+    backend = FsdpBackend(model, None)
+    written = bits(backend)
+    staged = backend.stage(copier())
+    assert fingerprint.fingerprints(staged.tensors(), None) == written
+    saved = staged.save(repo.objects, None, written)
+    other = Kinds(2)
+    target = FsdpBackend(other, None)
+    assert sum(found != written[name] for name, found in bits(target).items()) > 0.8 * len(written)
+    target.load(repo.objects, content(saved), saved.common, None, None)
+    assert bits(target) == written
+    for name, buffer in model.named_buffers():
+        back = other.get_buffer(name)
+        assert (back.stride(), back.is_conj(), back.is_neg()) == (buffer.stride(), buffer.is_conj(), buffer.is_neg())
+        # What is stored is the tensor as it reads, for those too who read it without m5ws.
+        record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
+        reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(record))
+        assert bytes(reader.read(0, reader.layout.size_bytes)) == raw.readable(buffer.clone()).tobytes()
+
+
+def test_what_has_more_to_it_than_elements_is_refused_by_name() -> None:
+    refused = {
+        "sparse": torch.eye(3).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.randn(5), 0.1, 3, torch.qint8),
+        "nested": torch.nested.nested_tensor([torch.randn(3), torch.randn(2)]),
+        "meta": torch.empty(3, device="meta"),
+        "int4": torch.randint(0, 256, (3,), dtype=torch.uint8).view(torch.int4),  # type: ignore[attr-defined]
+    }
+    for name, tensor in refused.items():
+        model = torch.nn.Module()
+        model.register_buffer("of", tensor)
+        with pytest.raises(StateError, match=rf"buffer\.of is .*{name}"):
+            FsdpBackend(model, None).tensors()
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
+    def tied(seed: int) -> torch.nn.Sequential:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    model, other = tied(1), tied(2)
+    saved = FsdpBackend(model, None).stage(Live()).save(repo.objects, None, {})
+    assert [tensor.name for tensor in saved.tensors] == ["model.0.weight"]
+    FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+    assert other[1].weight is other[0].weight
+    assert torch.equal(other.get_parameter("0.weight"), model.get_parameter("0.weight"))
+    other[1].weight = torch.nn.Parameter(torch.zeros(6, 4))
+    with pytest.raises(RestoreError, match=r"not in the checkpoint: model\.1\.weight"):
+        FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+
+
+class Masters(torch.optim.Optimizer):
+    """Adam in fp32 of weights in half precision, whose fp32 copies are its own state."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state |= {"master": parameter.float(), "mean": torch.zeros_like(parameter, dtype=torch.float32)}
+                state |= {"step": 0, "history": [], "notes": {"first": parameter.dtype.itemsize}}
+            state["step"] += 1
+            state["mean"].lerp_(parameter.grad.float(), 0.1)
+            state["history"] = [*state["history"][-2:], parameter.grad.norm()]
+            state["master"].sub_(state["mean"] * (0.01 / state["step"] * sum(state["history"])))
+            parameter.copy_(state["master"])
+
+
+class Beside:
+    """fp32 copies beside the model, trained by any optimizer and copied into it after each step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.pairs = [(weight, torch.nn.Parameter(weight.detach().float())) for weight in model.parameters()]
+        self.optimizer = torch.optim.AdamW([master for _, master in self.pairs], lr=0.01)
+
+    def step(self) -> None:
+        for weight, master in self.pairs:
+            master.grad = weight.grad.float() if weight.grad is not None else None
+        self.optimizer.step()
+        with torch.no_grad():
+            for weight, master in self.pairs:
+                weight.copy_(master)
+
+
+def masters_in_state(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+    optimizer = Masters(model.parameters())
+    return optimizer, optimizer.step
+
+
+def masters_beside(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+    beside = Beside(model)
+    return beside.optimizer, beside.step
+
+
+@pytest.mark.parametrize("masters", [masters_in_state, masters_beside])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_resume_with_their_fp32_masters(
+    in_process: Any, masters: Callable[[torch.nn.Module], Any], dtype: torch.dtype
+) -> None:
+    found: list[list[torch.Tensor]] = []
+
+    def script(steps: int) -> None:
+        torch.manual_seed(5)
+        model = torch.nn.Linear(4, 3).to(dtype)
+        optimizer, update = masters(model)
+        for step in m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=3).steps():
+            model.zero_grad()
+            model(torch.full((2, 4), step.number / 7, dtype=dtype)).square().sum().backward()
+            update()
+        # A restored state has its keys in another order.
+        state = [value for values in optimizer.state.values() for _, value in sorted(values.items())]
+        trained = [*model.parameters(), *optimizer.param_groups[0]["params"]]
+        found.append([value.detach() for value in [*trained, *state] if isinstance(value, torch.Tensor)])
+
+    assert in_process(lambda: script(6))[1] is None
+    first, error = in_process(lambda: script(3))
+    assert error is None
+    assert in_process(lambda: script(6), resume=first.newest)[1] is None
+    assert len(found[0]) > 4
+    assert any(tensor.dtype is torch.float32 for tensor in found[0])
+    whole, _, resumed = ([raw.readable(tensor).tobytes() for tensor in state] for state in found)
+    assert resumed == whole
+
+
+def test_lists_and_mappings_in_an_optimizer_resume(in_process: Any) -> None:
+    found: list[list[float]] = []
+
+    def script(steps: int) -> None:
+        torch.manual_seed(5)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, history_size=4, max_iter=2)
+        losses: list[float] = []
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = (model(torch.eye(4)) - torch.arange(4.0)[:, None]).pow(4).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            return loss
+
+        for _ in m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=4).steps():
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+        found.append(losses)
+
+    assert in_process(lambda: script(8))[1] is None
+    first, error = in_process(lambda: script(4))
+    assert error is None
+    assert in_process(lambda: script(8), resume=first.newest)[1] is None
+    assert found[1] + found[2] == found[0] and found[2]
+
+
+class Curriculum:
+    """State of a script's own: nested, with tensors of every type of element in it."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        tensors = {str(dtype): kinds.random((2, 3), dtype) for dtype in kinds.DTYPES}
+        self.state: dict[str, Any] = {
+            "levels": [{"of": tensors, "at": (seed, [kinds.random((), torch.float64)])}, [], {}],
+            "none": None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_nested_state_of_a_script_resumes_with_its_bits(in_process: Any) -> None:
+    objects: list[Curriculum] = []
+
+    def script(seed: int, steps: int) -> None:
+        objects.append(Curriculum(seed))
+        for _ in m5ws.session(torch.nn.Linear(1, 1), total_steps=steps, state={"own": objects[-1]}).steps():
+            pass
+
+    first, error = in_process(lambda: script(1, 1))
+    assert error is None
+    # That the bits came back is proven by the session itself; that it restored at all, here.
+    assert in_process(lambda: script(2, 2), resume=first.newest)[1] is None
+    saved, back = (each.state["levels"][0] for each in objects)
+    assert back["at"][0] == 1
+    for name, tensor in saved["of"].items():
+        assert raw.readable(back["of"][name]).tobytes() == raw.readable(tensor).tobytes()
+
+
+def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repository) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = Masters(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    backend = FsdpBackend(model, optimizer)
+    saved = backend.stage(Live()).save(repo.objects, None, bits(backend))
+    other = torch.nn.Linear(3, 2)
+    loaded = Masters(other.parameters())
+    FsdpBackend(other, loaded).load(repo.objects, content(saved), saved.common, None, None)
+    for before, after in zip(model.parameters(), other.parameters(), strict=True):
+        assert loaded.state[after]["step"] == 1
+        assert loaded.state[after]["history"] == optimizer.state[before]["history"]
+        assert loaded.state[after]["notes"] == optimizer.state[before]["notes"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_one_tensor_of_more_than_2_to_the_31_bytes_and_elements(repo: Repository) -> None:
+    """Needs 3 GiB of memory, and little room on disk, since its chunks are mostly alike."""
+    count = 2**31 + 12_345
+    large = torch.zeros(count, dtype=torch.uint8)
+    marks = torch.tensor([0, 1, 2**30 - 1, 2**31 - 1, 2**31, 2**31 + 1, count - 1])
+    large[marks] = torch.arange(1, len(marks) + 1, dtype=torch.uint8)
+    written = fingerprint.fingerprints([Piece("t", large)], None)
+    found, _ = dcp.save({"t": large}, repo.objects, None)
+    large[marks] = 99
+    dcp.load({"t": large}, repo.objects, Content(format="dcp/1", world=1, tensors=found), None)
+    assert large[marks].tolist() == list(range(1, len(marks) + 1))
+    assert int(large.count_nonzero()) == len(marks)
+    assert fingerprint.fingerprints([Piece("t", large)], None) == written
+    reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(found[0]))
+    assert bytes(reader.read(2**31 - 1, 2**31 + 2)) == bytes([4, 5, 6])
