@@ -29,6 +29,7 @@ COMMANDS = {
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot or a run.",
     "diff": "Show what differs between two snapshots or runs.",
+    "certify": "Find out whether a restore is equal to not stopping.",
     "bisect": "Find which of the changes between two runs makes their results differ.",
     "checkpoint": "List, show, compare, export and keep checkpoints.",
     "logs": "Print what the ranks of a run wrote.",

@@ -85,7 +85,8 @@ class DeepSpeedBackend:
             replace(piece, tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
             for number, piece in enumerate(self.tensors())
         ]
-        return _Staged(structures, copied, pieces, self._hidden())
+        common: dict[str, Plain] = {"optimizer_kind": type(_base(self._engine)).__name__}
+        return _Staged(structures, copied, pieces, common, self._hidden())
 
     def _files(self, rank: int) -> dict[str, Mapping[str, Any]]:
         """Return all this rank has to store, by file name; collective. Raises StateError."""
@@ -167,6 +168,7 @@ class _Staged:
     structures: Mapping[str, bytes]
     state: Mapping[str, torch.Tensor]
     pieces: list[Piece]
+    common: dict[str, Plain]
     rank: dict[str, Plain]
 
     def tensors(self) -> Iterator[Piece]:
@@ -187,7 +189,7 @@ class _Staged:
             raise problem
         tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
         blobs = {name: blob for _, found in everything for name, blob in found.items()}
-        return Saved(tensors=tensors, blobs=blobs, common={}, rank=self.rank)
+        return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
 
 
 def _buffers_of(rank: int) -> str:

@@ -49,7 +49,9 @@ class FsdpBackend:
 
     def stage(self, copier: Copier) -> "_Staged":
         state = {name: _copied(name, tensor, copier) for name, tensor in self._state().items()}
-        common = {"groups": optimizer_state.groups(self._optimizer), "devices": self._devices()}
+        common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizer), "devices": self._devices()}
+        if self._optimizer is not None:
+            common["optimizer_kind"] = type(self._optimizer).__name__
         return _Staged(state, common, optimizer_state.extras(self._optimizer_state()))
 
     def load(

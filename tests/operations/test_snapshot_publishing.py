@@ -43,7 +43,7 @@ def test_a_dry_run_writes_nothing_and_says_the_same_id(root: Path, repo: Reposit
 def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, store: LocalStore) -> None:
     first = take(root, repo)
     shutil.rmtree(store.root)
-    again = Repository.create(store)
+    again = Repository.create(LocalStore(store.root))
     assert take(root, again).id == first.id
     assert first.id in snapshots.ids(again)
     for tree in first.snapshot.trees.values():
