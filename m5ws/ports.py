@@ -185,8 +185,11 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 class SourceControl(Protocol):
     """Reads a working tree; never writes to it."""
 
-    def glance(self, root: Path) -> Glance | None:
-        """Return what is at `root`, for a fraction of what `state` costs; None if that cannot be told so cheaply."""
+    def glance(self, root: Path) -> Callable[[], Glance | None]:
+        """Begin to look at `root`, for a fraction of what `state` costs, and return at once what waits for the answer.
+
+        That is None if it cannot be told so cheaply.
+        """
 
     def state(self, root: Path) -> SourceState:
         """Return the state of the working tree at `root`, of files below `root` alone.

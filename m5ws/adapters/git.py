@@ -8,7 +8,7 @@ for their stamps.
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -81,10 +81,12 @@ class Git:
             glanceable=listing.plain and not listing.nested,
         )
 
-    def glance(self, root: Path) -> Glance | None:
+    def glance(self, root: Path) -> Callable[[], Glance | None]:
         """As `ports.SourceControl.glance`. Raises GitError."""
         root = Path(os.path.realpath(root))
-        return git_glance.glance(root, partial(self._start, root), _FACTS) if _in_repository(root) else None
+        if not _in_repository(root):
+            return lambda: None
+        return git_glance.begin(root, partial(self._begin, root, subprocess.DEVNULL), _FACTS)
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
         """Add the files of submodules and nested repositories, and return what is to be said of them."""
@@ -135,15 +137,33 @@ class Git:
         return result.stdout
 
     def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+        return self._begin(root, subprocess.PIPE, arguments)()
+
+    def _begin(
+        self, root: Path, errors: int, arguments: tuple[str, ...]
+    ) -> Callable[[], subprocess.CompletedProcess[bytes]]:
+        """Start git, and return what waits for its end; what it says of `errors` goes there."""
         command = ("git", "-c", "core.fsmonitor=false", *arguments)
         try:
-            return subprocess.run(
-                command, cwd=root, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            process = subprocess.Popen(
+                command,
+                cwd=root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         except FileNotFoundError as error:
             raise GitError(
                 f"{root} is in a git repository, and there is no `git` to read it", hint="Install git."
             ) from error
+
+        def end() -> subprocess.CompletedProcess[bytes]:
+            with process:
+                out, err = process.communicate()
+            return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+        return end
 
 
 def _in_repository(root: Path) -> bool:

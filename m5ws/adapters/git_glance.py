@@ -9,13 +9,13 @@ its stamp here (https://git-scm.com/docs/git-diff-files, https://git-scm.com/doc
 
 import os
 import subprocess
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from m5ws.ports import Glance
 
-Start = Callable[[tuple[str, ...]], subprocess.CompletedProcess[bytes]]
+Start = Callable[[tuple[str, ...]], Callable[[], subprocess.CompletedProcess[bytes]]]
+"""Starts git with arguments; what it returns waits for it."""
 # Nothing that a user sets may have git look less closely.
 _CLOSELY = ("core.checkStat=default", "core.trustctime=true", "core.fileMode=true", "core.ignoreStat=false")
 _OPTIONS = tuple(word for setting in (*_CLOSELY, "core.untrackedCache=false") for word in ("-c", setting))
@@ -25,22 +25,31 @@ _NO_FACT = 1
 _UNTRACKED = (*_OPTIONS, "ls-files", "-z", "--others", "--exclude-standard")
 
 
-def glance(root: Path, start: Start, facts: tuple[str, ...]) -> Glance | None:
-    """Return what the working tree at `root` is, asked by `start`; None on an unborn branch, and if git fails.
+def begin(root: Path, start: Start, facts: tuple[str, ...]) -> Callable[[], Glance | None]:
+    """Have git look at the working tree at `root`, and return what waits for it.
 
-    `facts` is the command for what else is to be the same. A nested repository is None too: git does not look into it.
+    That is None on an unborn branch, and if git fails. `facts` is the command for what else is to be the same.
     """
     index = _index(root, start)
-    with ThreadPoolExecutor(3, thread_name_prefix="m5ws-glance") as pool:
-        try:
-            before = os.stat(index)
-            waiting = [pool.submit(start, command) for command in (_DIFFERENT, _UNTRACKED, facts)]
-            head = start(_HEAD)
-            different, untracked, said = (answer.result() for answer in waiting)
-            content = index.read_bytes()
-            after = os.stat(index)
-        except FileNotFoundError:
-            return None
+    try:
+        before = os.stat(index)
+    except FileNotFoundError:
+        return lambda: None
+    # The longest first; all are at work before any is waited for.
+    waiting = [start(command) for command in (_DIFFERENT, _UNTRACKED, facts, _HEAD)]
+    return lambda: _ended(root, index, before, [end() for end in waiting])
+
+
+def _ended(
+    root: Path, index: Path, before: os.stat_result, answers: Sequence[subprocess.CompletedProcess[bytes]]
+) -> Glance | None:
+    """Return what git's answers come to. A nested repository is None too: git does not look into it."""
+    different, untracked, said, head = answers
+    try:
+        content = index.read_bytes()
+        after = os.stat(index)
+    except FileNotFoundError:
+        return None
     failed = head.returncode or different.returncode or untracked.returncode or said.returncode > _NO_FACT
     if failed or _moved(before, after):
         return None
@@ -56,7 +65,7 @@ def _index(root: Path, start: Start) -> Path:
     """Return where git keeps its index of the working tree that `root` is in."""
     if (root / ".git").is_dir():
         return root / ".git" / "index"
-    return root / os.fsdecode(start(("rev-parse", "--git-path", "index")).stdout.rstrip(b"\n"))
+    return root / os.fsdecode(start(("rev-parse", "--git-path", "index"))().stdout.rstrip(b"\n"))
 
 
 def _moved(before: os.stat_result, after: os.stat_result) -> bool:

@@ -5,7 +5,7 @@ every later one is asked for anew. And at this machine, so that torch is asked w
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from m5ws.records import Observed
 
 
 class Ahead:
-    """`ports.SourceControl`, asked once for `root` at once: for a glance, and if there is none, for the whole state.
+    """`ports.SourceControl`, asked once for `root` at once: for a glance, and if that will not do, for the whole state.
 
     `seen` says that the workspace was looked at before; if not, no glance spares the look.
     """
@@ -22,28 +22,23 @@ class Ahead:
     def __init__(self, source: SourceControl, root: Path, *, seen: bool = True) -> None:
         self._source = source
         self._root = root
-        self._seen = seen
-        pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-ahead")
-        self._first: Future[tuple[Glance | None, SourceState | None]] | None = pool.submit(self._look)
-        self._state: SourceState | None = None
-        pool.shutdown(wait=False)
+        # Begun here: a thread would wait for its turn, while this one imports, before each of git's processes.
+        self._glancing: Callable[[], Glance | None] | None = source.glance(root)
+        self._state: Future[SourceState] | None = None
+        if not seen:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-ahead")
+            self._state = pool.submit(source.state, root)
+            pool.shutdown(wait=False)
 
-    def glance(self, root: Path) -> Glance | None:
+    def glance(self, root: Path) -> Callable[[], Glance | None]:
         """As `SourceControl.glance`; raises what that raises."""
-        first, self._first = self._first, None
-        if first is None or root != self._root:
-            return self._source.glance(root)
-        glance, self._state = first.result()
-        return glance
+        glancing, self._glancing = self._glancing, None
+        return glancing if glancing is not None and root == self._root else self._source.glance(root)
 
     def state(self, root: Path) -> SourceState:
-        """As `SourceControl.state`; raises what that raises. What came with the glance is returned once."""
+        """As `SourceControl.state`; raises what that raises. What was asked ahead is returned once."""
         state, self._state = self._state, None
-        return state if state is not None and root == self._root else self._source.state(root)
-
-    def _look(self) -> tuple[Glance | None, SourceState | None]:
-        glance = self._source.glance(self._root)
-        return glance, (None if glance is not None and self._seen else self._source.state(self._root))
+        return state.result() if state is not None and root == self._root else self._source.state(root)
 
 
 class Observation:

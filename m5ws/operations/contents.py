@@ -27,7 +27,7 @@ _PROBED = "tokenizer"
 def store(look: Look) -> Contents:
     """Make every part durable. Raises FileChanged if anything moved between the first look and the last."""
     began_ns = time.time_ns()
-    glance = look.source.glance(look.root)
+    glance = look.source.glance(look.root)()
     kept = unchanged.recall(look, glance)
     state = look.source.state(look.root) if kept is None else kept.state
     pins = _pins(look, state) if kept is None else kept.pins
@@ -238,5 +238,5 @@ def _look_again(look: Look, contents: Contents) -> None:
 def _same_tree(look: Look, contents: Contents) -> bool:
     """Return whether source control says of the tree what it said at the first look."""
     if contents.glance is not None:
-        return look.source.glance(look.root) == contents.glance
+        return look.source.glance(look.root)() == contents.glance
     return look.source.state(look.root).says(contents.state)

@@ -76,7 +76,7 @@ def remember(
         code = trees.recorded(look.repo.objects, files, look.index)
     except OSError:
         return
-    if code is None or code.digest != contents.code or look.source.glance(look.root) != glance:
+    if code is None or code.digest != contents.code or look.source.glance(look.root)() != glance:
         return
     remembered = _Remembered(
         key=_key(look, glance),

@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def glance(root: Path) -> Glance:
-    found = Git().glance(root)
+    found = Git().glance(root)()
     assert found is not None
     return found
 
@@ -86,10 +86,10 @@ def _within(tree: Path) -> None:
 def test_what_a_glance_does_not_cover_is_no_glance_or_not_glanceable(tree: Path, make: Callable[[Path], None]) -> None:
     assert Git().state(tree).glanceable
     make(tree)
-    assert Git().glance(tree) is None or not Git().state(tree).glanceable
+    assert Git().glance(tree)() is None or not Git().state(tree).glanceable
 
 
 def test_without_a_repository_there_is_no_glance(tmp_path: Path) -> None:
-    assert Git().glance(tmp_path) is None
+    assert Git().glance(tmp_path)() is None
     (tmp_path / ".git").mkdir()
-    assert Git().glance(tmp_path) is None
+    assert Git().glance(tmp_path)() is None
