@@ -58,11 +58,11 @@ class S3Server(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def moto(log: Path) -> Iterator[S3Server]:
-    """Run moto's server while the context lasts."""
+    """Run moto's server, with exact conditional creates, while the context lasts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
