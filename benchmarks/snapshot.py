@@ -1,6 +1,6 @@
 """What a second `m5ws snapshot` of an unchanged workspace costs, beside tools that answer a like question.
 
-    python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--json FILE]
+    python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--only TOOL …] [--json FILE]
 
 Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with
 all untracked files, `m5ws snapshot`, and `dvc status` and `restic backup` where they are installed. CPU time, of the
@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 Row = dict[str, float]
+TOOLS = ("git status", "git status -uall", "m5ws snapshot", "dvc status", "restic backup")
 
 
 def make_workspace(root: Path, files: int) -> None:
@@ -36,7 +37,7 @@ def make_workspace(root: Path, files: int) -> None:
         subprocess.run(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", *command], cwd=root, check=True)
 
 
-def peers(root: Path) -> dict[str, list[str]]:
+def peers(root: Path, only: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands to compare, by name; each is run once first, so that the second call is what is measured."""
     commands = {
         "git status": ["git", "status"],
@@ -44,17 +45,17 @@ def peers(root: Path) -> dict[str, list[str]]:
         "m5ws snapshot": [sys.executable, "-m", "m5ws", "snapshot"],
     }
     dvc = Path(sys.executable).with_name("dvc")
-    if dvc.exists():
+    if "dvc status" in only and dvc.exists():
         tracked = root.parent / "dvc"
         shutil.copytree(root, tracked / "data", ignore=shutil.ignore_patterns(".git", ".m5ws"))
         subprocess.run([dvc, "init", "--no-scm", "-q"], cwd=tracked, check=True)
         subprocess.run([dvc, "add", "-q", "data"], cwd=tracked, check=True)
         commands["dvc status"] = [str(dvc), "--cd", str(tracked), "status", "-q"]
-    if shutil.which("restic"):
+    if "restic backup" in only and shutil.which("restic"):
         repository = ["restic", "-r", str(root.parent / "restic"), "--insecure-no-password"]
         if subprocess.run([*repository, "init"], check=False, capture_output=True).returncode == 0:
             commands["restic backup"] = [*repository, "backup", "-q", "--exclude", ".git", str(root)]
-    return commands
+    return {name: command for name, command in commands.items() if name in only}
 
 
 def measure(command: Sequence[str], root: Path, environment: Mapping[str, str]) -> Row:
@@ -72,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", default=TOOLS, choices=TOOLS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
@@ -80,7 +82,7 @@ def main() -> None:
         make_workspace(root, arguments.files)
         first = measure([sys.executable, "-m", "m5ws", "snapshot"], root, environment)
         time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
-        commands = peers(root)
+        commands = peers(root, ["git status", *arguments.only])
         for command in commands.values():
             measure(command, root, environment)
         rounds = [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from m5ws.cli import interrupt, names, output, segments, verdict
-from m5ws.cli.snapshot import take
+from m5ws.cli.snapshot import start
 from m5ws.cli.steps import RunProgress
 from m5ws.errors import M5Error
 
@@ -61,13 +61,11 @@ def command(
       m5ws certify --trainer deepspeed --set zero_stage=3 --steps 20 --parallel 2
     """
     from m5ws.operations import certify, reproduce
-    from m5ws.operations import overrides as operation
     from m5ws.operations import run as runs
 
     here = names.workspace(context)
     repo = names.settled(here, create=True)
-    pinned = names.found(repo, snapshot, "snapshot") if snapshot else take(here, repo, None).id
-    pinned = operation.derive(repo, pinned, overrides) if overrides else pinned
+    pinned = start(here, repo, snapshot, overrides, None)
     launch = runs.spec(here.settings.run, runs.Options(trainer=trainer, nproc=nproc))
     ports = here.ports(repo)
     whole = certify.training(pinned, launch, steps)

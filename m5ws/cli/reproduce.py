@@ -8,7 +8,7 @@ import msgspec
 from m5ws.cli import interrupt, names, output, segments
 from m5ws.cli.steps import RunProgress
 from m5ws.comparisons import Change
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import NotFound
 
 if TYPE_CHECKING:
     from m5ws.operations.reproduce import Request
@@ -109,12 +109,10 @@ def command(
     )
     wanted = segments.Wanted(**which)
     chosen = wanted.of(repo, request.original)
-    if chosen and tolerance is not None:
-        raise UsageError("--tolerance is for a whole run", hint="A segment starts from exact bits: leave it out.")
     if wanted.many:
         context.exit(segments.several(here, ports, request, chosen, parallel, as_json=as_json))
-    if chosen:
-        request = msgspec.structs.replace(request, segment=chosen[0])
+    segment = chosen[0] if chosen else None
+    request = msgspec.structs.replace(request, segment=segment)
     context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
 
 

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from m5ws.cli import detached, interrupt, launch_options, names, output
 from m5ws.cli.script import ScriptCommand, script
-from m5ws.cli.snapshot import take
+from m5ws.cli.snapshot import start
 from m5ws.cli.steps import RunProgress
 from m5ws.errors import M5Error, UsageError
 
@@ -107,7 +107,7 @@ def command(
         run = _fork(repo, from_, snapshot, overrides, options, restart)
     else:
         spec = operation.spec(here.settings.run, options)
-        run = operation.new_run(_snapshot(here, repo, snapshot, overrides, message), spec, name=options.name)
+        run = operation.new_run(start(here, repo, snapshot, overrides, message), spec, name=options.name)
     plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker(), here.settings.checkpoint)
     if dry_run:
         return output.print_json(plan) if as_json else click.echo(_describe(plan))
@@ -147,16 +147,6 @@ def _follow(here: "Workspace", repo: "Repository", plan: "Plan", *, progress: bo
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     return _judge(result)
-
-
-def _snapshot(
-    here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
-) -> str:
-    """Return the one snapshot the run starts from: the named one or a new one, with the overrides made to it."""
-    from m5ws.operations import overrides as operation
-
-    snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id
-    return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id
 
 
 def _say_changes(repo: "Repository", run: "Run") -> None:

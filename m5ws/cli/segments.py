@@ -59,6 +59,8 @@ def refuse_useless(context: click.Context) -> None:
             f"a segment is replayed from the run's own checkpoint, which {' and '.join(changes)} cannot change",
             hint="`m5ws run --from RUN@STEP --set …` trains on from a checkpoint with something changed.",
         )
+    if ways and "tolerance" in given:
+        raise UsageError("--tolerance is for a whole run", hint="A segment starts from exact bits: leave it out.")
     if "sample_seed" in given and "sample" not in given:
         raise UsageError("--sample-seed does nothing without --sample")
     if "parallel" in given and not given & {"sample", "all_segments"}:

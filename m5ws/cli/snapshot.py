@@ -53,3 +53,13 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     for said in taken.annotation.notes:
         output.note(f"note: {said}")
     return taken
+
+
+def start(
+    here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
+) -> str:
+    """Return the one snapshot a run starts from: the named one or a new one, with the overrides made to it."""
+    from m5ws.operations import overrides as operation
+
+    snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id
+    return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id

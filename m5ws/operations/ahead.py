@@ -14,9 +14,9 @@ from m5ws.records import Observed
 
 
 class Ahead:
-    """`ports.SourceControl`, asked once for `root` at once: for a glance, and if that will not do, for the whole state.
+    """`ports.SourceControl`, asked for a glance at `root` at once.
 
-    `seen` says that the workspace was looked at before; if not, no glance spares the look.
+    `seen` says that the workspace was looked at before; if not, no glance spares the look, and that is begun too.
     """
 
     def __init__(self, source: SourceControl, root: Path, *, seen: bool = True) -> None:
