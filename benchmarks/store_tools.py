@@ -78,7 +78,8 @@ class M5ws:
         self._snapshot = call([sys.executable, "-m", "m5ws", "-q", "snapshot"], self._place, self._environment).strip()
 
     def materialise(self, target: Path) -> None:
-        shutil.rmtree(self._place / "cache", ignore_errors=True)
+        # What torch said of the machine stays; no object does.
+        shutil.rmtree(self._place / "cache" / "m5ws" / "objects", ignore_errors=True)
         command = [sys.executable, "-m", "m5ws", "-q", "checkout", self._snapshot, str(target)]
         call(command, self._place, self._environment)
 

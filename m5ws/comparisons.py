@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.explanations import Explanation
 from m5ws.records import Record, RunId, Sealed, Segment
 
 
@@ -101,11 +102,27 @@ class Apart(Record, frozen=True, kw_only=True):
     values: int
 
 
+Hardware = Literal["the same machine", "the same kind of hardware", "other hardware"]
+
+
+class Expectation(Record, frozen=True, kw_only=True):
+    """What a determinism level lets one expect of a replay, as far as the hardware goes: `equal` bits, or not.
+
+    `hardware` is what the replay has, beside the original's first attempt; `why` says both in words.
+    """
+
+    level: Literal["portable", "strict", "warn", "off"]
+    hardware: Hardware
+    equal: bool
+    why: str
+
+
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why.
 
-    `recheck` is the second replay of one that diverged, `course` is known of a replay that went on all the same, and
-    `apart` of one that was held against a tolerance.
+    `expected` is what could be expected before it began. `recheck` is the second replay of one that diverged,
+    `course` is known of a replay that went on all the same, `apart` of one that was held against a tolerance, and
+    `explanation` of one that was looked into.
     """
 
     run: str
@@ -117,17 +134,88 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     reason: str | None = None
+    expected: Expectation | None = None
     recheck: Recheck | None = None
     course: Course | None = None
     apart: Apart | None = None
+    explanation: Explanation | None = None
     created_s: float = 0.0
 
     @property
     def replays(self) -> tuple[str, ...]:
-        """The runs that the verdict rests on: the replay, and the second one if there is one."""
+        """The runs that the verdict rests on: the replay, the second one and those that explain, if there are any."""
         second = self.recheck.replay if self.recheck is not None else None
-        return (self.replay,) if second is None else (self.replay, second)
+        explaining = self.explanation.replays if self.explanation is not None else ()
+        return (self.replay, *((second,) if second is not None else ()), *explaining)
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
+
+
+class JointVerdict(Sealed, tag="joint-verdict/1", frozen=True, kw_only=True):
+    """What replays of segments say together of a run that has `of` segments: of which steps what is known.
+
+    `verified` are equal, each given its checkpoint; `differ` are not, or do not repeat themselves; `open` were not
+    replayed, or could not be compared. `replays` are the runs whose verdicts these are, in order of steps.
+    """
+
+    run: RunId
+    outcome: Outcome
+    reason: str
+    of: int
+    verified: tuple[Segment, ...] = ()
+    differ: tuple[Segment, ...] = ()
+    open: tuple[Segment, ...] = ()
+    replays: tuple[RunId, ...] = ()
+    created_s: float = 0.0
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What is verified, what is not and what differs, in words; what is empty is left out."""
+        named = {"verified": self.verified, "differs": self.differ, "not verified": self.open}
+        return {name: ", ".join(map(str, parts)) for name, parts in named.items() if parts}
+
+
+class Elements(msgspec.Struct, frozen=True, kw_only=True):
+    """How elements differ. Numbers are of differing elements alone; `max_relative` is to the larger of both.
+
+    `zero_signs` differ in the sign of a zero only, `nans` are NaN in both with other bits, `nan_in_one` is NaN in one.
+    The greatest differences are `float.hex()`, and None where all that differ are of these three kinds.
+    """
+
+    compared: int
+    differing: int = 0
+    first: int | None = None
+    first_a: str | None = None
+    first_b: str | None = None
+    max_absolute: str | None = None
+    max_relative: str | None = None
+    zero_signs: int = 0
+    nans: int = 0
+    nan_in_one: int = 0
+
+    @property
+    def same_values(self) -> bool:
+        """Whether every value is the same: only signs of zeros and the bits of NaNs are not."""
+        return self.differing == self.zero_signs + self.nans
+
+    def __add__(self, later: "Elements") -> "Elements":
+        """Return both together; `later` is of elements after these."""
+        early = self if self.first is not None else later
+        return Elements(
+            compared=self.compared + later.compared,
+            differing=self.differing + later.differing,
+            first=early.first,
+            first_a=early.first_a,
+            first_b=early.first_b,
+            max_absolute=_larger(self.max_absolute, later.max_absolute),
+            max_relative=_larger(self.max_relative, later.max_relative),
+            zero_signs=self.zero_signs + later.zero_signs,
+            nans=self.nans + later.nans,
+            nan_in_one=self.nan_in_one + later.nan_in_one,
+        )
+
+
+def _larger(a: str | None, b: str | None) -> str | None:
+    return max((value for value in (a, b) if value is not None), key=float.fromhex, default=None)

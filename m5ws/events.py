@@ -85,6 +85,15 @@ class Notice(Event, tag="notice", frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class Setting(Event, tag="setting", frozen=True, kw_only=True):
+    """A value that can change bits and that was another before this step: the script, or a library, has set it."""
+
+    rank: int
+    step: int
+    name: str
+    value: str
+
+
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
     """A rank left; `error` is None when its script ended well."""
 
@@ -104,7 +113,9 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
 
 
-AnyEvent = AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | RankEnded | AttemptEnded
+AnyEvent = (
+    AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | Setting | RankEnded | AttemptEnded
+)
 
 
 class Batch(Record, tag="ledger/1", frozen=True, kw_only=True):

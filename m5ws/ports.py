@@ -10,8 +10,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from m5ws.comparisons import Verdict
-from m5ws.records import Declared, LaunchRequest, Observed
+from m5ws.comparisons import Elements, JointVerdict, Verdict
+from m5ws.launches import LaunchRequest
+from m5ws.recipes import Recipe
+from m5ws.records import Declared, Observed, Origin
 
 Buffer = bytes | bytearray | memoryview
 
@@ -252,6 +254,12 @@ class Observer(Protocol):
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         """Return the declared environment of the workspace at `root`."""
 
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        """Return where each installed distribution came from that no index gave, but for m5ws; fast.
+
+        Nothing inside a container of `image`, which pins what is installed in it.
+        """
+
 
 class Process(Protocol):
     """A launched attempt."""
@@ -272,6 +280,33 @@ class Launcher(Protocol):
 
     def launch(self, request: LaunchRequest) -> Process:
         """Start the processes and return at once."""
+
+
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment that was made again: its interpreter, what processes in it inherit, and who looks and starts."""
+
+    python: str
+    environment: Mapping[str, str]
+    launcher: Launcher
+    observer: Observer
+
+
+class Environments(Protocol):
+    """Makes environments again."""
+
+    def build(
+        self,
+        recipe: Recipe,
+        write_code: Callable[[Path], None],
+        progress: "Progress | None" = None,
+        *,
+        same_patch: bool = True,
+    ) -> Elsewhere:
+        """Return the environment of a recipe, which is built if it was not before; `write_code` fills a new folder.
+
+        With `same_patch`, the interpreter is of the very version. Raises M5Error for what is missing, or cannot be
+        installed.
+        """
 
 
 class Following(Protocol):
@@ -303,6 +338,9 @@ class Tracker(Protocol):
     def write_verdict(self, verdict: Verdict) -> None:
         """Show a published verdict on the pages of all its runs. Raises M5Error if the tracker does not answer."""
 
+    def write_joint(self, joint: JointVerdict) -> None:
+        """Show a published joint verdict on the run's page. Raises M5Error if the tracker does not answer."""
+
     def resolve(self, text: str) -> str | None:
         """Return the run that the tracker's own id or page URL stands for, or None. Raises M5Error as above."""
 
@@ -314,50 +352,6 @@ class Tracker(Protocol):
 
     def ui_argv(self, port: int) -> tuple[str, ...]:
         """Return the command that serves the UI on this machine's loopback; empty if a server is there already."""
-
-
-class Elements(msgspec.Struct, frozen=True, kw_only=True):
-    """How elements differ. Numbers are of differing elements alone; `max_relative` is to the larger of both.
-
-    `zero_signs` differ in the sign of a zero only, `nans` are NaN in both with other bits, `nan_in_one` is NaN in one.
-    The greatest differences are `float.hex()`, and None where all that differ are of these three kinds.
-    """
-
-    compared: int
-    differing: int = 0
-    first: int | None = None
-    first_a: str | None = None
-    first_b: str | None = None
-    max_absolute: str | None = None
-    max_relative: str | None = None
-    zero_signs: int = 0
-    nans: int = 0
-    nan_in_one: int = 0
-
-    @property
-    def same_values(self) -> bool:
-        """Whether every value is the same: only signs of zeros and the bits of NaNs are not."""
-        return self.differing == self.zero_signs + self.nans
-
-    def __add__(self, later: "Elements") -> "Elements":
-        """Return both together; `later` is of elements after these."""
-        early = self if self.first is not None else later
-        return Elements(
-            compared=self.compared + later.compared,
-            differing=self.differing + later.differing,
-            first=early.first,
-            first_a=early.first_a,
-            first_b=early.first_b,
-            max_absolute=_larger(self.max_absolute, later.max_absolute),
-            max_relative=_larger(self.max_relative, later.max_relative),
-            zero_signs=self.zero_signs + later.zero_signs,
-            nans=self.nans + later.nans,
-            nan_in_one=self.nan_in_one + later.nan_in_one,
-        )
-
-
-def _larger(a: str | None, b: str | None) -> str | None:
-    return max((value for value in (a, b) if value is not None), key=float.fromhex, default=None)
 
 
 class Signed(msgspec.Struct, frozen=True, kw_only=True):

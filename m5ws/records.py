@@ -95,28 +95,58 @@ class Declared(Record, frozen=True, kw_only=True):
     wanted: dict[str, str] = {}
 
 
+class Origin(Record, frozen=True, kw_only=True):
+    """Where an installed distribution came from that no index gave by its name (PEP 610).
+
+    `url` has no credentials; of files inside the workspace (`inside`) it is their path there. `hash` is the SHA-256 of
+    an archive, `commit` what was checked out of source control (`vcs`).
+    """
+
+    kind: Literal["archive", "directory", "editable", "vcs", "conda"]
+    url: str = ""
+    inside: bool = False
+    vcs: str = ""
+    hash: str | None = None
+    commit: str | None = None
+    subdirectory: str | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether it is installed from files outside the workspace, which no snapshot holds."""
+        return self.url.startswith("file:") and not self.inside and self.kind != "conda"
+
+    def __str__(self) -> str:
+        if self.inside:
+            return f"the workspace's {self.url}"
+        exact = self.commit or self.hash
+        return " ".join(filter(None, (self.kind, self.url, exact)))
+
+
 class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
     """What was there. `facts` maps a fact's name to its value; what is absent is None, not missing.
 
-    Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.count, torch, torch.cuda,
-    torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver, gpu.model, gpu.count,
-    gpu.driver, container.image, aws.ami, aws.instance_type, threads, threads.interop, deterministic, mkl, onednn,
-    deepspeed, deepspeed.cpu_adam (digest of the built op), variable.NAME for each allowed environment variable.
-    `distributions` maps each installed distribution to its version.
+    Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.portable, cpu.count, torch,
+    torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver, gpu.model,
+    gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type, threads, threads.interop, deterministic, mkl,
+    onednn, deepspeed, deepspeed.cpu_adam (digest of the built op), m5ws.code, rebuilt, variable.NAME for each allowed
+    environment variable. `distributions` maps each installed distribution to its version, `origins` those that no
+    index gave to where they came from; None where nobody looked.
     """
 
     facts: dict[str, str | None] = {}
     distributions: dict[str, str] = {}
+    origins: dict[str, Origin] | None = None
 
 
 class Determinism(Record, frozen=True, kw_only=True):
     """Settings that are applied in every rank before the script starts, and are part of the snapshot.
 
+    `level`: "portable" is "strict", and pins what CPU libraries choose by the processor (`m5ws.determinism`).
     `fill_uninitialized` has torch fill what `torch.empty` returns, so that code which reads it gives equal bits; off,
     such code shows as a divergence. It costs memory bandwidth: DeepSpeed allocates gigabytes a step.
     """
 
-    level: Literal["strict", "warn", "off"] = "strict"
+    level: Literal["portable", "strict", "warn", "off"] = "strict"
     threads: int = 1
     python_hash_seed: int = 0
     tf32: bool = False
@@ -193,11 +223,16 @@ class Annotation(Sealed, tag="annotation/1", frozen=True, kw_only=True):
 # --- runs ------------------------------------------------------------------------------------------
 
 
+Trainer = Literal["torchrun", "deepspeed", "python"]
+"""What starts the script: torchrun, for FSDP, DDP and one process; the same with DeepSpeed's operators built first;
+or Python alone, for a script that takes torchrun's variables for a sign of GPUs."""
+
+
 class LaunchSpec(Record, frozen=True, kw_only=True):
     """How a run is started: what of it can change bits is compared by `diff` and `reproduce`."""
 
     command: tuple[str, ...]
-    trainer: Literal["torchrun", "deepspeed"] = "torchrun"
+    trainer: Trainer = "torchrun"
     nproc: int = 1
     seed: int | None = None
     environment: dict[str, str] = {}
@@ -230,8 +265,8 @@ class Parent(Record, frozen=True, kw_only=True):
 class Segment(Record, frozen=True, kw_only=True):
     """Steps of a run, after `first` up to `last`, that a replay does alone.
 
-    It starts from `checkpoint`, whose record is `digest`: the run's own after step `first`. Without one, from where the
-    run itself began.
+    It starts from `checkpoint`, whose record is `digest`: the run's own after step `first`, or that of a replay of it
+    which is looked into. Without one, from where the run itself began.
     """
 
     first: Count
@@ -265,61 +300,6 @@ class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
         if self.segment is not None:
             return self.segment.first
         return self.parent.step if self.parent is not None else 0
-
-
-class Saving(Record, frozen=True, kw_only=True):
-    """How checkpoints are saved; none of it can change bits.
-
-    `asynchronous`: the training waits for the copy of its state alone. `failures`: how many failed checkpoints in a
-    row end the training, None for no number. `deadline_s`: how long a run that is told to stop may take to save.
-    """
-
-    asynchronous: bool = True
-    failures: int | None = None
-    deadline_s: float = 110.0
-
-
-class Context(Record, tag="context/1", frozen=True, kw_only=True):
-    """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
-
-    `resume` is the digest of the checkpoint to go on from, `parent` says whose it is if it is another run's, `saving`
-    how others are made; a replay makes one after each step in `checkpoint_at`, as its original did, and lets no clock
-    decide. The attempt ends after step `until`, if it is given; one that never `goes_on` makes no checkpoint only for
-    ending before its time. `copies` is where copies of what is read are kept, of at most `copies_bytes`.
-    """
-
-    store: str
-    run: str
-    snapshot: Digest
-    attempt: int
-    spec: LaunchSpec
-    determinism: Determinism
-    work_dir: str
-    spool_dir: str
-    log_dir: str
-    output_dir: str
-    author_dir: str
-    resume: Digest | None = None
-    parent: Parent | None = None
-    saving: Saving = Saving()
-    checkpoint_at: tuple[int, ...] | None = None
-    until: int | None = None
-    goes_on: bool = True
-    copies: str = ""
-    copies_bytes: int = 0
-
-
-class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
-    """A launch, rendered: exactly what will be executed, where, and with which environment variables added.
-
-    `prepare` is run to its end before (for example to build a compiled operator once, not once a rank).
-    """
-
-    argv: tuple[str, ...]
-    cwd: str
-    environment: dict[str, str]
-    log: str
-    prepare: tuple[str, ...] = ()
 
 
 # --- checkpoints -----------------------------------------------------------------------------------

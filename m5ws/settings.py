@@ -5,7 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import Determinism, Saving
+from m5ws.launches import Saving
+from m5ws.records import Determinism, Trainer
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,19 +73,23 @@ class DataSettings(_Section, frozen=True, kw_only=True):
 
 
 class EnvironmentSettings(_Section, frozen=True, kw_only=True):
-    """Declared environment. `variables`: names of environment variables that are recorded."""
+    """Declared environment. `variables`: names of environment variables that are recorded.
+
+    `allow_local`: distributions (patterns) that may be installed from files outside the workspace.
+    """
 
     locks: tuple[str, ...] = ("constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml")
     image: str | None = None
     wanted: dict[str, str] = {}
     variables: tuple[str, ...] = ()
+    allow_local: tuple[str, ...] = ()
 
 
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders a script writes to, ingested when the attempt ends."""
 
     command: tuple[str, ...] = ()
-    trainer: Literal["torchrun", "deepspeed"] = "torchrun"
+    trainer: Trainer = "torchrun"
     nproc: int = 1
     seed: int | None = None
     checkpoint_every: int | None = None

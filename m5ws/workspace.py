@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from m5ws import configuration
+from m5ws import configuration, place
 from m5ws.errors import MissingExtra, NotFound
 from m5ws.ports import (
     DatasetSource,
+    Environments,
     Launcher,
     ObjectStore,
     Observer,
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from m5ws.repository import Repository
 
 _log = logging.getLogger(__name__)
-FILE = "m5ws.toml"
 STATE = ".m5ws"
 VARIABLES = {
-    "XDG_CACHE_HOME": "Where copies of remote objects are kept, in `m5ws`, if `m5ws.toml` names no place; `~/.cache`.",
+    "XDG_CACHE_HOME": "Where caches are: what torch says of this machine, copies of remote objects, environments.",
+    "M5WS_CONTAINER_IMAGE": "Set by who starts a container: its image, by digest.",
     "MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none.",
 }
 _ADAPTERS = {
@@ -48,6 +49,9 @@ _ADAPTERS = {
     "tokenizers": "m5ws.adapters.tokenizer:Tokenizers",
     "launcher": "m5ws.launch.local:LocalLauncher",
     "tracker": "m5ws.adapters.mlflow:Mlflow",
+    "virtual environments": "m5ws.adapters.virtual_environments:VirtualEnvironments",
+    "containers": "m5ws.adapters.containers:Containers",
+    "orders": "m5ws.adapters.observing:Orders",
     "signatures": "m5ws.adapters.ssh_signatures:SshSignatures",
 }
 
@@ -56,6 +60,7 @@ _TORCH = {
     "rebuild": ("m5ws.training.deepspeed_weights:rebuilt", "finding the weights in a DeepSpeed checkpoint", "train"),
     "write dcp": ("m5ws.training.export_dcp:write", "writing a checkpoint of torch's", "train"),
     "write deepspeed": ("m5ws.training.export_deepspeed:write", "writing DeepSpeed's files", "deepspeed"),
+    "write universal": ("m5ws.training.export_universal:write", "writing DeepSpeed's universal format", "deepspeed"),
 }
 
 
@@ -109,6 +114,16 @@ class Workspace:
         url = self.store_url
         if "://" not in url or url.startswith("file://"):
             return None
+        return self._user_cache
+
+    @property
+    def environments_dir(self) -> Path:
+        """Where environments that were made again are kept."""
+        return self._user_cache.with_name("m5ws-environments")
+
+    @property
+    def _user_cache(self) -> Path:
+        """What all workspaces of a user share on this machine, and can be made again."""
         # The XDG base directory specification ignores a path that is not absolute.
         base = Path(self.environment.get("XDG_CACHE_HOME", ""))
         return (base if base.is_absolute() else Path.home() / ".cache") / "m5ws"
@@ -189,10 +204,29 @@ class Workspace:
             root=self.root,
             variable_names=self.settings.environment.variables,
             wanted=self.settings.environment.wanted,
-            cache=self.home / "cache",
+            cache=self._user_cache / "machine",
             base=self.environment,
         )
         return cast(Observer, observer)
+
+    def inside(self, image: str) -> bool:
+        """Return whether this process is in a container of `image`, as who started it says."""
+        return self.environment.get("M5WS_CONTAINER_IMAGE") == image
+
+    def environments(self, *, containers: bool) -> Environments:
+        """Return what makes environments again: container images, or virtual environments."""
+        orders = _load("orders")(
+            root=str(self.root),
+            variable_names=self.settings.environment.variables,
+            cache=str(self._user_cache / "machine"),
+        )
+        common = (self.environment, _load("launcher"), self.observer(), orders)
+        if not containers:
+            return cast(Environments, _load("virtual environments")(self.environments_dir, *common))
+        url = self.store_url
+        local = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
+        copies = [self.cache_dir] if self.cache_dir is not None else []
+        return cast(Environments, _load("containers")(self.environments_dir, (self.home, *local, *copies), *common))
 
     def launcher(self) -> Launcher:
         return cast(Launcher, _load("launcher")(self.environment))
@@ -225,10 +259,10 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     here = start.absolute()
     if not here.is_dir():
         raise NotFound(f"there is no directory {start}", hint="`-C DIR` names a directory in a workspace.")
-    for root in (here, *here.parents):
-        if (root / FILE).is_file():
-            return Workspace(root, configuration.read(root / FILE), dict(environment))
-    raise NotFound(f"no {FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
+    root = place.nearest(os.fspath(here))
+    if root is None:
+        raise NotFound(f"no {place.FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
+    return Workspace(Path(root), configuration.read(Path(root, place.FILE)), dict(environment))
 
 
 def try_store(root: Path, settings: StoreSettings) -> None:

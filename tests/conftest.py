@@ -66,7 +66,7 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loud_skip(reason: str) -> None:
-    """Skip a test that lacks a server or program, and say so where nobody can miss it."""
+    """Skip a test that lacks a server or program, and say so where nobody can miss it; `.ci/run` installs them all."""
     pytest.skip(_LOUD + reason)
 
 

@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
     folder, *names = (argument for argument in arguments if argument != "--torch")
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
-            (Path(scratch) / name).write_text("import torch_storage\n" + (Path(folder) / name).read_text())
+            text = (Path(folder) / name).read_text()
+            (Path(scratch) / Path(name).name).write_text("import torch_storage\n" + text)
         paths = [str(SUPPORT.parents[1]), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.run(
             [
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
                 "ignore",
                 "--rootdir",
                 ".",
-                *names,
+                *(Path(name).name for name in names),
             ],
             check=False,
             cwd=scratch,

@@ -21,7 +21,8 @@ from torch.distributed.fsdp import fully_shard
 
 from m5ws import codec
 from m5ws.events import AttemptStarted
-from m5ws.records import Context, Determinism, LaunchSpec, Observed, Run
+from m5ws.launches import Context
+from m5ws.records import Determinism, LaunchSpec, Observed, Run
 from m5ws.repository import Repository, checkpoints, ledger, runs
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store

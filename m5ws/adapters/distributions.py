@@ -1,62 +1,105 @@
-"""Installed Python distributions, and Python code that training would import from outside the workspace."""
+"""Installed Python distributions: their versions, and where those came from that no index gave.
+
+m5ws itself is no code of a run's: wherever it is installed from, its version and a digest of what ranks load of it
+are facts of their own (own_package.py).
+"""
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from m5ws.adapters import own_package
+from m5ws.records import Origin
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def installed() -> dict[str, str]:
     """Return each distribution's normalised name (PEP 503) and version, as imports of this interpreter see it."""
-    found: dict[str, str] = {}
+    return {name: found.version for name, found in sorted(_first().items())}
+
+
+def origins(*roots: Path) -> dict[str, Origin]:
+    """Return where distributions came from that no index gave by its name, but for m5ws.
+
+    What lies inside one of `roots` (a workspace, or a copy of one) is named by its path there.
+    """
+    found = {name: _origin(distribution) for name, distribution in sorted(_first().items()) if name != own_package.NAME}
+    return {name: _placed(origin, roots) for name, origin in found.items() if origin is not None}
+
+
+def outside(
+    root: Path, environment: Mapping[str, str], known: Mapping[str, Origin] | None = None
+) -> dict[str, str | None]:
+    """Return facts on code that no snapshot of `root` holds although training may import it; `known` are `origins`.
+
+    `editable.NAME` is the source folder of an editable install, `python.path.outside` the folders on PYTHONPATH,
+    each only if it lies outside the workspace. What is there can change under a pinned version number.
+    """
+    found: dict[str, str | None] = {
+        f"editable.{name}": unquote(urlsplit(origin.url).path)
+        for name, origin in (origins(root) if known is None else known).items()
+        if origin.kind == "editable" and not origin.inside
+    }
+    entries = [Path(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    folders = [
+        str(path) for path in entries if not _inside(root / path, root) and not own_package.is_copy_of_m5ws(path)
+    ]
+    return found | {"python.path.outside": os.pathsep.join(folders) or None}
+
+
+def _first() -> dict[str, metadata.Distribution]:
+    """Return distributions by normalised name: of each the first on the path, which is the one that is imported."""
+    found: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
-        # The first on the path is the one that is imported. A half-removed distribution has no name.
+        # A half-removed distribution has no name.
         if name := distribution.metadata["Name"]:
-            found.setdefault(_normalised(name), distribution.version)
-    return dict(sorted(found.items()))
+            found.setdefault(_normalised(name), distribution)
+    return found
 
 
 def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def outside(root: Path, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Return facts on code that no snapshot of `root` holds although training may import it.
+def _origin(distribution: metadata.Distribution) -> Origin | None:
+    """Return what the installer noted (direct_url.json); before PEP 610, an egg-info folder lay beside the source."""
+    if (distribution.read_text("INSTALLER") or "").strip() == "conda":
+        return Origin(kind="conda")
+    noted = distribution.read_text("direct_url.json")
+    if noted is not None:
+        return _noted(noted)
+    egg = _egg_folder(distribution)
+    return Origin(kind="editable", url=egg.as_uri()) if egg is not None else None
 
-    `editable.NAME` is the source folder of an editable install, `python.path.outside` the folders on PYTHONPATH,
-    each only if it lies outside the workspace. What is there can change under a pinned version number.
+
+def _noted(direct_url: str) -> Origin | None:
+    """Return what direct_url.json says, None if it is none.
+
+    https://packaging.python.org/en/latest/specifications/direct-url-data-structure/
     """
-    found: dict[str, str | None] = {
-        f"editable.{name}": str(path) for name, path in _editable() if not _inside(path, root)
-    }
-    entries = [Path(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    folders = [str(path) for path in entries if not _inside(root / path, root)]
-    return found | {"python.path.outside": os.pathsep.join(folders) or None}
-
-
-def _editable() -> Iterator[tuple[str, Path]]:
-    """Yield editable installs (PEP 610: direct_url.json; before it: an egg-info folder beside the source)."""
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if not name:
-            continue
-        if path := _editable_path(distribution.read_text("direct_url.json")):
-            yield _normalised(name), path
-        elif distribution.read_text("direct_url.json") is None and (egg := _egg_folder(distribution)):
-            yield _normalised(name), egg
-
-
-def _editable_path(direct_url: str | None) -> Path | None:
     try:
-        data = json.loads(direct_url or "{}")
-        parts = urlsplit(data["url"])
-        editable = data["dir_info"]["editable"]
-    except (ValueError, KeyError, TypeError):
+        data: dict[str, Any] = json.loads(direct_url)
+        url = _CREDENTIALS.sub("", data["url"])
+        if (folder := data.get("dir_info")) is not None:
+            return Origin(kind="editable" if folder.get("editable") else "directory", url=url)
+        below = data.get("subdirectory")
+        if vcs := data.get("vcs_info"):
+            return Origin(kind="vcs", url=url, vcs=vcs["vcs"], commit=vcs["commit_id"], subdirectory=below)
+        archive = data["archive_info"]
+        return Origin(kind="archive", url=url, hash=_sha256(archive), subdirectory=below)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Path(unquote(parts.path)) if parts.scheme == "file" and editable else None
+
+
+def _sha256(archive: Mapping[str, Any]) -> str | None:
+    digest = (archive.get("hashes") or {}).get("sha256") or str(archive.get("hash") or "").removeprefix("sha256=")
+    return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
 
 
 def _egg_folder(distribution: metadata.Distribution) -> Path | None:
@@ -64,7 +107,18 @@ def _egg_folder(distribution: metadata.Distribution) -> Path | None:
     where = getattr(distribution, "_path", None)
     if not isinstance(where, Path) or where.suffix != ".egg-info":
         return None
-    return None if {"site-packages", "dist-packages"} & set(where.parts) else where.parent
+    return None if {"site-packages", "dist-packages"} & set(where.parts) else where.parent.absolute()
+
+
+def _placed(origin: Origin, roots: tuple[Path, ...]) -> Origin:
+    if not origin.url.startswith("file:"):
+        return origin
+    path = Path(unquote(urlsplit(origin.url).path))
+    root = next((root for root in roots if _inside(path, root)), None)
+    if root is None:
+        return origin
+    place = path.resolve().relative_to(root.resolve()).as_posix()
+    return Origin(kind=origin.kind, url=place, inside=True, hash=origin.hash, subdirectory=origin.subdirectory)
 
 
 def _inside(path: Path, root: Path) -> bool:

@@ -13,6 +13,7 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -24,8 +25,8 @@ import m5ws
 Facts = dict[str, str | None]
 
 _TIMEOUT_S = 300.0
-_KEPT_ENTRIES = 16
-# Variables of terminals, sessions and m5ws itself: they differ between two calls and no library reads them.
+_KEPT_ENTRIES = 64
+# Variables of terminals, sessions, runs and m5ws itself: they differ between two calls, and torch reads none.
 _IRRELEVANT = (
     "_",
     "PWD",
@@ -44,6 +45,7 @@ _IRRELEVANT = (
     "XDG_SESSION_*",
     "PS1",
     "M5WS_*",
+    "MLFLOW_*",
     "PYTEST_*",
 )
 _STAMPED = ("torch", "deepspeed", "numpy", "triton")
@@ -55,6 +57,7 @@ NAMES = (
     "cudnn",
     "nccl",
     "cpu.capability",
+    "cpu.portable",
     "mkl",
     "onednn",
     "deepspeed",
@@ -97,17 +100,22 @@ class EffectiveFacts:
         return _facts(payload) if blake3.blake3(payload).hexdigest().encode() == digest else None
 
     def _keep(self, key: str, found: Facts) -> None:
-        if self._cache is None:
-            return
-        payload = json.dumps(found, sort_keys=True).encode()
-        self._cache.mkdir(parents=True, exist_ok=True)
-        temporary = self._cache / f"{key}.{os.getpid()}"
-        temporary.write_bytes(blake3.blake3(payload).hexdigest().encode() + b"\n" + payload)
-        # Published from here on: readers see the whole entry or none.
-        temporary.replace(self._cache / key)
-        entries = sorted(self._cache.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for stale in entries[_KEPT_ENTRIES:]:
-            stale.unlink(missing_ok=True)
+        """Keep an answer. What cannot be kept (no home, a full disk) is asked again, and no error."""
+        if self._cache is not None:
+            with suppress(OSError):
+                _write(self._cache, key, found)
+
+
+def _write(cache: Path, key: str, found: Facts) -> None:
+    payload = json.dumps(found, sort_keys=True).encode()
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = cache / f"{key}.{os.getpid()}"
+    temporary.write_bytes(blake3.blake3(payload).hexdigest().encode() + b"\n" + payload)
+    # Published from here on: readers see the whole entry or none.
+    temporary.replace(cache / key)
+    entries = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for stale in entries[_KEPT_ENTRIES:]:
+        stale.unlink(missing_ok=True)
 
 
 def _ask(environment: Mapping[str, str]) -> Facts:
@@ -167,6 +175,7 @@ def _key(environment: Mapping[str, str], native: Facts, distributions: Mapping[s
         if not any(fnmatchcase(name, pattern) for pattern in _IRRELEVANT)
     }
     parts = [
+        os.uname().nodename,  # homes are shared among machines
         sys.executable,
         sys.version,
         sorted(relevant.items()),

@@ -10,13 +10,12 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from m5ws.adapters import git_glance
-from m5ws.errors import M5Error
+from m5ws.adapters import git_glance, git_start
+from m5ws.adapters.git_start import GitError
 from m5ws.ports import Glance, SourceState
 
 _NEVER = frozenset((b".git", b".m5ws"))
@@ -25,12 +24,6 @@ _STATUS = (
     *("--ignore-submodules=none", "--", "."),
 )
 _LIST = ("ls-files", "-z", "-v", "--stage")
-_FACTS = ("config", "-z", "--get-regexp", r"^(remote\..*\.url|branch\..*\.remote|user\.(name|email))$")
-_KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
-
-
-class GitError(M5Error):
-    """Git refused or failed; the message is its own."""
 
 
 class _Listing(msgspec.Struct):
@@ -49,17 +42,12 @@ class Git:
     """`ports.SourceControl`. `environment` is what git is started with, less what would point it elsewhere."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        kept = {
-            name: value
-            for name, value in environment.items()
-            if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
-        }
-        self._environment = kept | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        self._environment = git_start.kept(environment)
 
     def state(self, root: Path) -> SourceState:
         """Return the state of the working tree at `root`. Raises GitError."""
         root = Path(os.path.realpath(root))
-        if not _in_repository(root):
+        if not git_start.in_repository(os.fspath(root)):
             return _folder_state(root)
         with ThreadPoolExecutor(4, thread_name_prefix="m5ws-git") as pool:
             listing = self._listing(root, pool)
@@ -84,9 +72,9 @@ class Git:
     def glance(self, root: Path) -> Callable[[], Glance | None]:
         """As `ports.SourceControl.glance`. Raises GitError."""
         root = Path(os.path.realpath(root))
-        if not _in_repository(root):
+        if not git_start.in_repository(os.fspath(root)):
             return lambda: None
-        return git_glance.begin(root, partial(self._begin, root, subprocess.DEVNULL), _FACTS)
+        return git_glance.begin(root, self._environment)
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
         """Add the files of submodules and nested repositories, and return what is to be said of them."""
@@ -122,7 +110,7 @@ class Git:
         return listing
 
     def _facts(self, root: Path) -> dict[str, str]:
-        text = self._run(root, *_FACTS, accept=(0, 1)).decode("utf-8", "replace")
+        text = self._run(root, *git_start.FACTS, accept=(0, 1)).decode("utf-8", "replace")
         return {key: value for key, _, value in (item.partition("\n") for item in text.split("\0") if item)}
 
     def _ignored(self, root: Path) -> bool:
@@ -137,37 +125,7 @@ class Git:
         return result.stdout
 
     def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
-        return self._begin(root, subprocess.PIPE, arguments)()
-
-    def _begin(
-        self, root: Path, errors: int, arguments: tuple[str, ...]
-    ) -> Callable[[], subprocess.CompletedProcess[bytes]]:
-        """Start git, and return what waits for its end; what it says of `errors` goes there."""
-        command = ("git", "-c", "core.fsmonitor=false", *arguments)
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=root,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
-        except FileNotFoundError as error:
-            raise GitError(
-                f"{root} is in a git repository, and there is no `git` to read it", hint="Install git."
-            ) from error
-
-        def end() -> subprocess.CompletedProcess[bytes]:
-            with process:
-                out, err = process.communicate()
-            return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-        return end
-
-
-def _in_repository(root: Path) -> bool:
-    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
+        return git_start.start(os.fspath(root), self._environment, subprocess.PIPE, arguments)()
 
 
 def _in_folder(root: Path) -> bool:

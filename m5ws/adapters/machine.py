@@ -15,7 +15,7 @@ import blake3
 
 from m5ws.adapters import variables
 from m5ws.errors import ConfigError
-from m5ws.records import Declared, Digest, Observed
+from m5ws.records import Declared, Digest, Observed, Origin
 
 if TYPE_CHECKING:
     from m5ws.adapters.effective_facts import Facts
@@ -30,15 +30,17 @@ _IMAGE_HINT = (
 class Machine:
     """Observes and declares environments. `root` is the workspace: code outside it is noted as a fact.
 
-    `variable_names` are recorded beyond the built-in ones. `cache` is a directory that remembers what torch
-    said, `base` the environment that training processes inherit, `system` where the machine's /proc, /sys …
-    are. Raises ConfigError for a variable whose name says that it holds a secret.
+    `copied` is a copy of the workspace that something was installed from. `variable_names` are recorded beyond the
+    built-in ones. `cache` is a directory that remembers what torch said, `base` the environment that training processes
+    inherit, `system` where the machine's /proc, /sys … are. Raises ConfigError for a variable whose name says that it
+    holds a secret.
     """
 
     def __init__(
         self,
         *,
         root: Path | None = None,
+        copied: Path | None = None,
         variable_names: Sequence[str] = (),
         wanted: Mapping[str, str] | None = None,
         cache: Path | None = None,
@@ -46,6 +48,7 @@ class Machine:
         system: Path = Path("/"),
     ) -> None:
         self._root = root or Path.cwd()
+        self._roots = (self._root, copied) if copied is not None else (self._root,)
         self._variables = variables.allowed(variable_names)
         self._wanted = dict(wanted or {})
         self._cache = cache
@@ -58,17 +61,28 @@ class Machine:
         What torch says (versions, vector capability, visible GPUs) comes from a process that is started for it;
         the rest is read from the system. With a cache, a second call starts none.
         """
-        from m5ws.adapters import distributions, native_libraries
+        from m5ws.adapters import distributions, native_libraries, own_package
         from m5ws.adapters.effective_facts import EffectiveFacts
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
         native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
         effective = EffectiveFacts(self._cache).read(merged, native, installed)
-        noted = distributions.outside(self._root, merged)
+        origins = distributions.origins(*self._roots)
+        noted = distributions.outside(self._root, merged, origins) | {"m5ws.code": own_package.code()}
         told = {name: value for name, value in effective.items() if value is not None or name not in native}
         facts = native | told | noted | variables.facts(self._variables, merged)
-        return Observed(facts=dict(sorted(facts.items())), distributions=installed)
+        return Observed(facts=dict(sorted(facts.items())), distributions=installed, origins=origins)
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        """Return where each installed distribution came from that no index gave, but for m5ws.
+
+        Nothing inside a container of `image`, which pins what is installed in it.
+        """
+        from m5ws.adapters import distributions, hardware
+
+        inside = hardware.container(self._system, self._base)["container.image"]
+        return {} if image is not None and inside == image else distributions.origins(*self._roots)
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         """Return the lock files that are there, by digest, and the container image, which must be named by digest.

@@ -13,7 +13,7 @@ from typing import IO
 from m5ws.adapters.mlflow_follower import Options
 from m5ws.adapters.mlflow_location import artifacts_dir, is_server
 from m5ws.adapters.mlflow_schema import installed, migrate
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 
 _LAST_WORDS_S = 5.0
 _QUIET = (
@@ -84,6 +84,11 @@ class Mlflow:
         from m5ws.adapters import mlflow_query
 
         mlflow_query.write_verdict(self.tracking_uri, self.experiment, self._store_url, verdict)
+
+    def write_joint(self, joint: JointVerdict) -> None:
+        from m5ws.adapters import mlflow_query
+
+        mlflow_query.write_joint(self.tracking_uri, self.experiment, self._store_url, joint.run)
 
     def resolve(self, text: str) -> str | None:
         from m5ws.adapters import mlflow_query

@@ -19,7 +19,7 @@ class M5Context:
         """Return the tags that tie an MLflow run to its m5ws run, attempt, rank and snapshot."""
         from m5ws import codec
         from m5ws.errors import M5Error
-        from m5ws.records import Context
+        from m5ws.launches import Context
 
         try:
             data = Path(os.environ["M5WS_CONTEXT"]).read_bytes()

@@ -14,7 +14,7 @@ from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS, Models
 from m5ws.adapters.mlflow_pages import pages
 from m5ws.adapters.mlflow_points import Point, Position
 from m5ws.adapters.mlflow_subject import RUN_TAG, Subject
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.events import CheckpointPublished
 from m5ws.records import Run
 from m5ws.repository import Repository
@@ -50,12 +50,17 @@ class Page:
             self._client.set_tag(self.run_id, DELIVERED_TAG, _written(_NOTHING))
 
     def describe(
-        self, repo: Repository, subject: Subject, verdicts: Sequence[Verdict], more: Mapping[str, str]
+        self,
+        repo: Repository,
+        subject: Subject,
+        verdicts: Sequence[Verdict],
+        more: Mapping[str, str],
+        joint: JointVerdict | None = None,
     ) -> None:
         """Set tags, description, parameters and datasets, on the script's other runs too."""
-        tags = mlflow_subject.tags(subject) | mlflow_note.verdict_tags(subject.run.id, verdicts) | dict(more)
+        tags = mlflow_subject.tags(subject) | mlflow_note.verdict_tags(subject.run.id, verdicts, joint) | dict(more)
         tags |= self._lineage(subject.run)
-        text = mlflow_note.note(subject, verdicts)
+        text = mlflow_note.note(subject, verdicts, joint)
         params = mlflow_params.params(repo, subject)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)
@@ -68,10 +73,10 @@ class Page:
         found = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
 
-    def judge(self, subject: Subject, verdicts: Sequence[Verdict]) -> None:
+    def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
         """Set what has been found about the run, and nothing else."""
-        tags = mlflow_note.verdict_tags(subject.run.id, verdicts)
-        text = mlflow_note.note(subject, verdicts)
+        tags = mlflow_note.verdict_tags(subject.run.id, verdicts, joint)
+        text = mlflow_note.note(subject, verdicts, joint)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)
             self._set(run, tags | {mlflow_subject.NOTE_TAG: mlflow_note.placed(_note_of(run), text)}, {})

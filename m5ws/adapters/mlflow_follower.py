@@ -185,7 +185,8 @@ class Follower:
         if known != self._described:
             # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
             found = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
-            page.describe(self._repo, subject, found, mlflow_subject.notice_tag(self._notices))
+            joint = runs.joint(self._repo, subject.run.id) if found else None
+            page.describe(self._repo, subject, found, mlflow_subject.notice_tag(self._notices), joint)
             self._described = known
 
     def _settle(self, page: Any, last: bool) -> None:

@@ -6,7 +6,7 @@ m5ws writes between two markers only: what somebody typed around them in MLflow 
 from collections.abc import Sequence
 
 from m5ws.adapters.mlflow_subject import Subject
-from m5ws.comparisons import Change, Divergence, Recheck, Verdict
+from m5ws.comparisons import Change, Divergence, JointVerdict, Recheck, Verdict
 
 BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"
@@ -14,8 +14,11 @@ _CHANGES = 12
 _CHARACTERS = 5000
 
 
-def note(subject: Subject, verdicts: Sequence[Verdict]) -> str:
-    """Return the description, in Markdown; `verdicts` are those that name the run, oldest first."""
+def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
+    """Return the description, in Markdown; `verdicts` are those that name the run, oldest first.
+
+    `joint` is the newest joint verdict on it.
+    """
     run, code = subject.run, subject.snapshot.code
     spec = run.spec
     commit = f"commit `{code.commit[:12]}`" if code.commit else "no commit"
@@ -23,7 +26,8 @@ def note(subject: Subject, verdicts: Sequence[Verdict]) -> str:
     seed = "" if spec.seed is None else f", seed {spec.seed}"
     processes = f"{spec.nproc} process" + ("" if spec.nproc == 1 else "es")
     # MLflow shows the first lines and folds the rest away: what was found stands first.
-    lines = [_told(subject, verdict) for verdict in reversed(verdicts)]
+    lines = [_told_together(joint)] if joint is not None else []
+    lines += [_told(subject, verdict) for verdict in reversed(verdicts)]
     lines += [
         f"m5ws run `{run.id}` of snapshot `{run.snapshot[:16]}` ({commit}{state}).",
         f"`{' '.join(spec.command)}` by {spec.trainer}, {processes}{seed}.",
@@ -50,7 +54,7 @@ def placed(existing: str | None, text: str) -> str:
     return f"{part}\n\n{existing}"
 
 
-def verdict_tags(run_id: str, verdicts: Sequence[Verdict]) -> dict[str, str]:
+def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> dict[str, str]:
     """Return the tags of what has been found about a run; the newest verdict's, and who reproduced it.
 
     `m5ws.reproduced_by` names only replays that did reproduce it, `m5ws.replayed_by` all.
@@ -70,6 +74,11 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict]) -> dict[str, str]:
         tags["m5ws.reproduced_by"] = _joined(proofs)
     if own := [one for one in verdicts if run_id in one.replays]:
         tags["m5ws.reproduces"] = own[-1].run
+    if joint is not None:
+        if joint.created_s >= newest.created_s:
+            tags["m5ws.verdict"] = joint.outcome
+        told = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}
+        tags |= {f"m5ws.segments.{name.replace(' ', '_')}": value[:_CHARACTERS] for name, value in told.items()}
     return tags
 
 
@@ -93,6 +102,11 @@ def again(recheck: Recheck | None) -> str:
     return f"{recheck.replay or 'not begun'}: {told}{where}"
 
 
+def _told_together(joint: JointVerdict) -> str:
+    parts = [f"- {name}: {steps}" for name, steps in joint.parts.items()]
+    return "\n".join([f"**{joint.outcome}**, segment by segment: {joint.reason}", *parts])
+
+
 def _told(subject: Subject, verdict: Verdict) -> str:
     replays = " and ".join(f"`{name}`" for name in verdict.replays)
     replay = subject.run.id in verdict.replays
@@ -102,6 +116,9 @@ def _told(subject: Subject, verdict: Verdict) -> str:
         lines.append(f"- first difference: {first(verdict.first)}")
     if verdict.recheck is not None:
         lines.append(f"- replayed by `{verdict.replay}`, and again by {again(verdict.recheck)}")
+    if verdict.explanation is not None:
+        place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
+        lines.append(f"- looked into: {place.words if place is not None else 'nothing that differs'}; cause: {causes}")
     if verdict.course is not None:
         lines.append(f"- {verdict.course}")
     if verdict.compared:

@@ -72,19 +72,37 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
 
     Raises TrackerError, MissingExtra.
     """
-    from m5ws.adapters.mlflow_delivery import Page, find
+    from m5ws.adapters.mlflow_delivery import Page
 
     repo = Repository.open(open_store(store_url))
     with client(tracking_uri) as mlflow:
         for run_id in (verdict.run, *verdict.replays):
-            if not find(mlflow, run_id):
-                options = Options(
-                    store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True
-                )
-                Follower(options).advance(last=True)
-            found = find(mlflow, run_id)
+            options = Options(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
             known = [one for one in runs.verdicts(repo, run_id) if one.replay != verdict.replay]
-            Page(mlflow, found[0], found[1:]).judge(mlflow_subject.load(repo, run_id), [*known, verdict])
+            found = _pages(mlflow, options)
+            subject, joint = mlflow_subject.load(repo, run_id), runs.joint(repo, run_id)
+            Page(mlflow, found[0], found[1:]).judge(subject, [*known, verdict], joint)
+
+
+def write_joint(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
+    """Put what the store says of a run onto its page, with its newest joint verdict. Raises as `write_verdict`."""
+    from m5ws.adapters.mlflow_delivery import Page
+
+    repo = Repository.open(open_store(store_url))
+    options = Options(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
+    with client(tracking_uri) as mlflow:
+        found = _pages(mlflow, options)
+        subject, said = mlflow_subject.load(repo, run_id), runs.verdicts(repo, run_id)
+        Page(mlflow, found[0], found[1:]).judge(subject, said, runs.joint(repo, run_id))
+
+
+def _pages(mlflow: Any, options: Options) -> list[str]:
+    """Return the MLflow runs of a run, the first of which is its page; that is made if it is missing."""
+    from m5ws.adapters.mlflow_delivery import find
+
+    if not find(mlflow, options.run):
+        Follower(options).advance(last=True)
+    return find(mlflow, options.run)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ BUILT_IN = (
     "LD_PRELOAD",
     "MKL_*",
     "NCCL_*",
+    "NPY_*",
     "NVIDIA_TF32_OVERRIDE",
     "OFI_NCCL_*",
     "OMP_*",

@@ -1,13 +1,14 @@
 """`m5ws certify`."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import interrupt, names, output, segments, verdict
+from m5ws.cli import interrupt, launch_options, names, output, segments, verdict
 from m5ws.cli.snapshot import start
 from m5ws.cli.steps import RunProgress
 from m5ws.errors import M5Error
+from m5ws.records import Trainer
 
 if TYPE_CHECKING:
     from m5ws.operations.certify import Certificate
@@ -25,7 +26,7 @@ class NothingToCertify(M5Error):
 @click.command("certify")
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
-@click.option("--trainer", type=click.Choice(["torchrun", "deepspeed"]), help="What the script trains with.")
+@launch_options.trainer
 @click.option("--nproc", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Processes.")
 @click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, metavar="N", help="Steps to train.")
 @click.option("--restores", type=click.IntRange(min=1), metavar="N", help="Only N restores, drawn at random.")
@@ -38,7 +39,7 @@ def command(
     context: click.Context,
     snapshot: str | None,
     overrides: tuple[str, ...],
-    trainer: Literal["torchrun", "deepspeed"] | None,
+    trainer: Trainer | None,
     nproc: int,
     steps: int,
     restores: int | None,

@@ -1,17 +1,18 @@
 """What the command line may say of a launch; each is `None` where it says nothing, and m5ws.toml does."""
 
-from typing import Literal, TypedDict
+from typing import TypedDict, get_args
 
 import click
 
 from m5ws.cli import names
 from m5ws.cli.grouped import grouped
+from m5ws.records import Trainer
 
 
 class Given(TypedDict):
     """The values of `options`, by the names they have in `operations.run.Options`."""
 
-    trainer: Literal["torchrun", "deepspeed"] | None
+    trainer: Trainer | None
     nproc: int | None
     seed: int | None
     checkpoint_every: int | None
@@ -20,8 +21,9 @@ class Given(TypedDict):
     name: str | None
 
 
+trainer = click.option("--trainer", type=click.Choice(get_args(Trainer)), help="What starts the script.")
 options = grouped(
-    click.option("--trainer", type=click.Choice(["torchrun", "deepspeed"]), help="What the script trains with."),
+    trainer,
     click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine."),
     click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script."),
     click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints."),

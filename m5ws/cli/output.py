@@ -28,6 +28,7 @@ def plain(value: object) -> object:
 def _path(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
+    # What msgspec asks of an encoding hook: a value that no record may hold is a bug, and is reported as one.
     raise NotImplementedError(f"no JSON for {type(value)}")
 
 

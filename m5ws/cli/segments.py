@@ -101,7 +101,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int) -> "Joint":
     """Replay segments, each as a run of its own, and return what they say together. Ctrl-C stops them all."""
-    from m5ws.cli import verdict
+    from m5ws.cli import explanation, verdict
     from m5ws.operations import reproduce, segments
 
     stopped = threading.Event()
@@ -120,26 +120,31 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, here.home, here.root)
         output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
-        return reproduce.execute(ports, part, plan, announce, lambda *_: stopped.is_set(), again=verdict.again)
+        watch = lambda *_: stopped.is_set()  # noqa: E731
+        return reproduce.execute(ports, part, plan, announce, watch, again=verdict.again, told=explanation.told)
 
     def told(one: "Verdict") -> None:
         output.note(f"{one.segment}: {one.outcome}")
 
-    of = len(segments.of_run(ports.repo, request.original))
+    every = segments.of_run(ports.repo, request.original)
     with interrupt.on_signals():
         try:
             found = segments.replay(wanted, one, parallel, told, stopped.set)
         except BaseException:
             stopped.set()
             raise
-    return segments.join(request.original, found, of)
+    return segments.join(request.original, found, len(every))
 
 
 def several(
     here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int, *, as_json: bool
 ) -> int:
     """Replay segments, print what they say together, and return the exit status."""
+    from m5ws.operations import segments
+
     joint = replay(here, ports, request, wanted, parallel)
+    every = segments.of_run(ports.repo, request.original)
+    segments.publish(ports.repo, ports.tracker, segments.record(joint, every))
     output.print_json(joint) if as_json else click.echo(text(joint))
     return joint.exit_code
 

@@ -102,6 +102,8 @@ def _run(view: "RunView") -> str:
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
     if view.verdict is not None:
         lines += ["", verdict.text(view.verdict)]
+    if view.joint is not None:
+        lines += ["", verdict.joint(view.joint)]
     if view.replays:
         rows = [(row.id, output.moment(row.created_s), _found(row)) for row in view.replays]
         lines += ["", output.table(("REPLAYED BY", "WHEN", "VERDICT"), rows)]
@@ -111,7 +113,7 @@ def _run(view: "RunView") -> str:
 
 
 def _found(row: "RunRow") -> str:
-    again = f" (rechecks {row.rechecks})" if row.rechecks else ""
+    again = f" (rechecks {row.rechecks})" if row.rechecks else f" (explains {row.explains})" if row.explains else ""
     return f"{row.outcome or row.standing}{again}"
 
 

@@ -1,7 +1,7 @@
 """A verdict, for people: what was found, on what evidence, and what differs."""
 
-from m5ws.cli import diff, output
-from m5ws.comparisons import Divergence, Recheck, Verdict
+from m5ws.cli import diff, explanation, output
+from m5ws.comparisons import Divergence, JointVerdict, Recheck, Verdict
 
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
@@ -21,14 +21,18 @@ def again(first: Divergence, second: str) -> None:
 def text(verdict: Verdict) -> str:
     """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
     part = f", {verdict.segment}" if verdict.segment is not None else ""
-    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(verdict.replays)}"]
+    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(_replays(verdict))}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
+    if verdict.expected is not None and not verdict.expected.equal:
+        lines.append(f"  hardware: {verdict.expected.why}")
     if verdict.first is not None:
         lines += ["", *first(verdict.first)]
     if verdict.course is not None:
         lines.append(f"  after it  {verdict.course}")
     if verdict.recheck is not None:
         lines += ["", *_again(verdict.recheck)]
+    if verdict.explanation is not None:
+        lines += ["", *explanation.text(verdict.explanation)]
     if verdict.compared:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
@@ -37,6 +41,18 @@ def text(verdict: Verdict) -> str:
     if verdict.changes:
         lines += ["", "changed since the original:", diff.text(verdict.changes, brief=True)]
     return "\n".join(lines)
+
+
+def _replays(verdict: Verdict) -> tuple[str, ...]:
+    """Return the replays that were to do the run again; those that explain are named with what they show."""
+    explaining = verdict.explanation.replays if verdict.explanation is not None else ()
+    return tuple(name for name in verdict.replays if name not in explaining)
+
+
+def joint(found: JointVerdict) -> str:
+    """Return what replays of segments said together: the finding, and of which steps what is known."""
+    said = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
+    return "\n".join([*said, output.fields(found.parts, "  ")])
 
 
 def _again(recheck: Recheck) -> list[str]:

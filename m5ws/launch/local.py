@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error
+from m5ws.launches import LaunchRequest
 from m5ws.ports import Process
-from m5ws.records import LaunchRequest
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,7 +35,8 @@ class LocalLauncher:
         File descriptors that are inheritable are inherited: a lock that the caller holds so lasts as long as torchrun.
         """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
-        environment = self._environment | request.environment
+        inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
+        environment = inherited | request.environment
         with open(request.log, "ab") as log:
             if request.prepare:
                 self._prepare(request, environment, log.fileno())

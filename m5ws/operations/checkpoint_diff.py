@@ -10,10 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.comparisons import Elements
 from m5ws.operations import plain_state
 from m5ws.operations.checkpoint_names import Named
 from m5ws.operations.plain_state import StateChange
-from m5ws.ports import CompareBits, Elements, Progress
+from m5ws.ports import CompareBits, Progress
 from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository
 from m5ws.repository.flight import Job, fly

@@ -39,6 +39,7 @@ class Comparison:
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[])
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
+        self._at_first: list[Difference] = []
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, set[int]] = {}
         self._reached: dict[int, int] = {}
@@ -74,6 +75,10 @@ class Comparison:
             tensor_step=step,
             tensors_differ=len(tensors),
         )
+
+    def at_first(self) -> tuple[Difference, ...]:
+        """Return all that is known to differ at the step of the first divergence, in order."""
+        return tuple(sorted(self._at_first, key=lambda one: one.key))
 
     def settled(self) -> bool:
         """Return whether the first divergence is known: all ranks are past its step, and what is recorded up to it.
@@ -142,8 +147,12 @@ class Comparison:
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
         found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        if self._first is None or step < self._first.step:
+            self._at_first = []
         if self._first is None or found.key < self._first.key:
             self._first = found
+        if step == self._first.step:
+            self._at_first.append(found)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
         self._differing.setdefault(kind, set()).add(step)
 

@@ -58,7 +58,8 @@ def merged(name: str, old: bytes, new: bytes, places: Iterable[Keys]) -> bytes:
     try:
         result = config_files.edit(name, old, lambda document: _changed(document, styled))
         said = config_keys.parse(name, result)
-    except (config_files.BadConfigFile, LookupError, TypeError, ValueError) as error:
+    except (config_files.BadConfigFile, AttributeError, LookupError, TypeError, ValueError) as error:
+        # AttributeError: tomlkit, where a table of an array of tables becomes a plain value.
         raise Unmixable(f"{name} cannot be changed key by key: {error}") from error
     if next(_walk((), said, wanted), None) is not None:
         raise Unmixable(f"{name} cannot be changed key by key: several keys share a value")

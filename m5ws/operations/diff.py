@@ -41,17 +41,17 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
     )
 
 
-def between_runs(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
+def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
     """Return what differs from run `a` to `b`: their snapshots, how they were launched, and what was there.
 
-    The environment is that of each run's first attempt, with what its ranks found inside. Raises NotFound,
-    CorruptObject.
+    The environment is that of each run's first attempt, or of `attempt` of `a`, with what its ranks found inside.
+    Raises NotFound, CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
     launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
     # The number of ranks follows from what was asked for: one cause is not named twice.
     said = {"world"} if any(change.name == "nproc" for change in launched) else set()
-    found = (change for change in environment(repo, a, b) if change.name not in said)
+    found = (change for change in environment(repo, a, b, attempt) if change.name not in said)
     return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
 
 
@@ -207,9 +207,12 @@ def _shown(value: object) -> str | None:
 # --- the environment of a run -------------------------------------------------------------------------------------
 
 
-def environment(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
-    """Return the drift between two runs' first attempts, a change that only some ranks see with their numbers."""
-    old, new = _first_attempt(repo, a), _first_attempt(repo, b)
+def environment(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
+    """Return the drift between two runs' first attempts, or from `attempt` of `a`.
+
+    A change that only some ranks see is returned with their numbers.
+    """
+    old, new = _attempt(repo, a, attempt), _attempt(repo, b)
     if not old or not new:
         if not old and not new:
             return ()
@@ -231,14 +234,15 @@ def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
     return msgspec.structs.replace(change, detail=f"on rank {', '.join(ranks)}: {change.detail}")
 
 
-def _first_attempt(repo: Repository, run: str) -> dict[str, Observed]:
-    """Return what each rank of the first attempt saw, effective values over what was observed before the start.
+def _attempt(repo: Repository, run: str, attempt: int | None = None) -> dict[str, Observed]:
+    """Return what each rank of an attempt, or of the first one, saw: effective values over what was observed before.
 
     Where no rank came up, the one entry `launcher` is what was observed. Empty if the run never started.
     """
-    attempt = next(iter(ledger.attempts(repo, run)), None)
-    if attempt is None:
+    begun = ledger.attempts(repo, run)
+    if not begun:
         return {}
+    attempt = attempt if attempt in begun else begun[0]
     started = _first(repo, run, attempt, ledger.LAUNCHER, AttemptStarted)
     observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
     seen: dict[str, Observed] = {}

@@ -20,6 +20,8 @@ Rating = Literal["cannot", "can", "does"]
 
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _UNSET = "variable."
+_PORTABLE = "cpu.portable"
+_PART_PORTABLE = "portable"
 _SAYS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
@@ -34,16 +36,44 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
 
 
+class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fact that says which version of a library is loaded, and the distributions (a pattern) that bring it."""
+
+    loaded: str
+    installed: str
+    why: str
+    source: str
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    rule: tuple[Rule, ...]
+    pair: tuple[Pair, ...]
+
+
 @cache
+def _table() -> _Table:
+    text = (resources.files("m5ws.operations") / "drift_rules.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), _Table)
+
+
 def rules() -> tuple[Rule, ...]:
     """Return the table, in order of precedence."""
-    text = (resources.files("m5ws.operations") / "drift_rules.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text)["rule"], tuple[Rule, ...])
+    return _table().rule
+
+
+def pairs() -> tuple[Pair, ...]:
+    """Return what is held against what to find a loaded library that is not the installed one."""
+    return _table().pair
 
 
 def rule(part: str, name: str) -> Rule:
     """Return the first rule for `name`; the table's last one matches everything."""
     return next(rule for rule in rules() if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern))
+
+
+def _among(part: str, name: str) -> Rule | None:
+    """Return the first rule that a part has for `name` itself, without those for all parts."""
+    return next((rule for rule in rules() if rule.part == part and fnmatchcase(name, rule.pattern)), None)
 
 
 def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
@@ -55,15 +85,17 @@ def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
 def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
     """Return every difference between two observed environments, the gravest first, then by name.
 
-    Distributions are named `distribution.NAME`. A fact that only one side recorded is not called a difference
-    that changes bits: it is rated `can` at most, and its detail says what is missing.
+    Distributions are named `distribution.NAME`, where they came from `origin.NAME`, and a library of which another
+    version is loaded than is installed `loaded NAME`, unless that was so before. A fact that only one side recorded is
+    not called a difference that changes bits: it is rated `can` at most, and its detail says what is missing.
     """
     facts = _facts(pinned.facts, observed.facts)
     installed = (
         rated("environment", f"distribution.{name}", old, new)
         for name, old, new in _different(pinned.distributions, observed.distributions)
     )
-    return tuple(sorted((*facts, *installed), key=lambda change: (-_ORDER.index(change.rating), change.name)))
+    changes = (*facts, *installed, *_origins(pinned, observed), *_mistaken(pinned, observed))
+    return tuple(sorted(changes, key=lambda change: (-_ORDER.index(change.rating), change.name)))
 
 
 def worst(changes: Sequence[Change]) -> Rating | None:
@@ -75,6 +107,11 @@ def describe(change: Change) -> str:
     """Return a change as one line for people; a diff or list in its detail is left out."""
     detail = change.detail if change.detail and "\n" not in change.detail else None
     return f"{title(change)} ({_SAYS[change.rating]}{f': {detail}' if detail else ''})"
+
+
+def says(rating: Rating) -> str:
+    """Return a rating in words."""
+    return _SAYS[rating]
 
 
 def title(change: Change) -> str:
@@ -98,14 +135,69 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
 
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
+    alike = pinned.get(_PORTABLE) is not None and pinned.get(_PORTABLE) == observed.get(_PORTABLE)
     for name, old, new in _different(pinned, observed):
         change = rated("environment", name, old, new)
+        if alike and (under := _among(_PART_PORTABLE, name)) is not None:
+            change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(_UNSET) or (name in pinned and name in observed)
-        if known or name.startswith("editable."):
+        if known or name.startswith("editable.") or change.rating == "cannot":
             yield change
         else:
             rating = min(change.rating, "can", key=_ORDER.index)
             yield msgspec.structs.replace(change, rating=rating, detail="only one side recorded it")
+
+
+def _origins(pinned: Observed, observed: Observed) -> Iterator[Change]:
+    """Yield distributions of one version that came from other sources. Where nobody looked, nothing is known."""
+    if pinned.origins is None or observed.origins is None:
+        return
+    old, new = ({name: str(origin) for name, origin in side.items()} for side in (pinned.origins, observed.origins))
+    for name, before, after in _different(old, new):
+        version = pinned.distributions.get(name)
+        if version is not None and version == observed.distributions.get(name):
+            index = "an index"
+            yield rated("environment", f"origin.{name}", before or index, after or index)
+
+
+def _mistaken(pinned: Observed, observed: Observed) -> Iterator[Change]:
+    before = {change.name: change for change in mistaken(pinned)}
+    for change in mistaken(observed):
+        if change != before.get(change.name):
+            yield change
+
+
+def mistaken(observed: Observed) -> tuple[Change, ...]:
+    """Return libraries of which another version is loaded than is installed: what pip says of them is not so.
+
+    The old value is the installed version.
+    """
+    found = []
+    for pair in _table().pair:
+        installed, loaded = _installed(pair.installed, observed), observed.facts.get(pair.loaded)
+        version = _plain(loaded) if loaded is not None else None
+        if installed is not None and version is not None and not (_meets(version, installed)):
+            found.append(
+                msgspec.structs.replace(
+                    rated("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
+                )
+            )
+    return tuple(found)
+
+
+def _installed(pattern: str, observed: Observed) -> str | None:
+    """Return the version of the distribution that a pattern names; None without one, or where it names several."""
+    named = [version for name, version in observed.distributions.items() if fnmatchcase(name, pattern)]
+    return named[0] if len(named) == 1 else None
+
+
+def _plain(version: str) -> str:
+    """Return cuDNN's number as a version (91002 is 9.10.2; before 9, 8902 is 8.9.2), any other as it is."""
+    if not version.isdigit() or len(version) not in (4, 5):
+        return version
+    number = int(version)
+    major, rest = divmod(number, 10000) if number >= 90000 else divmod(number, 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _different(

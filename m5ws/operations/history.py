@@ -8,20 +8,37 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, RankStarted, State, Step
+from m5ws.errors import CorruptObject
+from m5ws.events import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Notice,
+    RankStarted,
+    Setting,
+    State,
+    Step,
+)
+from m5ws.operations import vouching
 from m5ws.repository import Repository, checkpoints, ledger
 
 T = TypeVar("T")
 
 
 class History(msgspec.Struct, kw_only=True):
-    """Steps and states by rank and step; checkpoint contents by step; facts by rank, of the newest attempt."""
+    """Steps and states by rank and step; checkpoint contents by step; facts by rank, of the newest attempt.
+
+    `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
+    """
 
     steps: dict[int, dict[int, Step]] = {}
     states: dict[int, dict[int, State]] = {}
     contents: dict[int, str] = {}
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
+    begun: list[tuple[int, int]] = []
+    threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     attempts: int = 0
     world: int = 0
@@ -41,10 +58,17 @@ class History(msgspec.Struct, kw_only=True):
         match event:
             case AttemptStarted():
                 self.attempts += 1
-                self._go_back(checkpoints.step_of(event.resume) if event.resume else 0)
+                begin = checkpoints.step_of(event.resume) if event.resume else 0
+                self._go_back(begin)
+                self.begun.append((begin, event.attempt))
             case RankStarted():
                 self.world = event.world
                 self.facts[event.rank] = event.facts
+                if (threads := event.facts.get("threads")) is not None:
+                    begin = self.begun[-1][0] if self.begun else 0
+                    self.threads.setdefault(event.rank, []).append((begin + 1, threads))
+            case Setting(name="threads"):
+                self.threads.setdefault(event.rank, []).append((event.step, event.value))
             case Step():
                 self.steps.setdefault(int(rank), {})[event.step] = event
             case State() if not event.restored:
@@ -57,6 +81,18 @@ class History(msgspec.Struct, kw_only=True):
                 self.outcome = event.outcome
             case _:
                 pass
+
+    def attempt_of(self, step: int) -> int | None:
+        """Return the attempt whose record of a step counts: the last that began before it."""
+        return next((attempt for begin, attempt in reversed(self.begun) if begin < step), None)
+
+    def resumed_before(self, step: int) -> int | None:
+        """Return the step after which the attempt of a step was resumed; None for the first attempt's own steps."""
+        return next((begin for begin, attempt in reversed(self.begun) if begin < step and attempt > 1), None)
+
+    def threads_at(self, rank: int, step: int) -> str | None:
+        """Return how many threads a rank used in a step, as far as it was recorded."""
+        return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
 
     def within(self, first: int, last: int) -> "History":
         """Return the history of the steps after `first` up to `last` alone."""
@@ -81,6 +117,8 @@ class History(msgspec.Struct, kw_only=True):
                 del states[later]
         for later in [number for number in self.contents if number > step]:
             del self.contents[later]
+        for rank, changes in self.threads.items():
+            self.threads[rank] = [change for change in changes if change[0] <= step]
         self.outcome = None
 
 
@@ -93,10 +131,19 @@ def load(repo: Repository, run: str, before_attempt: int | None = None, folded: 
     for attempt in ledger.attempts(repo, run):
         if before_attempt is not None and attempt >= before_attempt:
             break
-        ledger.check_ends(repo, run, attempt)
+        _check_ends(repo, run, attempt)
         order = sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit())
         for rank in order:
             for event in ledger.events(repo, run, attempt, rank):
                 if folded or not isinstance(event, AttemptStarted):
                     history.add(rank, event)
     return history
+
+
+def _check_ends(repo: Repository, run: str, attempt: int) -> None:
+    """Raise CorruptObject for chains that do not end where they ended, with what checkpoints know of where."""
+    try:
+        ledger.check_ends(repo, run, attempt)
+    except CorruptObject as error:
+        known = vouching.rewritten(repo, run)
+        raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error

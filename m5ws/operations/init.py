@@ -196,9 +196,12 @@ name = @NAME@
 # wanted = { nccl = "2.27.3" }
 # Environment variables whose values are recorded. No others are.
 # variables = []
+# Distributions that may be installed from files outside the workspace, editable or not. Others are refused.
+# allow_local = []
 
 [determinism]
 # "strict" makes an operation without a deterministic version an error, "warn" a warning, "off" allows it.
+# "portable" is "strict", with the same bits on every x86-64 processor with AVX2.
 # level = "strict"
 # threads = 1
 # python_hash_seed = 0

@@ -8,7 +8,7 @@ import time
 from typing import Literal
 
 from m5ws.comparisons import Divergence, Verdict
-from m5ws.operations import diff, reason, results, supervise
+from m5ws.operations import diff, reason, results, signs, supervise, vouching
 from m5ws.operations.compare import Comparison
 from m5ws.records import Run
 
@@ -25,8 +25,13 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
     missing = list(comparison.missing())
     if not comparison.original.by_steps:
         first = results.first_difference(ports.repo, ports.tracker, comparison, replay.reproduces, replay.id)
-    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id)
+    attempt = comparison.original.attempt_of(first.step) if first is not None else None
+    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt)
     outcome, why = _outcome(comparison, result, first, missing)
+    if first is not None:
+        false = vouching.rewritten(ports.repo, replay.reproduces)
+        sign = signs.of_record(false) if false else signs.sign(comparison, first, replay.begin)
+        why = reason.reason(first, changes, sign)
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
@@ -36,7 +41,7 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
         not_compared=(*missing, *comparison.extra(), *_given(replay), *_unrecorded(comparison, replay)),
         first=first,
         changes=changes,
-        reason=why or (reason.reason(first, changes) if first else None),
+        reason=why,
         created_s=time.time(),
     )
 
@@ -45,8 +50,7 @@ def _outcome(
     comparison: Comparison, result: supervise.Result, first: Divergence | None, missing: list[str]
 ) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
     if first is not None:
-        inexact = next((notice for notice in comparison.original.notices if notice.kind == "inexact-resume"), None)
-        return ("diverged", f"the original itself: {inexact.message}" if inexact else None)
+        return "diverged", None
     if result.outcome != "finished" and not comparison.exhausted():
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.operations import lineage
 from m5ws.operations.state import RunState, Standing, load, load_newest
 from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot
@@ -31,7 +31,8 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
-    `rechecks` is the replay that it does again, where the verdict on that one says so; only in a run's own view.
+    `rechecks` is the replay that it does again, where the verdict on that one says so, `explains` the one whose
+    divergence it looks into; only in a run's own view.
     """
 
     id: str
@@ -47,6 +48,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int | None = None
     outcome: str | None = None
     rechecks: str | None = None
+    explains: str | None = None
     problem: str | None = None
 
 
@@ -82,7 +84,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     of it.
 
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
-    this store. `forks` are the runs that start from its checkpoints.
+    this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
     """
 
     run: Run
@@ -95,6 +97,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[Parent, ...] = ()
     lineage_whole: bool = True
     forks: tuple[RunRow, ...] = ()
+    joint: JointVerdict | None = None
 
 
 def list_snapshots(repo: Repository) -> list[SnapshotRow]:
@@ -145,6 +148,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         lineage=chain,
         lineage_whole=whole,
         forks=tuple(_run_row(repo, other.id) for other in others if _is_fork(other, run_id)),
+        joint=runs.joint(repo, run_id),
     )
 
 
@@ -188,10 +192,14 @@ def _run_row(repo: Repository, run_id: str) -> RunRow:
 
 
 def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
-    """Return the row of a replay, or of the second one that a verdict rests on."""
+    """Return the row of a replay, or of another one that a verdict rests on."""
     row = _run_row(repo, run_id)
     again = next((one for one in verdicts if run_id in one.replays[1:]), None)
-    return row if again is None else msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
+    if again is None:
+        return row
+    if again.explanation is not None and run_id in again.explanation.replays:
+        return msgspec.structs.replace(row, outcome=again.outcome, explains=again.replay)
+    return msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
 
 
 def _is_fork(record: Run, of: str) -> bool:

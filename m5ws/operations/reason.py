@@ -11,6 +11,7 @@ from typing import Literal
 
 from m5ws.comparisons import Change, Divergence
 from m5ws.operations.drift import title
+from m5ws.operations.signs import MARK, Sign
 
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 
@@ -61,6 +62,7 @@ _UPDATE = (
     "*zero*",
     "*bucket*",
 )
+_WORLD = {("launch", "nproc"), ("environment", "world")}
 _LIBRARIES = ("distribution.torch", "distribution.numpy", "distribution.tokenizers", "python", "torch*")
 
 # For each first difference of state, of a quantity or of what a script leaves behind (metrics, files):
@@ -157,18 +159,27 @@ def ranked(first: Divergence, changes: Sequence[Change]) -> tuple[list[Change], 
     )
 
 
-def reason(first: Divergence | None, changes: Sequence[Change]) -> str | None:
+def reason(first: Divergence | None, changes: Sequence[Change], sign: Sign | None = None) -> str | None:
     """Return the most plausible cause of a divergence in words, None where nothing diverged.
 
     It says what the recorded changes allow: one that explains the first difference, several without a
-    choice between them, or that the cause is unknown.
+    choice between them, or that the cause is unknown. A `sign` that is strong comes before them, another after them.
     """
     if first is None:
         return None
     fitting, others = ranked(first, changes)
     where = f"the first difference is {named(first)}"
+    if sign is not None and sign.strong:
+        beside = f"; recorded changes, of which none is needed for that: {_list([*fitting, *others])}"
+        return f"{sign}; {where}{beside if fitting or others else ''}"
     if not fitting and not others:
-        return _unknown(first, changes, where)
+        return _unknown(first, changes, where, sign)
+    said = _recorded(fitting, others, where)
+    return said if sign is None else f"{said}. By what differs and what does not, it points to {sign}"
+
+
+def _recorded(fitting: Sequence[Change], others: Sequence[Change], where: str) -> str:
+    """Return what recorded changes that can alter bits have to do with a first difference."""
     if not fitting:
         return (
             f"{where}, which none of the recorded changes explains at first sight; "
@@ -182,14 +193,25 @@ def reason(first: Divergence | None, changes: Sequence[Change]) -> str | None:
     return f"{where}; {len(fitting)} recorded changes fit, most consistent first: {_list(fitting)}{rest}"
 
 
-def _unknown(first: Divergence, changes: Sequence[Change], where: str) -> str:
+def _unknown(first: Divergence, changes: Sequence[Change], where: str, sign: Sign | None) -> str:
     harmless = f" that can change bits ({len(changes)} that cannot)" if changes else ""
-    return f"{_UNKNOWN}: no recorded input differs{harmless}; {where}, which points to {pointer(first)}"
+    return f"{_UNKNOWN}: no recorded input differs{harmless}; {where}, which points to {sign or pointer(first)}"
 
 
 def is_unknown(said: str | None) -> bool:
     """Return whether `reason` said that no recorded change explains a divergence."""
     return (said or "").startswith(_UNKNOWN)
+
+
+def known_of(said: str | None) -> str:
+    """Return what is known of a divergence whose cause is not."""
+    rest = (said or "").removeprefix(f"{_UNKNOWN}: ")
+    return rest[:1].upper() + rest[1:]
+
+
+def is_sign(said: str | None) -> bool:
+    """Return whether `reason` rests on what differs in the original, and not on a recorded change."""
+    return (said or "").startswith(MARK)
 
 
 def pointer(first: Divergence) -> str:
@@ -238,6 +260,8 @@ def _one(change: Change) -> str:
     if change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}:
         done = "added" if change.old is None else "removed" if change.new is None else "changed"
         return f"{change.part} {change.name} was {done}"
+    if (change.part, change.name) in _WORLD:
+        return f"{title(change)} (reduction order, world size)"
     if change.part == "data" and change.detail:
         return f"data {change.name} ({change.detail.splitlines()[0]})"
     return title(change)

@@ -95,7 +95,7 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
     if recheck.repeats is None:
         words = f"{verdict.reason}. A second replay could not tell whether the run repeats itself: {recheck.reason}"
     elif recheck.repeats:
-        words = f"two replays agree with each other and not with the original{_suspicion(verdict, verdict.first)}"
+        words = f"two replays agree with each other and not with the original{_suspicion(verdict)}"
     else:
         assert recheck.first is not None
         outcome = "nondeterministic"
@@ -113,11 +113,13 @@ def left_out(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {unsure}")
 
 
-def _suspicion(verdict: Verdict, first: Divergence) -> str:
+def _suspicion(verdict: Verdict) -> str:
     """Say what the original is suspected of; a recorded change that can alter bits explains it better."""
+    if reason.is_sign(verdict.reason):
+        return f", which is under suspicion: {verdict.reason}"
     if not reason.is_unknown(verdict.reason):
         return f": {verdict.reason}"
-    return f", which is under suspicion: it may have had {_HIDDEN}. The first difference is {reason.named(first)}"
+    return f", which is under suspicion: it may have had {_HIDDEN}. {reason.known_of(verdict.reason)}"
 
 
 def _up_to(history: History, last: int | None) -> History:

@@ -5,22 +5,35 @@ is missing from the replay, and every compared quantity is equal (promise 8).
 """
 
 import logging
-import time
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from m5ws.comparisons import Change, Divergence, Recheck, Verdict
+from m5ws.comparisons import Change, Divergence, Expectation, Recheck, Verdict
 from m5ws.errors import M5Error, UsageError
-from m5ws.events import AnyEvent, AttemptStarted
-from m5ws.operations import drift, history, judgement, leftovers, overrides, recheck, run, supervise, tolerance
+from m5ws.events import AnyEvent
+from m5ws.operations import (
+    drift,
+    expectation,
+    explain,
+    history,
+    judgement,
+    leftovers,
+    overrides,
+    pinned_environment,
+    recheck,
+    refusals,
+    run,
+    supervise,
+    tolerance,
+)
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
-from m5ws.records import LaunchSpec, Observed, Run, Segment
-from m5ws.repository import Repository, checkpoints, ledger, runs
-from m5ws.repository.ledger import LAUNCHER
+from m5ws.records import LaunchSpec, Run, Segment
+from m5ws.repository import checkpoints, ledger, runs
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
     `recheck`: one that diverged is replayed once more before a verdict. With a `tolerance`, one that diverges goes on,
-    and is held against that instead.
+    and is held against that instead. `explain`: the steps where one diverged are done again with a look inside.
     """
 
     original: str
@@ -50,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     keep_going: bool = False
     recheck: bool = True
     tolerance: float | None = None
+    explain: bool = False
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -65,6 +79,7 @@ class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
     watch: supervise.Watch | None
     progress: Progress | None
     again: Again | None
+    told: explain.Told | None
 
 
 def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path) -> run.Plan:
@@ -84,7 +99,16 @@ def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path)
         run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent), segment=request.segment
     )
     saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
-    return run.plan(ports.repo, replay, home, author_dir, ports.environment, ports.tracker, checkpoint_at=tuple(saved))
+    return run.plan(
+        ports.repo,
+        replay,
+        home,
+        author_dir,
+        ports.environment,
+        ports.tracker,
+        checkpoint_at=tuple(saved),
+        python=ports.python,
+    )
 
 
 def execute(
@@ -95,6 +119,7 @@ def execute(
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
     again: Again | None = None,
+    told: explain.Told | None = None,
 ) -> Verdict:
     """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict.
 
@@ -103,16 +128,20 @@ def execute(
     home = _home(planned)
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
+    expected = expectation_of(ports, planned, drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        return _publish(ports, home, _refused(ports, planned, drifted))
+        unlike = refusals.of_environment(ports.repo, planned.run, drifted)
+        return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     original = history.load(ports.repo, request.original)
     if request.segment is not None:
         # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
+        if (refused := refusals.of_checkpoint(ports.repo, planned.run, original)) is not None:
+            return _publish(ports, home, refused)
         original = original.within(given, request.segment.last)
     comparison = Comparison(original)
 
-    listeners = _Listeners(watch=watch, progress=progress, again=again)
+    listeners = _Listeners(watch=watch, progress=progress, again=again, told=told)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
@@ -128,6 +157,9 @@ def execute(
             verdict = recheck.left_out(verdict)
         else:
             verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
+    verdict = msgspec.structs.replace(verdict, expected=expected)
+    if request.explain and not stopped:
+        verdict = _explained(ports, planned, comparison, verdict, listeners)
     return _publish(ports, home, verdict)
 
 
@@ -177,6 +209,18 @@ def _rechecked(
     return recheck.judged(verdict, found)
 
 
+def _explained(
+    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
+) -> Verdict:
+    """Return the verdict with what a look into the steps where it diverged shows; without steps there is no look."""
+    first = verdict.first
+    if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
+        return verdict
+    case = explain.Case(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
+    found = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
+    return msgspec.structs.replace(verdict, explanation=found)
+
+
 def _home(planned: run.Plan) -> Path:
     return planned.directory.parent.parent.parent
 
@@ -191,24 +235,16 @@ def environment_drift(ports: supervise.Ports, request: Request, planned: run.Pla
         Path(planned.context.author_dir),
         ports.environment,
         ports.tracker,
+        python=ports.python,
     )
     observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
-    return drift.drift(_pinned(ports.repo, original.id), observed)
+    return drift.drift(pinned_environment.of_run(ports.repo, original.id), observed)
 
 
-def _refused(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Verdict:
-    """Return the verdict on a replay that was not begun, because its environment cannot give the same bits."""
-    runs.publish(ports.repo, planned.run)
-    grave = [change for change in drifted if change.rating != "cannot"]
-    return Verdict(
-        run=planned.run.reproduces or "",
-        replay=planned.run.id,
-        outcome="not comparable",
-        not_compared=("everything: nothing was run",),
-        changes=drifted,
-        reason=f"the environment differs: {'; '.join(map(drift.title, grave[:5]))}",
-        created_s=time.time(),
-    )
+def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:
+    """Return what the replay's determinism level promises on this hardware, whose drift is `drifted`."""
+    host = expectation.host(ports.repo, planned.run.reproduces or "")
+    return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
 def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
@@ -232,12 +268,3 @@ def _spec(spec: LaunchSpec, request: Request) -> LaunchSpec:
         seed=request.seed if request.seed is not None else spec.seed,
         nproc=request.nproc if request.nproc is not None else spec.nproc,
     )
-
-
-def _pinned(repo: Repository, run_id: str) -> Observed:
-    """Return the environment that the run's first attempt observed."""
-    first = ledger.attempts(repo, run_id)[0]
-    for event in ledger.events(repo, run_id, first, LAUNCHER):
-        if isinstance(event, AttemptStarted):
-            return repo.objects.get_record(event.observed, Observed)
-    raise UsageError(f"attempt {first} of run {run_id} recorded no environment")

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from m5ws import determinism, secret_scan
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
+from m5ws.launches import Context, LaunchRequest, Saving
 from m5ws.operations import checkpoint_names
 from m5ws.ports import Near, Tracker
-from m5ws.records import Checkpoint, Context, LaunchRequest, LaunchSpec, Parent, Run, Saving, Snapshot
+from m5ws.records import Checkpoint, LaunchSpec, Parent, Run, Snapshot, Trainer
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
 
@@ -29,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says of a run; None leaves it to `m5ws.toml`."""
 
     command: tuple[str, ...] = ()
-    trainer: Literal["torchrun", "deepspeed"] | None = None
+    trainer: Trainer | None = None
     nproc: int | None = None
     seed: int | None = None
     checkpoint_every: int | None = None
@@ -58,9 +58,12 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
+    trainer = options.trainer or settings.trainer
+    if trainer == "python" and nproc > 1:
+        raise UsageError(f"Python alone starts 1 process, not {nproc}", hint="`--trainer torchrun` starts many.")
     return LaunchSpec(
         command=command,
-        trainer=options.trainer or settings.trainer,
+        trainer=trainer,
         nproc=nproc,
         seed=options.seed if options.seed is not None else settings.seed,
         environment=dict(settings.environment),
@@ -118,14 +121,18 @@ def plan(
     tracker: Tracker | None = None,
     saving: Saving | None = None,
     checkpoint_at: tuple[int, ...] | None = None,
+    python: str = sys.executable,
 ) -> Plan:
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
     `home` is the workspace's `.m5ws`; `environment` what the processes will inherit; `saving` and `checkpoint_at`
-    are of `Context`. Raises NotFound if the checkpoint that a fork starts from is not in the store.
+    are of `Context`; `python` starts the ranks. Raises NotFound if the checkpoint that a fork starts from is not in the
+    store.
     """
-    _require(run.spec)
+    if python == sys.executable:
+        _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
+    _refuse_unportable(snapshot, run.spec)
     _find_script(repo, snapshot, run.spec.command)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
@@ -144,7 +151,7 @@ def plan(
         resume = segment.checkpoint
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
-    request = _request(context, directory, environment, tracker)
+    request = _request(context, directory, environment, tracker, python)
     return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
 
 
@@ -161,6 +168,24 @@ def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...])
     parts = dict.fromkeys(snapshot.trees.values())
     if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
         raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists what it has.")
+
+
+def _refuse_unportable(snapshot: Snapshot, launch: LaunchSpec) -> None:
+    """Raise UsageError where level "portable" is asked for and could not be kept: better now than in every rank."""
+    if snapshot.determinism.level != "portable":
+        return
+    if launch.trainer == "deepspeed":
+        raise UsageError(
+            'determinism level "portable" cannot be kept with DeepSpeed, whose CPU operators are compiled for the '
+            "processor that they are built on",
+            hint='Set [determinism] level = "strict", or train with FSDP.',
+        )
+    pins = determinism.PORTABLE
+    if other := next((name for name, value in launch.environment.items() if pins.get(name, value) != value), None):
+        raise UsageError(
+            f'[run] environment sets {other}, which determinism level "portable" pins to {pins[other]!r}',
+            hint=f"Remove {other} from [run] environment, or choose another level.",
+        )
 
 
 def _require(launch: LaunchSpec) -> None:
@@ -222,16 +247,18 @@ def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
 
 
 def _request(
-    context: Context, directory: Path, environment: Mapping[str, str], tracker: Tracker | None
+    context: Context, directory: Path, environment: Mapping[str, str], tracker: Tracker | None, python: str
 ) -> LaunchRequest:
     """Render the launch; the same command line for FSDP and DeepSpeed, whose scripts run under torchrun."""
+    spec = context.spec
     tracking = tracker.environment() if tracker is not None else {}
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(context.spec.nproc))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.nproc))
+    starter = () if spec.trainer == "python" else torchrun
     prepare: tuple[str, ...] = ()
-    if context.spec.trainer == "deepspeed":
-        prepare = (sys.executable, "-m", "m5ws.training.cpu_adam")
+    if spec.trainer == "deepspeed":
+        prepare = (python, "-m", "m5ws.training.cpu_adam")
     return LaunchRequest(
-        argv=(sys.executable, *torchrun, "-m", "m5ws.training.rank", "--", *context.spec.command),
+        argv=(python, *starter, "-m", "m5ws.training.rank", "--", *spec.command),
         cwd=context.work_dir,
         environment=tracking | rank_environment(context, directory, environment),
         log=str(Path(context.log_dir) / "launcher.log"),

@@ -4,19 +4,23 @@ A replayed segment proves its steps given the checkpoint it starts from. All of 
 checkpoint that the next one starts from, and that one is compared too.
 """
 
+import logging
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import msgspec
 
-from m5ws.comparisons import EXIT_CODES, Outcome, Verdict
-from m5ws.errors import UsageError
+from m5ws.comparisons import EXIT_CODES, JointVerdict, Outcome, Verdict
+from m5ws.errors import M5Error, UsageError
 from m5ws.operations import checkpoint_names, history
+from m5ws.ports import Tracker
 from m5ws.records import Segment
 from m5ws.repository import Repository, checkpoints, runs
 
+_log = logging.getLogger(__name__)
 _SHOWN = 12
 
 
@@ -130,6 +134,34 @@ def join(run: str, verdicts: Sequence[Verdict], of: int) -> Joint:
         reason = "every segment is equal, bit for bit, and ends with the checkpoint that the next one starts from"
         return Joint(run=run, outcome="reproduced", segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
     return Joint(run=run, outcome="sampled", segments=count, of=of, verdicts=tuple(verdicts), reason=_chance(count, of))
+
+
+def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
+    """Return what is published of `joint`, on a run that has the segments `every`."""
+    found = {one.segment: one.outcome for one in joint.verdicts if one.segment is not None}
+    verified = tuple(one for one in every if found.get(one) == "sampled")
+    differ = tuple(one for one in every if found.get(one) in ("diverged", "nondeterministic"))
+    return JointVerdict(
+        run=joint.run,
+        outcome=joint.outcome,
+        reason=joint.reason,
+        of=joint.of,
+        verified=verified,
+        differ=differ,
+        open=tuple(one for one in every if one not in (*verified, *differ)),
+        replays=tuple(one.replay for one in joint.verdicts),
+        created_s=time.time(),
+    )
+
+
+def publish(repo: Repository, tracker: Tracker | None, found: JointVerdict) -> None:
+    """Publish what segments say together, and have the tracker show it; the segments' own verdicts are there before."""
+    try:
+        runs.publish_joint(repo, found)
+        if tracker is not None:
+            tracker.write_joint(found)
+    except (M5Error, OSError) as error:
+        _log.warning("what the segments say together was not published everywhere; `m5ws attest` says it: %s", error)
 
 
 def _chance(count: int, of: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import codec, determinism
+from m5ws.operations import local_installs
 from m5ws.operations.ahead import Observation
 from m5ws.operations.contents import store
 from m5ws.operations.look import Contents, Look
@@ -91,7 +92,8 @@ def capture(
     """Make everything that the workspace at `root` pins durable, and return the snapshot; it is not published.
 
     A dry run writes nothing to the store and does not observe the machine. Raises SecretsFound, LinksOutside,
-    NotTheContent, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace does not hold still.
+    NotTheContent, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace does not
+    hold still.
     """
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
@@ -109,6 +111,7 @@ def capture(
             progress=progress,
             observation=Observation(observer, determinism.environment(settings.determinism) | settings.run.environment),
         )
+        local_installs.refuse(look, observer, _installation(look))
         for _ in range(_ATTEMPTS):
             try:
                 contents = store(look)

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -41,13 +42,17 @@ Watch = Callable[[str, AnyEvent], bool | None]
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off."""
+    """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off.
+
+    `python` starts the ranks: this interpreter, or one that the launcher finds in an environment that was made again.
+    """
 
     repo: Repository
     launcher: Launcher
     observer: Observer
     tracker: Tracker | None
     environment: Mapping[str, str]
+    python: str = sys.executable
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +126,8 @@ def _prepare(tracker: Tracker | None) -> None:
 
 def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
     """Return all variables a rank sees; the observer records those of its allow-list, so that no secret is kept."""
-    return dict(ports.environment) | plan.request.environment
+    inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
+    return inherited | plan.request.environment
 
 
 def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
@@ -149,7 +155,7 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
         raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
     # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
     writer.append([codec.encode(started)], repair=put)
-    for change in drift.unmet(declared, observed):
+    for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
 
 

@@ -27,7 +27,7 @@ def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Ki
 
 
 def _rechecks(repo: Repository, run_id: str) -> dict[tuple[Kind, str], None]:
-    """Return the second replay that a replay's verdict rests on; it has the same original."""
+    """Return the other replays that a replay's verdict rests on; they have the same original."""
     judged = runs.verdict(repo, run_id)
     found: dict[tuple[Kind, str], None] = {}
     for name in judged.replays[1:] if judged is not None else ():
@@ -59,6 +59,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     keys += [f"{checkpoints.PINS}{name}/{label}" for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, name) is not None:
         keys.append(f"runs/{name}/verdict")
+    keys += [f"{runs.joints_of(name)}{said}" for said in repo.store.names(runs.joints_of(name))]
     return keys
 
 

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TypeVar
 
 from m5ws import codec
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot
-from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans
+from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans, runs
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import Job, fly
@@ -86,6 +86,8 @@ class References:
                 self._records.walk(root, run.parent.digest, Checkpoint)
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             self._decode(f"runs/{run_id}/verdict", Verdict, root)
+        for said in self._repo.store.names(runs.joints_of(run_id)):
+            self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
         self._foreign(run_id)
         begun = ledger.attempts(self._repo, run_id)
         self._attempts += [(run_id, attempt) for attempt in begun]

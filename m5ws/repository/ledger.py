@@ -140,7 +140,10 @@ def check_ends(repo: Repository, run: str, attempt: int) -> None:
         for batch in read(repo, run, attempt, rank):
             found = batch.head
         if found != head:
-            raise CorruptObject(f"the end of the ledger of rank {rank} in attempt {attempt} of run {run} is missing")
+            raise CorruptObject(
+                f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end where the attempt says",
+                hint="Its last events are missing, or some were changed. `m5ws fsck` names what else is damaged.",
+            )
 
 
 def attempts(repo: Repository, run: str) -> list[int]:

@@ -3,7 +3,7 @@
 import os
 
 from m5ws import codec
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.records import Run
 from m5ws.repository import Repository, presence, publishing
@@ -67,6 +67,26 @@ def verdict(repo: Repository, replay_id: str) -> Verdict | None:
         return codec.decode(repo.store.get(key), Verdict, key)
     except NotFound:
         return None
+
+
+def publish_joint(repo: Repository, joint: JointVerdict) -> None:
+    """Publish what replays of segments say together, beside what others have said; none is ever changed."""
+    stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
+    repo.store.create(f"{joints_of(joint.run)}{stamp}", codec.encode(joint))
+
+
+def joints_of(run_id: str) -> str:
+    """Return the prefix of the keys under which joint verdicts on a run are."""
+    return f"runs/{run_id}/joint/"
+
+
+def joint(repo: Repository, run_id: str) -> JointVerdict | None:
+    """Return the newest joint verdict on a run, or None. Raises CorruptObject, UnknownSchema."""
+    newest = max(repo.store.names(joints_of(run_id)), default=None)
+    if newest is None:
+        return None
+    key = f"{joints_of(run_id)}{newest}"
+    return codec.decode(repo.store.get(key), JointVerdict, key)
 
 
 def verdicts(repo: Repository, run_id: str) -> list[Verdict]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from m5ws.events import Event, Notice
-from m5ws.records import Context, Digest
+from m5ws.launches import Context
+from m5ws.records import Digest
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter
 from m5ws.training.stop import Stop

@@ -2,7 +2,7 @@
 
 State is saved by `engine.save_checkpoint` and loaded by `engine.load_checkpoint`, with the checkpoint engine lent
 (`deepspeed_engine`). What DeepSpeed leaves out is kept beside it: buffers of every rank, the count of micro steps
-and CPUAdam's products (`cpu_adam_state`). A checkpoint loads on as many ranks as made it.
+and CPUAdam's products (`cpu_adam_state`). On another number of ranks, `deepspeed_reshard` makes this rank's files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,20 @@ from m5ws.errors import M5Error
 from m5ws.records import Content, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
-from m5ws.training import control, cpu_adam_state, deepspeed_engine, deepspeed_layout, deepspeed_state
+from m5ws.training import (
+    control,
+    cpu_adam_state,
+    deepspeed_engine,
+    deepspeed_layout,
+    deepspeed_limits,
+    deepspeed_reshard,
+    deepspeed_state,
+)
 from m5ws.training.backend import Piece, Plain, Saved, Span
 from m5ws.training.plain import RestoreError, StateError
 from m5ws.training.staging import Copier, Copies
 
+_BUFFERS = "buffers"
 _Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
 
 
@@ -30,7 +39,7 @@ class DeepSpeedBackend:
     format: Literal["deepspeed/1"] = "deepspeed/1"
 
     def __init__(self, engine: Any) -> None:
-        _refuse_unsupported(engine)
+        deepspeed_limits.refuse_unsupported(engine, _base(engine))
         self._engine = engine
         self._module: torch.nn.Module = engine.module
         self._names = deepspeed_layout.names(self._module)
@@ -116,36 +125,46 @@ class DeepSpeedBackend:
     ) -> None:
         problem: Exception | None = None
         files: dict[str, dict[str, Any]] = {}
+        own = deepspeed_engine.take(self._engine) if rank is None else {}
         try:
-            files = self._read(objects, content, control.rank(group), rank)
+            files, hidden = self._read(objects, content, control.rank(group), rank, own)
         except (M5Error, OSError) as error:
             problem = error
         # No rank may enter DeepSpeed's collectives if another one will not.
         failed = [number for number, fine in enumerate(control.gather(problem is None, group)) if not fine]
         if problem is not None:
             raise problem
-        if failed or rank is None:
+        if failed:
             raise RestoreError(f"rank {failed[0]} could not read its part of the checkpoint")
-        buffers = files.pop(_buffers_of(control.rank(group)))
-        deepspeed_engine.give(self._engine, files, content.blobs)
-        self._restore_hidden(buffers, rank)
+        buffers = files.pop(_BUFFERS)
+        names = deepspeed_reshard.on_all_ranks(files) if rank is None else content.blobs
+        deepspeed_engine.give(self._engine, files, names)
+        self._restore_hidden(buffers, hidden)
 
     def _read(
-        self, objects: Objects, content: Content, number: int, rank: Mapping[str, Plain] | None
-    ) -> dict[str, dict[str, Any]]:
-        if rank is None:
-            raise RestoreError(
-                f"a DeepSpeed checkpoint loads on as many ranks as made it, which is {content.world}",
-                hint="DeepSpeed cuts its buffers for one number of ranks; start as many as before.",
-            )
-        tensors = {tensor.name: tensor for tensor in content.tensors}
+        self,
+        objects: Objects,
+        content: Content,
+        number: int,
+        rank: Mapping[str, Plain] | None,
+        own: dict[str, dict[str, Any]],
+    ) -> tuple[dict[str, dict[str, Any]], Mapping[str, Plain]]:
+        """Return DeepSpeed's files for this rank, with its buffers, and what DeepSpeed hides."""
         names = [*deepspeed_engine.wanted(self._engine), _buffers_of(number)]
+        if rank is None:
+            names = deepspeed_reshard.wanted(self._engine, number, content)
         if missing := [name for name in names if name not in content.blobs]:
             raise RestoreError(
                 f"the checkpoint has no {', '.join(missing)}",
                 hint="The ZeRO stage or the data type differs from when the checkpoint was made.",
             )
-        return {name: deepspeed_state.read(objects, content.blobs[name], tensors) for name in names}
+        tensors = {tensor.name: tensor for tensor in content.tensors}
+        *names, buffers = names
+        read = {_BUFFERS: deepspeed_state.read(objects, content.blobs[buffers], tensors)}
+        if rank is not None:
+            return read | {name: deepspeed_state.read(objects, content.blobs[name], tensors) for name in names}, rank
+        files = deepspeed_reshard.files(self._engine, objects, content, own)
+        return read | files, {**deepspeed_reshard.hidden(objects, content), "micro_steps": None}
 
     @torch.no_grad()
     def _restore_hidden(self, stored: Mapping[str, torch.Tensor], rank: Mapping[str, Plain]) -> None:
@@ -154,7 +173,9 @@ class DeepSpeedBackend:
             raise RestoreError(f"the model's buffers are not the checkpoint's: {', '.join(sorted(other))}")
         for path, buffer in buffers.items():
             buffer.copy_(stored[path])
-        self._engine.micro_steps = rank["micro_steps"]
+        steps = self._engine.global_steps * self._engine.gradient_accumulation_steps()
+        # On another number of ranks a step may be made of more, or fewer, passes.
+        self._engine.micro_steps = steps if rank["micro_steps"] is None else rank["micro_steps"]
         if (self._watched is None) != (rank["cpu_adam"] is None):
             raise RestoreError("the checkpoint was made with another optimizer: one of the two is DeepSpeed's CPUAdam")
         if self._watched is not None:
@@ -207,36 +228,3 @@ def _base(engine: Any) -> Any:
 def _watched(engine: Any) -> cpu_adam_state.Watched | None:
     base = _base(engine)
     return cpu_adam_state.watch(base) if isinstance(base, DeepSpeedCPUAdam) else None
-
-
-def _refuse_unsupported(engine: Any) -> None:
-    """Raise StateError for what has state that neither DeepSpeed's checkpoints nor ours hold."""
-    optimizer, parameters = engine.optimizer, engine.module.parameters()
-    ranks = torch.distributed.get_world_size()
-    zero = engine.zero_optimization()
-    reasons = {
-        "no optimizer": optimizer is None,
-        "tensor, pipeline or expert parallel ranks": engine.dp_world_size != ranks,
-        "parameters cut over some of the ranks (MiCS)": any(
-            getattr(parameter, "ds_zero_partition_world_size", ranks) != ranks for parameter in parameters
-        ),
-        "mixture-of-experts layers": engine.has_moe_layers,
-        "offload to NVMe": engine.zero_nvme_offload_optimizer() or _parameters_on_nvme(engine),
-        "ZenFlow": bool(engine.zenflow),
-        "SuperOffload": engine.super_offload(),
-        "an offload ratio below 1": getattr(optimizer, "partial_offload", 1.0) != 1.0,
-        "bf16 or fp16 without ZeRO": not zero and _base(engine) is not optimizer,
-        "elastic_checkpoint": zero and engine.zero_elastic_checkpoint(),
-        "load_from_fp32_weights = false": zero and not engine.zero_load_from_fp32_weights(),
-        "universal checkpoints": engine.load_universal_checkpoint(),
-    }
-    if found := [name for name, present in reasons.items() if present]:
-        raise StateError(
-            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(found)}",
-            hint="ZeRO stages 1 to 3 are supported, with or without offload of optimizer and parameters to the CPU.",
-        )
-
-
-def _parameters_on_nvme(engine: Any) -> bool:
-    config = engine.zero_offload_param()
-    return config is not None and str(getattr(config.device, "value", config.device)) == "nvme"

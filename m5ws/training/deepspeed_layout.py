@@ -53,6 +53,18 @@ def fragments(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
     return _by_group(optimizer, known)
 
 
+def groups(optimizer: Any, known: dict[int, str]) -> list[dict[str, tuple[int, ...]]]:
+    """Return, for each of `flats`, the shapes of the parameters that lie in it on any rank, by name and in order."""
+    for name in ("fp16_groups", "round_robin_bit16_groups", "bf16_groups"):
+        if hasattr(optimizer, name):
+            return [{known[id(one)]: _shape(one) for one in group} for group in getattr(optimizer, name)]
+    return []
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def flats(optimizer: Any) -> list[torch.Tensor]:
     """Return a ZeRO optimizer's flat fp32 buffers, which are what its base optimizer's state is keyed by."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):

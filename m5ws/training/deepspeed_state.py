@@ -5,7 +5,7 @@ what DeepSpeed adds about the configuration (paths are in it) is left out, and n
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from m5ws.training.plain import RestoreError, StateError
 
 _TAG = "m5ws.kind"
 _LEFT_OUT = ("ds_config",)
+_Make = Callable[[TensorRecord, list[Reading]], torch.Tensor]
 _CLASSES: dict[str, type] = {
     "LossScaler": LossScaler,
     "DynamicLossScaler": DynamicLossScaler,
@@ -57,8 +58,27 @@ def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> 
 
     Raises NotFound, CorruptObject, RestoreError.
     """
+    return _read(objects, blob, tensors, _tensor)
+
+
+def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """Return a state dictionary whose tensors are not read but for those without dimensions; they are on no device.
+
+    Raises NotFound, CorruptObject, RestoreError.
+    """
+
+    def made(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+        if not record.shape:
+            return _tensor(record, readings)
+        return torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype), device="meta")
+
+    return _read(objects, blob, tensors, made)
+
+
+def _read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord], make: _Make) -> dict[str, Any]:
     readings: list[Reading] = []
-    state = _restored(plain.decode(codec.decode_plain(objects.read(blob))), tensors, readings)
+    structure = plain.decode(codec.decode_plain(objects.read(blob)))
+    state = _restored(structure, tensors, lambda record: make(record, readings))
     if not isinstance(state, dict):
         raise RestoreError("a stored DeepSpeed state is not a dictionary")
     read_parts(objects, readings)
@@ -123,30 +143,30 @@ def _put(objects: Objects, data: bytes) -> Slice:
 # --- back
 
 
-def _restored(value: Any, tensors: Mapping[str, TensorRecord], readings: list[Reading]) -> Any:
+def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[TensorRecord], torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(_restored(item, tensors, readings) for item in value)
+        return type(value)(_restored(item, tensors, make) for item in value)
     if type(value) not in (dict, OrderedDict):
         return value
     kind = value.get(_TAG)
     if kind is None:
-        return type(value)((key, _restored(item, tensors, readings)) for key, item in value.items())
+        return type(value)((key, _restored(item, tensors, make)) for key, item in value.items())
     if kind == "tensor":
         if (record := tensors.get(str(value.get("name")))) is None:
             raise RestoreError(f"a stored DeepSpeed state names the tensor {value.get('name')!r}, which it lacks")
-        return _tensor(record, readings)
+        return make(record)
     if kind == "dtype":
         return content_rules.dtype("a stored DeepSpeed state", str(value.get("name")))
     if kind == "stage":
         return ZeroStageEnum(value["value"])
     if kind == "module":
-        module = _restored(value["items"], tensors, readings)
+        module = _restored(value["items"], tensors, make)
         module._metadata = value["metadata"]
         return module
     if kind not in _CLASSES:
         raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
     found: Any = object.__new__(_CLASSES[kind])
-    vars(found).update(_restored(value["fields"], tensors, readings))
+    vars(found).update(_restored(value["fields"], tensors, make))
     return found
 
 

@@ -8,6 +8,7 @@ that are not trained are as they were stored. https://www.deepspeed.ai/tutorials
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from m5ws import codec
@@ -39,8 +40,39 @@ def rebuilt(objects: Objects, content: Content) -> tuple[list[Layout], list[str]
         raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that the optimizer has: its name with the wrappers it had, and where its state is.
+
+    `group` is its place among the flat buffers; `moments` are by the optimizer's keys, as `exp_avg`.
+    """
+
+    name: str
+    group: int
+    weight: Layout
+    moments: Mapping[str, Layout]
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A ZeRO checkpoint by the model's own names; `frozen` are ZeRO 3's parameters that are not trained."""
+
+    stage: int
+    trained: tuple[Trained, ...]
+    frozen: tuple[Layout, ...]
+
+
+def zero(objects: Objects, content: Content) -> Zero:
+    """Return where ZeRO's masters and moments are, by parameter. Raises RestoreError, CorruptObject."""
+    try:
+        files = _Files(objects, content)
+        return Zero(files.stage, tuple(files.trained()), tuple(files.frozen()))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+
+
 def _rebuilt(files: "_Files") -> tuple[list[Layout], list[str]]:
-    moments = list(files.moments())
+    moments = [moment for one in files.trained() for moment in one.moments.values()]
     said = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
     said.append("the optimizer's step counts and learning rates")
     if not files.optimizers:
@@ -58,37 +90,43 @@ class _Files:
         if not self._models:
             raise RestoreError("the checkpoint has none of DeepSpeed's model_states files")
         self._model = self._models[0]
-        self._stage = int(self.optimizers[0]["zero_stage"]["value"]) if self.optimizers else 0
+        self.stage = int(self.optimizers[0]["zero_stage"]["value"]) if self.optimizers else 0
         self.tied: dict[str, str] = dict(self._model.get("shared_params") or {})
 
     # --- by name
 
     def weights(self) -> Iterator[Layout]:
         """Yield parameters, then frozen parameters and buffers."""
-        masters = _FLATS.get(self._stage, "single_partition_of_fp32_groups")
-        for group, name, shape, place in self._trained():
-            flats = [self._record(one[masters][group]) for one in self.optimizers]
-            yield self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
-        yield from self._frozen()
-        trained = {name for _, name, _, _ in self._trained()}
+        trained = list(self.trained())
+        yield from (one.weight for one in trained)
+        yield from self.frozen()
+        known = {one.name for one in trained}
         for name, value in _items(self._model["module"]).items():
             # ZeRO 3 has nothing but buffers here: its parameters are in parts elsewhere.
-            wanted = self._stage < 3 or name in self._model["buffer_names"]
-            if wanted and name not in trained and name not in self.tied and _is_tensor(value):
+            wanted = self.stage < 3 or name in self._model["buffer_names"]
+            if wanted and name not in known and name not in self.tied and _is_tensor(value):
                 yield layout(self._record(value), f"model.{_own(name)}")
 
-    def moments(self) -> Iterator[Layout]:
-        """Yield what the optimizer keeps of each parameter's shape."""
-        states = [one[_STATES.get(self._stage, "base_optimizer_state")]["state"] for one in self.optimizers]
-        for group, name, shape, place in self._trained():
-            for key, value in states[0][group].items():
-                if not _is_tensor(value) or math.prod(self._record(value).shape) <= 1:
-                    continue
+    def trained(self) -> Iterator[Trained]:
+        """Yield each parameter of the optimizer, in the order of its flat buffers."""
+        masters = _FLATS.get(self.stage, "single_partition_of_fp32_groups")
+        for group, name, shape, place in self._places():
+            flats = [self._record(one[masters][group]) for one in self.optimizers]
+            weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
+            moments = {found.name.rpartition(".")[2]: found for found in self._moments(group, name, shape, place)}
+            yield Trained(name, group, weight, moments)
+
+    def _moments(self, group: int, name: str, shape: tuple[int, ...], place: int) -> Iterator[Layout]:
+        """Yield what the optimizer keeps of a parameter in its shape; before the first step, that is nothing."""
+        states = [one[_STATES.get(self.stage, "base_optimizer_state")]["state"] for one in self.optimizers]
+        for key, value in states[0].get(group, {}).items():
+            # A count of steps is a number, or a tensor without dimensions.
+            if _is_tensor(value) and self._record(value).shape:
                 flats = [self._record(state[group][key]) for state in states]
                 spans = self._spans(flats, place, math.prod(shape))
                 yield self._whole(f"optimizer.state.{_own(name)}.{key}", shape, spans)
 
-    def _trained(self) -> Iterator[tuple[int, str, tuple[int, ...], int]]:
+    def _places(self) -> Iterator[tuple[int, str, tuple[int, ...], int]]:
         """Yield each trained parameter: its group, name and shape, and where in the group's flat buffers it begins."""
         if not self.optimizers:
             return
@@ -99,12 +137,12 @@ class _Files:
                 yield group, name, tuple(shape), place
                 size = math.prod(shape)
                 padding = int(paddings[group][number]) if paddings else 0
-                place += self._share(size) if self._stage == 3 else size + padding
+                place += self._share(size) if self.stage == 3 else size + padding
 
-    def _frozen(self) -> Iterator[Layout]:
+    def frozen(self) -> Iterator[Layout]:
         """Yield ZeRO 3's parameters that are not trained: a part on each rank."""
         shapes = self._model.get("frozen_param_shapes") or {}
-        for name, shape in shapes.items() if self._stage == 3 else ():
+        for name, shape in shapes.items() if self.stage == 3 else ():
             flats = [self._record(one["frozen_param_fragments"][name]) for one in self._models]
             yield self._whole(f"model.{_own(name)}", tuple(shape), self._spans(flats, 0, math.prod(shape)))
 
@@ -115,7 +153,7 @@ class _Files:
 
     def _spans(self, flats: Sequence[Tensor], place: int, size: int) -> Iterator[_Span]:
         """Yield where in the ranks' flat buffers the elements of a parameter are."""
-        if self._stage == 3:
+        if self.stage == 3:
             share = self._share(size)
             for rank, flat in enumerate(flats):
                 count = max(0, min(share, size - rank * share))

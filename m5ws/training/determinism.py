@@ -6,6 +6,7 @@ What has to be in the environment before Python starts is set by the launcher (`
 import torch
 
 from m5ws.records import Determinism
+from m5ws.training import portable
 
 
 def apply(determinism: Determinism) -> None:
@@ -23,3 +24,5 @@ def apply(determinism: Determinism) -> None:
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = determinism.tf32
     torch.backends.cudnn.allow_tf32 = determinism.tf32
+    if determinism.level == "portable":
+        portable.replace_square_roots()

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from m5ws.ports import Elements
+from m5ws.comparisons import Elements
 
 _AT_ONCE = 1 << 20
 """So many elements are compared together: what is made of them while that is done stays below 100 MiB."""

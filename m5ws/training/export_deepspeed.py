@@ -31,7 +31,7 @@ def write(objects: Objects, content: Content, directory: Path, tag: str, progres
     tensors = {tensor.name: tensor for tensor in content.tensors}
     for number, name in enumerate(names):
         state = deepspeed_state.read(objects, content.blobs[name], tensors)
-        torch.save(_with_shapes(state), folder / name)
+        torch.save(with_shapes(state), folder / name)
         if progress:
             progress("writing files", number + 1, len(names))
     (directory / "latest").write_text(tag)
@@ -39,7 +39,7 @@ def write(objects: Objects, content: Content, directory: Path, tag: str, progres
     shutil.copyfile(zero_to_fp32.__file__, directory / "zero_to_fp32.py")
 
 
-def _with_shapes(state: dict[str, Any]) -> dict[str, Any]:
+def with_shapes(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state whose shapes are torch's own: they are stored as tuples, and DeepSpeed's tools ask for `numel`."""
     groups = state.get("param_shapes")
     frozen = state.get("frozen_param_shapes")

@@ -3,11 +3,15 @@
 A fact that does not apply here is None, never missing.
 """
 
+import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 import torch
+
+from m5ws.training import portable
 
 Facts = dict[str, str | None]
 
@@ -49,18 +53,27 @@ def versions() -> Facts:
         "gpu.model": torch.cuda.get_device_name() if cuda else None,
         "gpu.count": str(torch.cuda.device_count()),
         "cpu.capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu.portable": portable.baseline(),
         "mkl": _config(r"(?:Math Kernel Library|oneAPI MKL|MKL) Version ([\d.]+)"),
         "onednn": _config(r"(?:MKL-DNN|oneDNN) v([\d.]+)"),
     }
 
 
 def loaded() -> Facts:
-    """Return the paths of loaded libraries that sum or send numbers, by what they are, from this process's maps."""
-    paths = sorted({line.split(maxsplit=5)[5].strip() for line in _maps() if line.count("/") and ".so" in line})
+    """Return the paths of loaded libraries that sum or send numbers, by what they are, from this process's maps.
+
+    What lies in this Python environment is named by its place there: the same one, made again, lies elsewhere.
+    """
+    paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in _maps() if line.count("/") and ".so" in line})
     return {
         f"loaded.{name}": " ".join(path for path in paths if re.search(pattern, path.rpartition("/")[2])) or None
         for name, pattern in _LIBRARIES.items()
     }
+
+
+def _place(path: str) -> str:
+    inside = next((folder for folder in (sys.prefix, sys.exec_prefix) if path.startswith(f"{folder}{os.sep}")), None)
+    return path if inside is None else f"{{environment}}{path.removeprefix(inside)}"
 
 
 def _maps() -> list[str]:

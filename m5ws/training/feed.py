@@ -4,7 +4,7 @@ Invariant: `state` and `restore` speak of the position after the last batch that
 the loader has read ahead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import blake3
@@ -32,6 +32,8 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._hash: Any = None
         self.epoch = 0
+        self.seen: Callable[[Any], None] | None = None
+        """Called with each batch that is handed out."""
 
     @property
     def restorable(self) -> bool:
@@ -69,7 +71,9 @@ class Feed:
             batch = self._first_of_next_epoch()
         if self._digesting:
             self._hash = self._hash or blake3.blake3()
-            _update(self._hash, batch)
+            update(self._hash, batch)
+        if self.seen is not None:
+            self.seen(batch)
         return batch
 
     def take_digest(self) -> str | None:
@@ -120,7 +124,7 @@ class Feed:
             raise EmptyLoader("the data loader gave no batch in a whole epoch") from error
 
 
-def _update(into: Any, batch: object) -> None:
+def update(into: Any, batch: object) -> None:
     """Hash what a batch is made of: types, shapes, element types and bytes, whatever it is nested in."""
     if isinstance(batch, torch.Tensor):
         value = batch.detach()
@@ -132,13 +136,13 @@ def _update(into: Any, batch: object) -> None:
     elif isinstance(batch, dict) or hasattr(batch, "items"):
         into.update(b"{")
         for key, value in batch.items():
-            _update(into, key)
-            _update(into, value)
+            update(into, key)
+            update(into, value)
         into.update(b"}")
     elif isinstance(batch, (list, tuple)):
         into.update(b"[")
         for value in batch:
-            _update(into, value)
+            update(into, value)
         into.update(b"]")
     elif isinstance(batch, (bytes, bytearray)):
         into.update(f"B{len(batch)}:".encode())
@@ -147,4 +151,4 @@ def _update(into: Any, batch: object) -> None:
         text = float(batch).hex() if isinstance(batch, float) else repr(batch)
         into.update(f"{type(batch).__name__}:{text};".encode())
     else:
-        _update(into, vars(batch) if hasattr(batch, "__dict__") else type(batch).__qualname__)
+        update(into, vars(batch) if hasattr(batch, "__dict__") else type(batch).__qualname__)

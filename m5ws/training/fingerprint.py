@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from m5ws.training import control, raw
+from m5ws.training import control, cpu_sums, raw
 from m5ws.training.backend import Box, Piece, Span
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _MODULUS = 1 << 64
 _INDEX = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio: neighbouring indices land far apart
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9 and below 0x94D049BB133111EB: splitmix64's finalizer
 _SECOND = -7723592293110705685
+_ROUNDS = ((30, _FIRST), (27, _SECOND), (31, None))
 # On a CPU a chunk and its scratch space stay in the L2 cache; an accelerator needs enough work per kernel.
 _CHUNK = {"cpu": 1 << 15}
 _CHUNK_ACCELERATOR = 1 << 22
@@ -55,6 +57,11 @@ def local(pieces: Iterable[Piece]) -> Sums:
     for (name, region), value in zip(places, _values(found), strict=True):
         sums[name][region] = value
     return dict(sums)
+
+
+def sums(tensors: list[torch.Tensor]) -> list[int]:
+    """Return the sum over each whole tensor's elements, modulo 2^64; one transfer per device."""
+    return [value % _MODULUS for value in _values([element_sum(tensor) for tensor in tensors])]
 
 
 def _region(piece: Piece) -> str:
@@ -99,12 +106,16 @@ def element_sum(tensor: torch.Tensor, place: Span | Box | None = None) -> torch.
     """
     words = _words(tensor)
     per_element = words.numel() // max(tensor.numel(), 1) or 1
+    span = _span(place or Span())
+    if span is not None and words.device.type == "cpu":
+        # Not by Tensor.numpy(), after which torch does not let go of the memory, as FSDP does of gathered parameters.
+        plain = np.from_dlpack(words).view(f"u{words.element_size()}")
+        return torch.tensor(_wrap(cpu_sums.total(plain, span * per_element, _INDEX, _ROUNDS)))
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     size = min(_CHUNK.get(words.device.type, _CHUNK_ACCELERATOR), words.numel())
     if not size:
         return total
     mixed, scratch, ramp = (torch.empty(size, dtype=torch.int64, device=words.device) for _ in range(3))
-    span = _span(place or Span())
     torch.arange(size, out=ramp)
     if span is not None:
         ramp.mul_(_INDEX)
@@ -129,7 +140,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 def _mix(bits: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Mix in place; int64 shifts are arithmetic, so the sign bits that they bring in are masked off."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+    for shift, factor in _ROUNDS:
         torch.bitwise_right_shift(bits, shift, out=scratch)
         bits.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
         if factor is not None:

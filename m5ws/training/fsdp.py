@@ -42,7 +42,7 @@ class FsdpBackend:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._modules = _module_names(model)
+        self._modules = module_names(model)
 
     def tensors(self) -> Iterator[Piece]:
         return _pieces(self._state())
@@ -210,7 +210,7 @@ def _copied(name: str, tensor: torch.Tensor, copier: Copier) -> torch.Tensor:
     return tensor if copy is local else DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-def _module_names(model: torch.nn.Module) -> dict[str, str]:
+def module_names(model: torch.nn.Module) -> dict[str, str]:
     """Return what each module is called in the model without its wrappers."""
     parts = dict(model.named_modules())
     names = {"": ""}

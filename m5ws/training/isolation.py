@@ -4,10 +4,11 @@ A materialised tree does not help if an editable install, or PYTHONPATH, brings 
 """
 
 import sys
+from functools import cache
 from pathlib import Path
 
 from m5ws.errors import M5Error
-from m5ws.records import Context
+from m5ws.launches import Context
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
@@ -42,6 +43,7 @@ def _files() -> list[tuple[str, Path]]:
     return found
 
 
+@cache
 def _is_foreign(path: Path, author: Path, work: Path) -> bool:
     # As it was found and as it is: a link in site-packages that leads into the checkout is an editable install.
     real = path.resolve()

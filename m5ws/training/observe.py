@@ -16,6 +16,7 @@ _NAMES = (
     "gpu.model",
     "gpu.count",
     "cpu.capability",
+    "cpu.portable",
     "mkl",
     "onednn",
 )

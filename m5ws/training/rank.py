@@ -17,12 +17,12 @@ from pathlib import Path
 from m5ws import codec, secret_scan
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import RankEnded, RankStarted
-from m5ws.records import Context
+from m5ws.launches import Context
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store
 from m5ws.store.cache import cached
-from m5ws.training import context, determinism, facts, isolation, saver
+from m5ws.training import context, determinism, facts, isolation, portable, rng, saver
 from m5ws.training.stop import Stop
 
 _PR_SET_PDEATHSIG = 1
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     if orders.copies:
         repo = repo.through(cached(repo.store, Path(orders.copies), orders.copies_bytes))
     determinism.apply(orders.determinism)
+    if orders.determinism.level != "off":
+        # Or the system would, for a script that does not.
+        rng.seed_all((orders.spec.seed or 0) + rank)
     active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders))
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
@@ -71,6 +74,8 @@ def read_context() -> Context:
 def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | None]:
     """Run the script; return the exit status and what went wrong, which is in the log in full."""
     try:
+        if active.context.determinism.level == "portable":
+            portable.require()
         _run_script(arguments)
         isolation.check(active.context)
     except SystemExit as leaving:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from m5ws.events import Setting
 from m5ws.events import Step as StepEvent
 from m5ws.training import checkpointing, context, control, facts, fingerprint, fork, isolation, plain, rng
 from m5ws.training.backend import Backend, Plain
@@ -63,6 +64,7 @@ class Recorder:
         self._pending_step: Step | None = None
         self._first = 1
         self._clock = time.perf_counter()
+        self._threads = active.facts.get("threads")
         self._objects_state()  # What cannot be stored is found now, not after hours at the first checkpoint.
 
     # --- the beginning
@@ -157,6 +159,7 @@ class Recorder:
     def end_of_step(self, step: Step, last: bool) -> None:
         """Record a step that is done; fingerprint and checkpoint where it is time to; collective on those steps."""
         self._flush()
+        self._note_threads(step.number)
         self._hold(step)
         stopping = self._active.stop.due(step.number)
         if not self._saver.busy:
@@ -165,7 +168,7 @@ class Recorder:
         if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
             self._flush()
             self._checkpoint(step.number, last=ends, stopping=stopping)
-        elif last or _falls_on(step.number, self._fingerprint_every):
+        elif last or _falls_on(step.number, self._fingerprint_every) or self._around(step.number):
             self._flush()
             self._fingerprint(step.number)
         if step.number == self._first:
@@ -177,6 +180,18 @@ class Recorder:
             isolation.check(self._active.context)
         if stopping and not last:
             raise SystemExit(self._active.stop.exit_code)
+
+    def _around(self, step: int) -> bool:
+        """Return whether the state after `step` belongs to a step that is looked into: before it or after it."""
+        trace = self._active.context.trace
+        return trace is not None and trace.first <= step + 1 <= trace.last + 1
+
+    def _note_threads(self, step: int) -> None:
+        """Record how many threads torch uses when that is another number than before: sums are split by it."""
+        now = str(torch.get_num_threads())
+        if self._threads is not None and now != self._threads:
+            self._active.emit(Setting, rank=self._active.rank, step=step, name="threads", value=now)
+            self._threads = now
 
     def _saves_at_end(self, step: int) -> bool:
         """Return whether the attempt's last step, which this is, is saved for that alone."""

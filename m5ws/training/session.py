@@ -10,7 +10,8 @@ Outside `m5ws run` the same loop runs, and records nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,9 @@ from m5ws.training.feed import Feed
 from m5ws.training.fork import Fork
 from m5ws.training.recorder import Recorder
 from m5ws.training.step import Step
+
+if TYPE_CHECKING:
+    from m5ws.training.tracing import Tracer
 
 
 def seed(default: int = 0) -> int:
@@ -56,7 +60,7 @@ def session(
     origin = fork.parent(active)
     anew = origin is not None and "data" in origin.restart
     feed = Feed(loader, digesting=active is not None, anew=anew) if loader is not None else None
-    recorder = started = None
+    recorder = started = tracer = None
     if active is not None:
         isolation.check(active.context)
         spec = active.context.spec
@@ -74,7 +78,23 @@ def session(
             trained = engine.optimizer if engine is not None else optimizer
             planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
             started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
-    return Session(recorder, feed, total_steps, started)
+        tracer = _tracer(
+            active, model if engine is None else engine.module, engine if engine is not None else optimizer, feed, state
+        )
+    return Session(recorder, feed, total_steps, started, tracer)
+
+
+def _tracer(active: context.Active, model: Any, optimizer: Any, feed: Feed | None, state: Any) -> "Tracer | None":
+    """Return what looks into steps, if the orders say so; nothing of it is imported otherwise."""
+    if active.context.trace is None:
+        return None
+    from m5ws.training.tracing import Tracer
+
+    named = {**(feed.generators() if feed is not None else {}), **_generators(state)}
+    tracer = Tracer(active, active.context.trace, model, optimizer, named)
+    if feed is not None:
+        feed.seen = tracer.batch
+    return tracer
 
 
 def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
@@ -104,8 +124,16 @@ def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
 class Session:
     """A registered training. `first_step` is the step that `steps()` begins with."""
 
-    def __init__(self, recorder: Recorder | None, feed: Feed | None, total_steps: int, started: Fork | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        feed: Feed | None,
+        total_steps: int,
+        started: Fork | None,
+        tracer: "Tracer | None" = None,
+    ) -> None:
         self._recorder = recorder
+        self._tracer = tracer
         self._fork = started
         self._feed = feed
         self._total = total_steps
@@ -129,7 +157,8 @@ class Session:
         for number in range(self.first_step, self._total + 1):
             step = Step(number, self._feed, recording=self._recorder is not None)
             try:
-                yield step
+                with self._looking(number):
+                    yield step
             except GeneratorExit:
                 if self._recorder is not None:
                     self._recorder.left(step)
@@ -139,6 +168,9 @@ class Session:
                 self._recorder.end_of_step(step, last)
             if last:
                 return
+
+    def _looking(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracer is None else self._tracer.looking(number)
 
     def stop(self) -> None:
         """Make the current step the last, with its checkpoint; call it on all ranks in the same step."""

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkouts import commit_all, git
-from m5ws.adapters.git import Git, GitError, without_credentials
+from m5ws.adapters.git import Git, without_credentials
+from m5ws.adapters.git_start import GitError
 from m5ws.ports import SourceState
 
 

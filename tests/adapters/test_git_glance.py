@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.adapters import git_start
 from m5ws.adapters.git import Git
 from m5ws.ports import Glance
 
@@ -92,4 +93,18 @@ def test_what_a_glance_does_not_cover_is_no_glance_or_not_glanceable(tree: Path,
 def test_without_a_repository_there_is_no_glance(tmp_path: Path) -> None:
     assert Git().glance(tmp_path)() is None
     (tmp_path / ".git").mkdir()
+    assert Git().glance(tmp_path)() is None
+
+
+def test_a_glance_that_was_begun_ahead_is_taken_once_and_only_where_it_was_begun(tree: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    git(tree, "worktree", "add", "-q", str(linked))
+    before = glance(tree)
+    git_start.begin_ahead(str(tree), os.environ)
+    (tree / "outer.py").write_text("p")
+    assert glance(linked) != before
+    assert glance(tree) != before
+    git_start.begin_ahead(str(tree), os.environ)
+    assert Git({**os.environ, "GIT_CONFIG_COUNT": "0"}).glance(tree)() is not None
+    git_start.begin_ahead(str(tmp_path), os.environ)
     assert Git().glance(tmp_path)() is None

@@ -101,7 +101,8 @@ def test_a_second_observation_starts_no_process(tmp_path: Path) -> None:
     environment, log = counting(tmp_path)
     first = observer(tmp_path).observe(environment)
     assert started(log) == 1
-    assert observer(tmp_path).observe(environment) == first
+    a_run = {"MLFLOW_RUN_ID": "7c1d", "M5WS_CONTEXT": "/somewhere", "TERM": "dumb"}
+    assert observer(tmp_path).observe(environment | a_run) == first
     assert started(log) == 1
 
 
@@ -121,6 +122,12 @@ def test_whatever_it_depends_on_asks_again(tmp_path: Path, change: str) -> None:
         write(tmp_path / "extensions/py311_cpu/cpu_adam/cpu_adam.so", b"\x7fELF")
     observer(tmp_path, system=system).observe(environment)
     assert started(log) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    pytest.importorskip("torch")
+    assert observer(tmp_path).observe({}).facts["torch"] is not None
 
 
 def test_a_damaged_cache_entry_is_not_used(tmp_path: Path) -> None:

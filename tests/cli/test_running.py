@@ -155,6 +155,7 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
         (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "is not of the form key=value"),
         (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), "did you mean lr?"),
         (("reproduce", "{run}", "--env", "maybe"), "--env"),
+        (("reproduce", "{run}", "--env", "warn", "--env", "rebuild", "--env", "ignore"), "say different things"),
     ],
 )
 def test_what_cannot_be_done_as_asked_is_status_2(m5: Any, made: Any, words: tuple[str, ...], expected: str) -> None:

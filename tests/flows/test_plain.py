@@ -36,3 +36,12 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
         "out/noise.txt",
         "out/weights.txt",
     ]
+
+
+def test_python_alone_starts_a_script_that_neither_seeds_nor_expects_torchrun(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
+    workspace.edit("train.py", 'if "unseeded" not in', 'assert "RANK" not in os.environ\nif "unseeded" not in')
+    run = workspace.train("--trainer", "python", "--", "train.py", "unseeded")
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+    refused = workspace.m5ws("run", "--trainer", "python", "--nproc", "2", expect=2)
+    assert "starts 1 process" in refused.stderr and "torchrun" in refused.stderr

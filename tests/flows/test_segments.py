@@ -2,10 +2,12 @@
 
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+import soak_page
 from m5ws.repository import runs
 from workspaces import Workspace, make_workspace
 
@@ -35,8 +37,44 @@ def test_all_segments_side_by_side_verify_the_run(trained: tuple[Workspace, str]
     joint = workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
     assert (joint["outcome"], joint["segments"], joint["of"]) == ("reproduced", 3, 3)
     assert [(one["segment"]["first"], one["segment"]["last"]) for one in joint["verdicts"]] == [(0, 4), (4, 8), (8, 10)]
+    shown = workspace.json("show", run)["joint"]
+    assert (shown["outcome"], len(shown["verified"]), shown["differ"], shown["open"]) == ("reproduced", 3, [], [])
+    assert shown["replays"] == [one["replay"] for one in joint["verdicts"]]
+    assert "verified" in workspace.m5ws("show", run).stdout
+    assert workspace.json("fsck")["damage"] == []
     # Together they did what the run did, and nothing twice.
     assert sum(one["compared"]["steps"] for one in joint["verdicts"]) == 20
+
+
+_LONG = (
+    (
+        "| training | ranks | steps | checkpoints | segments at a time | outcome | steps done again, on all ranks |"
+        " the run | all segments, one at a time | side by side |"
+    ),
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("kind", ["fsdp", "zero"])
+def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: str) -> None:
+    trainer = "torchrun" if kind == "fsdp" else "deepspeed"
+    workspace = make_workspace(tmp_path / "w", f"{kind}.py", trainer=trainer)
+    workspace.edit("config.yaml", "steps: 10", "steps: 1000")
+    workspace.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 100")
+    times, joint = [time.monotonic()], {}
+    run = workspace.train()
+    for parallel in ("1", "2"):
+        times.append(time.monotonic())
+        joint = workspace.json("reproduce", run, "--all-segments", "--parallel", parallel)
+    times.append(time.monotonic())
+    again = sum(one["compared"]["steps"] for one in joint["verdicts"])
+    seconds = [f"{after - before:,.0f} s" for before, after in pairwise(times)]
+    row = "| " + " | ".join(map(str, (kind, 2, 1000, 10, 2, joint["outcome"], again, *seconds))) + " |"
+    print(row)
+    soak_page.put("segments", _LONG, row)
+    assert (joint["outcome"], joint["segments"], joint["of"], again) == ("reproduced", 10, 10, 2000)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +142,8 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
     again = joint["verdicts"][1]["recheck"]
     assert (again["last"], again["repeats"]) == (7, True) and "under suspicion" in joint["reason"]
     assert sorted(workspace.history(again["replay"]).steps[0]) == [5, 6, 7]
+    shown = workspace.json("show", run)["joint"]
+    assert [one["last"] for one in shown["verified"]] == [4, 10] and [one["last"] for one in shown["differ"]] == [8]
     first = joint["verdicts"][1]["first"]
     assert (first["step"], first["tensor_step"]) == (7, 7)
     assert first["tensor"].startswith(("model.", "optimizer."))

@@ -8,11 +8,12 @@ import pytest
 from m5ws import codec
 from m5ws.errors import UsageError
 from m5ws.events import RankEnded, RankStarted, Step
+from m5ws.launches import Context, LaunchRequest
 from m5ws.operations import bisect, reproduce, run, supervise
 from m5ws.operations.bisect import Report
 from m5ws.operations.hybrid_runs import Shown, Trial
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Code, Context, Declared, Determinism, LaunchRequest, LaunchSpec, Observed, Snapshot
+from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Observed, Origin, Snapshot
 from m5ws.repository import Repository, runs, snapshots, trees
 from m5ws.repository.spool import SpoolWriter, genesis
 
@@ -89,6 +90,9 @@ class Machine:
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         return Declared()
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
 
 
 class Lab:

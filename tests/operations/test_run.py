@@ -55,3 +55,25 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
     assert planned.request.environment["PYTHONPATH"] == str(tmp_path / "elsewhere")
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [(RunSettings(trainer="deepspeed"), "DeepSpeed"), (RunSettings(environment={"MKL_CBWR": "AVX2"}), "sets MKL_CBWR")],
+)
+def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
+    repo: Repository, tmp_path: Path, settings: RunSettings, names: str
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py")
+    (workspace.root / "m5ws.toml").write_text('[determinism]\nlevel = "portable"\n[config]\nfiles = []\n')
+    here = find(workspace.root)
+    taken = snapshot.take(
+        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
+    )
+    new = run.new_run(taken.id, run.spec(settings, run.Options(command=("train.py",))))
+    with pytest.raises(UsageError, match=names) as raised:
+        run.plan(repo, new, here.home, here.root, {})
+    assert raised.value.hint
+    plain = run.new_run(taken.id, run.spec(RunSettings(environment={"A": "b"}), run.Options(command=("train.py",))))
+    planned = run.plan(repo, plain, here.home, here.root, {})
+    assert planned.request.environment["ATEN_CPU_CAPABILITY"] == "avx2"

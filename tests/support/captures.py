@@ -10,7 +10,7 @@ from m5ws.adapters.git import Git
 from m5ws.operations import snapshot
 from m5ws.operations.snapshot import Captured
 from m5ws.ports import DatasetSource, SourceControl, TokenizerProbe
-from m5ws.records import Declared, Observed
+from m5ws.records import Declared, Observed, Origin
 from m5ws.repository import Repository, trees
 from m5ws.settings import Settings
 
@@ -22,6 +22,7 @@ class Machine:
     """`ports.Observer` of a machine that is always the same; it counts how often it is looked at."""
 
     looks = 0
+    local: Mapping[str, Origin] = {}
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         self.looks += 1
@@ -29,6 +30,9 @@ class Machine:
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         return Declared(locks={name: "0" * 64 for name in lock_files if (root / name).is_file()}, image=image)
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return dict(self.local)
 
 
 def say(**sections: Mapping[str, Any]) -> Settings:

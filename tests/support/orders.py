@@ -4,7 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.records import Context, Determinism, LaunchSpec
+from m5ws.launches import Context
+from m5ws.records import Determinism, LaunchSpec
 
 
 def orders(directory: Path, **fields: object) -> Context:

@@ -97,7 +97,6 @@ def batches(repo: Repository, run: str, rank: str) -> Batches:
 
 def write(repo: Repository, run: str, rank: str, told: Batches, *, forged: bool) -> None:
     """Replace a chain by other events: with the heads that it had, or, `forged`, with a chain computed anew."""
-    assert isinstance(repo.store, MemoryStore)
     prefix = f"runs/{run}/ledger/0001/{rank}/"
     before = list(ledger.read(repo, run, 1, rank))
     for name in repo.store.names(prefix):

@@ -41,6 +41,8 @@ def _repository(path: str | os.PathLike[str]) -> Repository:
 def _check(options: dict[str, Any]) -> None:
     if asked := sorted(options.keys() & _ANOTHER_FORMAT):
         raise unittest.SkipTest(f"{', '.join(asked)}: about the format of torch's own files")
+    if options.get("overwrite") is False:
+        raise unittest.SkipTest("overwrite=False: about files in a folder; contents of a store are never overwritten")
 
 
 class Writer(RepositoryWriter):

@@ -14,10 +14,12 @@ import msgspec
 import pytest
 
 import planted
+import zero_lab
 from m5ws import codec
 from m5ws.determinism import environment
 from m5ws.events import AnyEvent, CheckpointPublished, Notice, State, Step
-from m5ws.records import Context, Digest, LaunchSpec, Saving
+from m5ws.launches import Context, Saving, Trace
+from m5ws.records import Determinism, Digest, LaunchSpec
 from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.training import context
@@ -71,6 +73,8 @@ class Runner:
     run: str = "000000000001"
     attempts: int = field(default=0)
     saving: Saving = field(default_factory=Saving)
+    determinism: Determinism = field(default_factory=Determinism)
+    trace: Trace | None = None
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
         """Begin an attempt as the supervisor does, and return its orders."""
@@ -86,6 +90,8 @@ class Runner:
             author_dir=str(self.tmp / "author"),
             resume=resume,
             saving=self.saving,
+            determinism=self.determinism,
+            trace=self.trace,
         )
         planted.begin(self.repo, self.run, self.attempts, inherits=tuple(checkpoints.valid(self.repo, self.run)))
         return said, directory
@@ -184,3 +190,9 @@ def tiny_module() -> ModuleType:
 @pytest.fixture
 def tiny() -> str:
     return str(SCRIPTS / "tiny.py")
+
+
+@pytest.fixture(scope="session")
+def operator() -> dict[str, str]:
+    """CPUAdam's operator, built before any rank wants it."""
+    return zero_lab.build_operator()

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,23 @@ def test_byte_items_load_only_if_they_hold_plain_data(repo: Repository) -> None:
         dcp.load({"bomb": None}, repo.objects, content, None)
     assert not Bomb.armed
     torch.load(io.BytesIO(repo.objects.read(content.blobs["bomb"])), weights_only=False)
+    assert Bomb.armed  # so it would have gone off
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_bytes_that_a_state_holds_are_given_back_and_not_looked_into(repo: Repository) -> None:
+    Bomb.armed = False
+    data = pickle.dumps(Bomb())
+    writer = dcp.RepositoryWriter(repo.objects)
+    flat = DefaultSavePlanner(flatten_state_dict=False)
+    save_state({"held": {"losses": io.BytesIO(data)}}, storage_writer=writer, planner=flat, no_dist=True)
+    content = Content(format="dcp/1", world=1, tensors=writer.tensors, blobs=writer.blobs)
+    target: dict[str, Any] = {"held": None}
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    load_state(target, storage_reader=dcp.RepositoryReader(repo.objects, content), planner=planner, no_dist=True)
+    assert target["held"]["losses"].getvalue() == data
+    assert not Bomb.armed
+    pickle.loads(data)  # noqa: S301  what the test itself made
     assert Bomb.armed  # so it would have gone off
 
 

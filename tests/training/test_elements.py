@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 
-from m5ws.ports import Elements
+from m5ws.comparisons import Elements
 from m5ws.training import elements
 
 

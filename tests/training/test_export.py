@@ -36,6 +36,7 @@ TOOLS = Tools(
     rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
     dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
     deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
+    universal=lambda: cast(Any, workspace.torch_tool("write universal")),
 )
 RUN = "000000000001"
 
@@ -262,6 +263,7 @@ def zero(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Repository
         attempt = runner(str(HERE / "scripts" / "deepspeed_tiny.py"), str(stage), dtype, "3", ranks=3)
         assert attempt.status == 0 and attempt.newest is not None, attempt.log()
         export(runner.repo, attempt.newest, "deepspeed", folder / "deepspeed")
+        export(runner.repo, attempt.newest, "deepspeed-universal", folder / "universal")
         found[name] = runner.repo, attempt.newest, folder
     return found
 
@@ -271,23 +273,67 @@ def comparable(found: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.startswith(("buffer.", "optimizer.cpu_adam"))}
 
 
-def test_deepspeeds_own_engine_loads_its_files(zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path) -> None:
+def load_with_deepspeed(
+    zero: dict[str, tuple[Repository, str, Path]], out: Path, ranks: int, form: str, more: str = ""
+) -> list[dict[str, str]]:
+    """Return the fingerprints of what DeepSpeed has, once it has loaded each export on so many ranks."""
     cases = [
-        f"{folder / 'deepspeed'}:{stage}:{dtype}"
+        f"{folder / form}:{stage}:{dtype}{more}"
         for (_, _, folder), (stage, dtype) in zip(zero.values(), ZERO.values(), strict=True)
     ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "scripts" / "deepspeed_load.py"), str(tmp_path), *cases],
+        [sys.executable, *launcher, str(HERE / "scripts" / "deepspeed_load.py"), str(out), *cases],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    for number, (repo, digest, _) in enumerate(zero.values()):
-        found = json.loads((tmp_path / f"{number}.json").read_text())
-        assert comparable(found) == comparable(recorded(repo, digest))
+    return [json.loads((out / f"{number}.json").read_text()) for number in range(len(cases))]
+
+
+def test_deepspeeds_own_engine_loads_its_files(zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path) -> None:
+    found = load_with_deepspeed(zero, tmp_path, 3, "deepspeed")
+    for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
+        assert comparable(loaded) == comparable(recorded(repo, digest))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_deepspeeds_own_engine_loads_the_universal_format_on_another_number_of_ranks(
+    zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path, ranks: int
+) -> None:
+    found = load_with_deepspeed(zero, tmp_path, ranks, "universal", ":universal")
+    for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
+        # DeepSpeed does not load from it what is not trained.
+        said = {name: value for name, value in comparable(recorded(repo, digest)).items() if "frozen" not in name}
+        assert {f"optimizer.{one}" for one in ("first.weight.exp_avg", "scale.exp_avg_sq", "step")} <= said.keys()
+        assert {"master.first.weight", "model.first.weight"} <= said.keys()
+        assert {name: loaded[name] for name in said} == said
+
+
+def test_the_universal_format_is_what_deepspeed_makes_of_its_own_files(
+    zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path
+) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    repo, digest, folder = zero["2"]
+    given, made = folder / "deepspeed" / "global_step3", tmp_path / "theirs" / "universal"
+    arguments = ["--input_folder", str(given), "--output_folder", str(made), "--inject_missing_state"]
+    command = [sys.executable, ds_to_universal.__file__, *arguments, "--num_extract_workers", "1"]
+    subprocess.run([*command, "--num_merge_workers", "1"], check=True, capture_output=True, timeout=300)
+    ours = folder / "universal" / "global_step3_universal" / "zero"
+    names = sorted(str(path.relative_to(ours)) for path in ours.glob("*/*.pt"))
+    trained = {one.removeprefix("master.") for one in recorded(repo, digest) if one.startswith("master.")}
+    assert {name.partition("/")[0] for name in names} == trained
+    for name in names:
+        own, theirs = (torch.load(where / name, weights_only=True) for where in (ours, made / "zero"))
+        if name.endswith("step.pt"):
+            assert own == theirs == 3
+        else:
+            assert own["cat_dim"] == theirs["cat_dim"]
+            assert bits({name: own["param"]}) == bits({name: theirs["param"].contiguous()})
+            assert own["param"].shape == theirs["param"].shape
 
 
 @pytest.mark.parametrize("name", ZERO)
@@ -326,6 +372,22 @@ def _zero_to_fp32(directory: Path) -> dict[str, torch.Tensor]:
     with contextlib.redirect_stdout(io.StringIO()):
         found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(directory))
     return cast(dict[str, torch.Tensor], found)
+
+
+def test_a_training_without_zero_has_no_universal_format(saved: Repository, tmp_path: Path) -> None:
+    part = (
+        saved.objects.get_record(
+            saved.objects.get_record(checkpoint_names.resolve(saved, RUN).digest, Checkpoint).content, Content
+        )
+        .tensors[0]
+        .shards[0]
+        .parts[0]
+    )
+    content = Content(format="deepspeed/1", world=1, blobs={"mp_rank_00_model_states.pt": part})
+    planted.checkpoint(saved, RUN, 2, content)
+    with pytest.raises(UsageError, match="without ZeRO") as caught:
+        export(saved, f"{RUN}@2", "deepspeed-universal", tmp_path / "out")
+    assert "--format deepspeed" in caught.value.hint
 
 
 def test_a_store_cannot_have_files_written_outside_the_directory(saved: Repository, tmp_path: Path) -> None:

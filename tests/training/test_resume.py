@@ -4,7 +4,7 @@ import signal
 from typing import Any
 
 from m5ws.events import RankEnded, State
-from m5ws.records import Saving
+from m5ws.launches import Saving
 
 RANKS = 3
 

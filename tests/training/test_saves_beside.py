@@ -13,8 +13,8 @@ import planted
 from loops import train
 from m5ws.errors import Fenced
 from m5ws.events import CheckpointPublished, Step
+from m5ws.launches import Saving
 from m5ws.ports import Buffer
-from m5ws.records import Saving
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.saver import TooManyFailures

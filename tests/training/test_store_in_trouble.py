@@ -16,8 +16,8 @@ import pytest
 
 from loops import train
 from m5ws.events import Step
+from m5ws.launches import Saving
 from m5ws.ports import ObjectStore
-from m5ws.records import Saving
 from m5ws.repository import Repository, checkpoints, fsck
 from m5ws.training import context
 from m5ws.training.saver import TooManyFailures

@@ -110,3 +110,7 @@ def test_what_cannot_be_changed_key_by_key_is_taken_whole(name: str, old: bytes,
 def test_a_mixture_that_would_say_something_else_is_refused() -> None:
     with pytest.raises(Unmixable, match="share a value"):
         merged("c.yaml", b"a: &x {v: 1}\nb: *x\n", b"a: {v: 2}\nb: {v: 1}\n", [("a", "v")])
+
+
+def test_a_table_of_an_array_that_becomes_a_plain_value_takes_the_file_whole() -> None:
+    assert differing("c.toml", b"[[on]]\n[[on]]\n", b"on = [true, true]\n") is None

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from m5ws.adapters.effective_facts import NAMES
 from m5ws.comparisons import Change
-from m5ws.operations.drift import describe, drift, rule, rules, unmet, worst
-from m5ws.records import Declared, Observed
+from m5ws.operations.drift import describe, drift, mistaken, pairs, rule, rules, unmet, worst
+from m5ws.records import Declared, Observed, Origin
 
 names = st.text(string.ascii_lowercase + ".-", min_size=1, max_size=12)
 environments = st.builds(
@@ -149,6 +149,35 @@ def test_a_change_reads_as_one_line() -> None:
     assert "\n" not in describe(Change(part="code", name="a.py", old="1", new="2", detail="--- a\n+++ b\n"))
 
 
+# --- under level portable ------------------------------------------------------------------------------------------
+
+OLD: dict[str, str | None] = {"cpu.model": "a", "cpu.flags": "1", "cpu.count": "2", "threads": "1"}
+NEW: dict[str, str | None] = {"cpu.model": "b", "cpu.flags": "2", "cpu.count": "2", "threads": "2"}
+KEPT: dict[str, str | None] = {"cpu.portable": "x86-64-v3"}
+
+
+def ratings(old: dict[str, str | None], new: dict[str, str | None]) -> dict[str, str]:
+    return {change.name: change.rating for change in drift(Observed(facts=old), Observed(facts=new))}
+
+
+def test_another_processor_changes_nothing_where_both_sides_are_portable() -> None:
+    assert ratings(OLD | KEPT, NEW | KEPT) == {"cpu.model": "cannot", "cpu.flags": "cannot", "threads": "does"}
+    assert "level portable" in (one(KEPT | {"cpu.model": "a"}, KEPT | {"cpu.model": "b"}).detail or "")
+
+
+@pytest.mark.parametrize(("old", "new"), [({}, {}), (KEPT, {"cpu.portable": None}), ({"cpu.portable": None},) * 2])
+def test_another_processor_can_change_bits_where_one_side_is_not(
+    old: dict[str, str | None], new: dict[str, str | None]
+) -> None:
+    found = ratings(OLD | old, NEW | new)
+    assert (found["cpu.model"], found["cpu.flags"]) == ("can", "can")
+    assert found.get("cpu.portable") == ("does" if old and new != old else None)
+
+
+def test_another_number_of_processors_changes_nothing_where_both_sides_are_portable() -> None:
+    assert ratings(KEPT | {"cpu.count": "2"}, KEPT | {"cpu.count": "8"}) == {"cpu.count": "cannot"}
+
+
 # --- declared and not there ----------------------------------------------------------------------------------------
 
 
@@ -176,3 +205,72 @@ def test_the_declared_image_must_be_the_one_it_runs_in() -> None:
     assert unmet(declared, Observed(facts={"container.image": "train@sha256:00"})) == ()
     (change,) = unmet(declared, Observed(facts={"container.image": None}))
     assert (change.name, change.new) == ("image", None)
+
+
+# --- where it came from, and what is loaded ------------------------------------------------------------------------
+
+
+def test_one_version_from_two_sources_is_a_difference() -> None:
+    archive = Origin(kind="archive", url="https://example.org/a.whl", hash="a" * 64)
+    inside = Origin(kind="editable", url="libs/a", inside=True)
+
+    def environment(origins: dict[str, Origin] | None, version: str = "1") -> Observed:
+        return Observed(distributions={"a": version}, origins=origins)
+
+    (change,) = drift(environment({}), environment({"a": archive}))
+    assert (change.name, change.old, change.rating) == ("origin.a", "an index", "can")
+    # Nobody looked; another version says it already; the snapshot's own files, however they were installed.
+    assert drift(environment(None), environment({"a": archive})) == ()
+    assert [c.name for c in drift(environment({}), environment({"a": archive}, "2"))] == ["distribution.a"]
+    copied = Origin(kind="directory", url="libs/a", inside=True)
+    assert drift(environment({"a": inside}), environment({"a": copied})) == ()
+
+
+@pytest.mark.parametrize(
+    ("fact", "loaded", "distribution", "installed", "told"),
+    [
+        ("nccl", "2.26.2", "nvidia-nccl-cu13", "2.27.5", "2.26.2"),
+        ("nccl", "2.27.5", "nvidia-nccl-cu13", "2.27.5", None),
+        ("cudnn", "91002", "nvidia-cudnn-cu12", "9.10.2.21", None),
+        ("cudnn", "8902", "nvidia-cudnn-cu11", "8.9.2.26", None),
+        ("cudnn", "91100", "nvidia-cudnn-cu12", "9.10.2.21", "9.11.0"),
+        ("torch", "2.13.0+cpu", "torch", "2.13.0+cpu", None),
+        ("torch", "2.12.0", "torch", "2.13.0", "2.12.0"),
+        ("nccl", "2.27.5", "unrelated", "1", None),
+    ],
+)
+def test_a_loaded_library_that_is_not_the_installed_one_is_named(
+    fact: str, loaded: str, distribution: str, installed: str, told: str | None
+) -> None:
+    here = Observed(facts={fact: loaded}, distributions={distribution: installed})
+    found = [(change.name, change.old, change.new, change.rating) for change in mistaken(here)]
+    assert found == ([] if told is None else [(f"loaded {fact}", installed, told, "can")])
+    # Between two environments it counts only where it was not so before.
+    assert not any(change.name.startswith("loaded ") for change in drift(here, here))
+
+
+def test_every_pair_has_a_reason_and_a_source() -> None:
+    for pair in pairs():
+        assert pair.why and pair.source.startswith("https://"), pair
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rebuilt", "cannot"),
+        ("variable.TORCH_EXTENSIONS_DIR", "cannot"),
+        ("variable.OPENBLAS_CORETYPE", "does"),
+        ("m5ws.code", "can"),
+        ("aws-ofi-nccl", "can"),
+        ("python.path.outside", "can"),
+        ("variable.FI_PROVIDER", "can"),
+        ("gpu.driver", "can"),
+        ("mkl", "can"),
+    ],
+)
+def test_ratings_of_what_comes_with_an_environment(name: str, expected: str) -> None:
+    assert rating("environment", name) == expected
+
+
+def test_how_an_environment_was_made_cannot_change_bits_though_one_side_alone_says_it() -> None:
+    assert one({}, {"rebuilt": "virtual environment 0"}).rating == "cannot"

@@ -182,3 +182,9 @@ def test_taking_fingerprints_changes_no_tensor_and_draws_from_no_generator() -> 
     fingerprint.fingerprints([Piece(str(number), tensor) for number, tensor in enumerate(tensors)], None)
     assert all(torch.equal(one, two) for one, two in zip(tensors, before, strict=True))
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_torch_may_let_go_of_memory_that_was_fingerprinted() -> None:
+    tensor = torch.ones(8)
+    fingerprint.element_sum(tensor)
+    assert tensor.untyped_storage().resizable()

@@ -8,8 +8,9 @@ import click
 from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
+    from m5ws.comparisons import Elements
     from m5ws.operations.checkpoint_diff import CheckpointDiff, TensorChange
-    from m5ws.ports import CompareBits, Elements
+    from m5ws.ports import CompareBits
 
 _DIFFERENT = 1
 

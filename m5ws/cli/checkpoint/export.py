@@ -10,7 +10,7 @@ from m5ws.cli import names, output, progress
 if TYPE_CHECKING:
     from m5ws.operations.checkpoint_export import Planned, Tools
 
-_FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
+_FORMATS = ("safetensors", "dcp", "deepspeed", "deepspeed-universal", "hf")
 
 
 @click.command("export")
@@ -35,10 +35,11 @@ def command(
     at all. Every byte is checked. What a format cannot hold, as random number generators, is said.
 
     \b
-    safetensors  one file, or several of at most 5 GB with an index
-    hf           the same with the model's own names, config.json and tokenizer, for from_pretrained
-    dcp          what torch.distributed.checkpoint loads, on any number of ranks
-    deepspeed    the files that DeepSpeed writes, for engine.load_checkpoint and its tools
+    safetensors          one file, or several of at most 5 GB with an index
+    hf                   the same with the model's own names, config.json and tokenizer, for from_pretrained
+    dcp                  what torch.distributed.checkpoint loads, on any number of ranks
+    deepspeed            the files that DeepSpeed writes, for engine.load_checkpoint and its tools
+    deepspeed-universal  what DeepSpeed loads on any number of ranks, trained with ZeRO
 
     \b
     Example:
@@ -69,6 +70,7 @@ def _tools() -> "Tools":
         rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
         dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
         deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
+        universal=lambda: cast(Any, workspace.torch_tool("write universal")),
     )
 
 

@@ -13,8 +13,8 @@ from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import find
 from m5ws.adapters.mlflow_follower import Follower
 from m5ws.adapters.mlflow_query import TrackerError
-from m5ws.comparisons import Change, Course, Divergence, Recheck, Verdict
-from m5ws.records import Run
+from m5ws.comparisons import Change, Course, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.records import Run, Segment
 from m5ws.repository import Repository, runs
 
 
@@ -171,6 +171,36 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
     before = _tags(client, two)
     _deliver(tracker, two)
     assert _tags(client, two) == before
+
+
+def test_what_segments_say_together_is_on_the_run_s_page(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _finished(repo, run)
+    replay = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    parts = [Segment(first=first, last=first + 10) for first in (0, 10, 20)]
+    verdict = Verdict(run=run.id, replay=replay.id, outcome="sampled", segment=parts[0], created_s=2.0)
+    runs.publish_verdict(repo, verdict)
+    tracker.write_verdict(verdict)
+    joint = JointVerdict(
+        run=run.id,
+        outcome="diverged",
+        reason="steps 11-20: another loss",
+        of=3,
+        verified=(parts[0],),
+        differ=(parts[1],),
+        open=(parts[2],),
+        replays=(replay.id,),
+        created_s=3.0,
+    )
+    runs.publish_joint(repo, joint)
+    tracker.write_joint(joint)
+    tags = _tags(client, run)
+    told = [tags[f"m5ws.segments.{name}"] for name in ("verified", "differs", "not_verified")]
+    assert (tags["m5ws.verdict"], told) == ("diverged", ["steps 1-10", "steps 11-20", "steps 21-30"])
+    assert "**diverged**, segment by segment: steps 11-20: another loss" in tags["mlflow.note.content"]
+    _deliver(tracker, run)
+    assert _tags(client, run) == tags
 
 
 def test_the_ui_of_a_server_is_that_server() -> None:

@@ -1,4 +1,4 @@
-"""Loads exported checkpoints with DeepSpeed's own engine: deepspeed_load.py OUT DIRECTORY:STAGE:DTYPE…
+"""Loads exported checkpoints with DeepSpeed's own engine: deepspeed_load.py OUT DIRECTORY:STAGE:DTYPE[:universal]…
 
 The fingerprints of all state that each engine then has go to OUT/<number>.json.
 """
@@ -17,12 +17,14 @@ from m5ws.training import control, fingerprint
 from m5ws.training.deepspeed import DeepSpeedBackend
 
 
-def load(directory: str, stage: int, dtype: str, group: Any) -> dict[str, str]:
+def load(directory: str, stage: int, dtype: str, universal: bool, group: Any) -> dict[str, str]:
     """Return the fingerprints of a new engine's state once it has loaded a checkpoint."""
     torch.manual_seed(99)
-    engine = engine_of(config(stage, dtype), Model())
+    settings = config(stage, dtype)
+    engine = engine_of(settings | ({"checkpoint": {"load_universal": True}} if universal else {}), Model())
     path, _ = engine.load_checkpoint(directory)
     assert path is not None, "DeepSpeed found no checkpoint"
+    engine._config.load_universal_checkpoint = False  # It is loaded; our backend takes no such engine.
     found = fingerprint.fingerprints(DeepSpeedBackend(engine).tensors(), group)
     engine.destroy()
     return found
@@ -32,8 +34,8 @@ def main(out: str, *cases: str) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
     group = control.new_group()
     for number, case in enumerate(cases):
-        directory, stage, dtype = case.rsplit(":", 2)
-        found = load(directory, int(stage), dtype, group)
+        directory, stage, dtype, *universal = case.split(":")
+        found = load(directory, int(stage), dtype, bool(universal), group)
         gc.collect()
         if torch.distributed.get_rank() == 0:
             Path(out, f"{number}.json").write_text(json.dumps(found))

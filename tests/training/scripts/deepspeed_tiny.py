@@ -64,7 +64,11 @@ def config(stage: int, dtype: str, offload: bool = True, **zero: Any) -> dict[st
 
 
 def engine_of(
-    settings: dict[str, Any], model: torch.nn.Module, torch_adam: bool = False, one_group: bool = False
+    settings: dict[str, Any],
+    model: torch.nn.Module,
+    torch_adam: bool = False,
+    one_group: bool = False,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> Any:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups: list[dict[str, Any]] = [
@@ -72,7 +76,7 @@ def engine_of(
         {"params": [p for name, p in trained.items() if not one_group and "bias" in name], "weight_decay": 0.0},
     ]
     kind = torch.optim.AdamW if torch_adam else DeepSpeedCPUAdam
-    optimizer = kind(groups, lr=1e-2, weight_decay=0.1)
+    optimizer = kind(groups, lr=1e-2, weight_decay=0.1, betas=betas)
     return deepspeed.initialize(
         model=model,
         optimizer=optimizer,

@@ -1,0 +1,133 @@
+"""Virtual environments made from recipes, by the standard `venv` and pip, and kept: `ports.Environments`.
+
+An environment is kept under a digest of its recipe, interpreter and platform. It is built where it stays, since its
+programs name their own folder, and counts from the moment its file `complete` appears: what a kill left is built anew.
+One process builds, others wait for it.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import blake3
+
+from m5ws import codec
+from m5ws.adapters import elsewhere, installing, interpreters, own_package
+from m5ws.adapters.observing import Orders
+from m5ws.errors import UsageError
+from m5ws.ports import Elsewhere, Launcher, Observer, Progress
+from m5ws.recipes import Recipe
+
+_COMPLETE = "complete"
+
+
+class VirtualEnvironments:
+    """Environments below `folder`. `orders` tell what is observed in them, `launcher` starts with an environment."""
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        launcher: Callable[[Mapping[str, str]], Launcher],
+        here: Observer,
+        orders: Orders,
+    ) -> None:
+        if folder.resolve().is_relative_to(Path(orders.root).resolve()):
+            raise UsageError(
+                f"environments would be kept in {folder}, inside the workspace",
+                hint="Let XDG_CACHE_HOME name a folder elsewhere: ranks may not load code from the checkout.",
+            )
+        self._folder = folder
+        self._environment = dict(environment)
+        self._launcher = launcher
+        self._here = here
+        self._orders = orders
+
+    def build(
+        self,
+        recipe: Recipe,
+        write_code: Callable[[Path], None],
+        progress: Progress | None = None,
+        *,
+        same_patch: bool = True,
+    ) -> Elsewhere:
+        """As `ports.Environments.build`. Raises NoPython, NotInstalled."""
+        base = interpreters.find(recipe.python, self._environment, same_patch=same_patch)
+        place = self._folder / _key(recipe, base)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with _alone(self._folder / f"{place.name}.lock", progress):
+            if not (place / _COMPLETE).exists():
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
+                write_code(place / "code")
+                installing.install(recipe, base, place, self._environment, progress)
+                _complete(place)
+        return self._there(recipe, place)
+
+    def _there(self, recipe: Recipe, place: Path) -> Elsewhere:
+        python = str(place / "venv" / "bin" / "python")
+        environment = _inherited(self._environment, place, own_package.copy(self._folder))
+        if "deepspeed" in recipe.names and "TORCH_EXTENSIONS_DIR" not in environment:
+            # An operator that is built for this torch is not the one that another torch has in the common folder.
+            environment["TORCH_EXTENSIONS_DIR"] = str(place / "extensions")
+
+        def command(words: tuple[str, ...], variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+            return words, environment | dict(variables)
+
+        orders = Orders(
+            root=self._orders.root,
+            copied=str(place / "code"),
+            variable_names=self._orders.variable_names,
+            cache=self._orders.cache,
+        )
+        name = f"virtual environment {place.name}"
+        return Elsewhere(
+            python=python,
+            environment=environment,
+            launcher=self._launcher(environment),
+            observer=elsewhere.ObservedElsewhere(self._here, command, python, orders, name),
+        )
+
+
+def _key(recipe: Recipe, base: Path) -> str:
+    parts = codec.encode(recipe) + f"\0{base.resolve()}\0{sysconfig.get_platform()}".encode()
+    return blake3.blake3(parts).hexdigest()[:24]
+
+
+def _inherited(environment: Mapping[str, str], place: Path, own: Path) -> dict[str, str]:
+    """Return what processes in the environment inherit: as after `activate`, with this m5ws before all else."""
+    programs = str(place / "venv" / "bin")
+    paths = [str(own), *filter(None, (environment.get("PYTHONPATH"),))]
+    inherited = dict(environment) | {
+        "VIRTUAL_ENV": str(place / "venv"),
+        "PATH": os.pathsep.join(filter(None, (programs, environment.get("PATH")))),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    inherited.pop("PYTHONHOME", None)
+    return inherited
+
+
+def _complete(place: Path) -> None:
+    """Have everything on the disk, then say so."""
+    subprocess.run(["sync", "-f", str(place)], check=False, capture_output=True)
+    # The environment counts from here on.
+    (place / _COMPLETE).touch()
+
+
+@contextmanager
+def _alone(lock: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold a lock among processes, and among what they start: pip may live on for a while when m5ws is killed."""
+    with open(lock, "a") as held:
+        os.set_inheritable(held.fileno(), True)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress("waiting for another process that builds the environment", 0, 0)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield

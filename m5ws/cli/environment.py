@@ -1,0 +1,87 @@
+"""The environment on the command line of `m5ws reproduce`: what drift does, and where a replay runs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import click
+import msgspec
+
+from m5ws.cli import output
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.comparisons import Change
+    from m5ws.operations.supervise import Ports
+    from m5ws.workspace import Workspace
+
+Policy = Literal["fail", "warn", "ignore"]
+_REBUILD = "rebuild"
+_WIDTH = 44
+
+option = click.option(
+    "--env",
+    type=click.Choice(["fail", "warn", "ignore", _REBUILD]),
+    multiple=True,
+    metavar="[fail|warn|ignore|rebuild]",
+    help="What to do where the environment differs so that it can change bits; fail if nothing is said. rebuild: make "
+    "the original's again first, and replay there; goes with one of the others too.",
+)
+
+
+def policy(given: Sequence[str]) -> Policy:
+    """Return what drift does. Raises UsageError for two answers."""
+    said = list(dict.fromkeys(one for one in given if one != _REBUILD))
+    if len(said) > 1:
+        raise UsageError(
+            f"--env {said[0]} and --env {said[1]} say different things", hint="`--env rebuild` goes with one of them."
+        )
+    return cast(Policy, said[0]) if said else "fail"
+
+
+def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snapshot: str | None) -> "Ports":
+    """Return the outside for a replay of `run`: as it is, or with `--env rebuild` an environment made again.
+
+    Raises M5Error for what cannot be made again, before anything is spent.
+    """
+    if _REBUILD not in said:
+        return given
+    from m5ws.cli.progress import Bar
+    from m5ws.operations import rebuild
+
+    recipe = rebuild.recipe(given.repo, run, snapshot)
+    if recipe.image is not None and here.inside(recipe.image):
+        output.note(f"environment: this is a container of {recipe.image} already")
+        return given
+    with Bar() as bar:
+        made = here.environments(containers=recipe.image is not None).build(
+            recipe, rebuild.code_writer(given.repo, recipe, bar), bar, same_patch=policy(said) == "fail"
+        )
+    output.note(f"environment: made again, {recipe.image or made.python}")
+    return msgspec.structs.replace(
+        given, python=made.python, environment=made.environment, launcher=made.launcher, observer=made.observer
+    )
+
+
+def announce(drifted: "tuple[Change, ...]") -> None:
+    """Print the pinned and the observed environment side by side where they differ, on stderr."""
+    from m5ws.operations import drift
+
+    if not drifted:
+        output.note("environment: the same as when the original began")
+        return
+    output.note("environment: drifted since the original began")
+    rows = [
+        (change.name, _value(change.old), _value(change.new), drift.says(change.rating), change.detail or "")
+        for change in drifted
+    ]
+    output.note(_indented(output.table(("", "original", "here", "what it can do", ""), rows)))
+
+
+def _value(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 1]}…"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,65 @@
+"""The hashes that lock files name for distributions, so that what is installed again is the same file.
+
+Read are requirements files with `--hash` (pip-tools, uv), uv.lock, poetry.lock and pylock.toml (PEP 751); a file of
+another form names none, which is no error: then the version alone is what is known.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+Hashes = dict[tuple[str, str], frozenset[str]]
+"""By normalised name (PEP 503) and version: the SHA-256, in hex, of each file that may be installed."""
+
+_SHA256 = re.compile(r"\bsha256[:=]([0-9a-f]{64})\b")
+_PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*={2,3}\s*([^\s;\\]+)(.*)$")
+
+
+def hashes(name: str, data: bytes) -> Hashes:
+    """Return the hashes in the lock file `name`; nothing for one that cannot be read."""
+    try:
+        text = data.decode("utf-8")
+        table = tomllib.loads(text) if PurePosixPath(name).suffix in (".lock", ".toml") else None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+    found: dict[tuple[str, str], set[str]] = {}
+    for package, version, digest in _requirements(text) if table is None else _packages(table):
+        found.setdefault((_normalised(package), version), set()).add(digest)
+    return {key: frozenset(digests) for key, digests in found.items()}
+
+
+def _requirements(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, version and hash of `name==version --hash=sha256:…`; a backslash continues a line."""
+    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+        if pinned := _PINNED.match(line.strip()):
+            for digest in _SHA256.findall(pinned[3]):
+                yield pinned[1], pinned[2], digest
+
+
+def _packages(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, version and hash of a lock file in TOML: they differ in where below a package its files are."""
+    listed = table.get("package", table.get("packages", []))
+    for package in listed if isinstance(listed, list) else []:
+        match package:
+            case {"name": str(name), "version": str(version)}:
+                yield from ((name, version, digest) for digest in _below(package))
+
+
+def _below(value: object) -> Iterator[str]:
+    """Yield each SHA-256 in a package: `hash = "sha256:…"` (uv, poetry) or `hashes = {sha256 = "…"}` (PEP 751)."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _below(one)
+    elif isinstance(value, dict):
+        if isinstance(digest := value.get("sha256"), str):
+            yield digest
+        if isinstance(digest := value.get("hash"), str):
+            yield from _SHA256.findall(digest)
+        for one in value.values():
+            yield from _below(one)
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

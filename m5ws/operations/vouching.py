@@ -1,0 +1,55 @@
+"""What a run's checkpoints and its ledger say of each other: an edit of one shows in the other.
+
+A checkpoint names the heads that the ranks' chains had when it was made, the ledger names each checkpoint's content.
+"""
+
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.records import Checkpoint, Digest
+from m5ws.repository import Repository, checkpoints
+from m5ws.repository.chains import Chain
+
+_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
+
+
+def rewritten(repo: Repository, run: str) -> str | None:
+    """Return in words which part of a run's ledger was computed anew after checkpoints had been made; None if none.
+
+    A chain that does not hold together is not judged here: reading it is an error.
+    """
+    heads: dict[tuple[int, str], dict[Digest, str]] = {}
+    for label in checkpoints.valid(repo, run):
+        try:
+            record = checkpoints.load(repo, run, label)
+        except _UNREADABLE:
+            continue
+        for rank, head in record.ledger.items():
+            heads.setdefault((record.attempt, rank), {})[head] = label
+    for (attempt, rank), wanted in heads.items():
+        try:
+            met = Chain(run, attempt, rank).follow(repo, wanted).passed
+        except _UNREADABLE:
+            continue
+        if unmet := sorted(wanted[head] for head in wanted.keys() - met.keys()):
+            passed = max((checkpoints.step_of(wanted[head]) for head in met), default=0)
+            return (
+                f"the ledger of rank {rank} was edited after the run: it is not the one that checkpoint {unmet[0]} was "
+                f"made with, so an event of steps {passed + 1}-{checkpoints.step_of(unmet[0])} is false"
+            )
+    return None
+
+
+def exchanged(repo: Repository, recorded: Digest | None, digest: Digest, label: str) -> str | None:
+    """Return in words why a checkpoint, by its record's digest, is not the one that the ledger recorded; None if it is.
+
+    `recorded` is the content in the ledger's event, None if there is none.
+    """
+    try:
+        content = repo.objects.get_record(digest, Checkpoint).content
+    except _UNREADABLE as error:
+        return f"checkpoint {label} cannot be read: {error}"
+    if recorded is None or content == recorded:
+        return None
+    return (
+        f"checkpoint {label} was exchanged after it was published: its content is {content[:12]}, and the ledger "
+        f"recorded {recorded[:12]}"
+    )

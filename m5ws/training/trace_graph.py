@@ -1,0 +1,68 @@
+"""The operations of the backward pass, each known to the module whose forward pass made it.
+
+When a module is left, the operations that lead from what it was given to what it made, and that no module inside it
+has, are its own. Hooks look at an operation's gradients when it has run, and change nothing.
+https://docs.pytorch.org/docs/stable/notes/autograd.html
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Ran = Callable[[str, int, str, Mapping[str, Any], Mapping[str, Any]], None]
+"""Called with (module, count of that operation in it, operation, gradients that went in, gradients that came out)."""
+
+
+class Graph:
+    """The operations of one step. `names` gives the parameters' names by the ids of their tensors."""
+
+    def __init__(self, ran: Ran, names: Mapping[int, str]) -> None:
+        self._ran = ran
+        self._names = names
+        # What is held here keeps its identity; autograd lets go of the tensors it saved when the backward pass is over.
+        self._known: dict[Any, None] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def claim(self, module: str, tensors: Iterable[Any]) -> list[str]:
+        """Give `module` what leads to `tensors` and belongs to none yet; return the names of these operations."""
+        waiting = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn]
+        found = []
+        while waiting:
+            node = waiting.pop()
+            if node in self._known or _accumulates(node):
+                continue
+            self._known[node] = None
+            self._watch(module, node)
+            found.append(node.name())
+            waiting += [inner for inner, _ in reversed(node.next_functions) if inner is not None]
+        return found
+
+    def _watch(self, module: str, node: Any) -> None:
+        op = node.name()
+        self._counts[module, op] += 1
+        count = self._counts[module, op]
+
+        def look(out: Sequence[Any], given: Sequence[Any]) -> None:
+            self._ran(module, count, op, _numbered(given), self._labelled(node.next_functions, out))
+
+        node.register_hook(look)
+
+    def _labelled(self, following: Sequence[tuple[Any, int]], gradients: Sequence[Any]) -> dict[str, Any]:
+        """Return gradients by whose they are, where that is a parameter."""
+        if len(following) != len(gradients):
+            return _numbered(gradients)
+        found: dict[str, Any] = {}
+        for place, ((node, _), gradient) in enumerate(zip(following, gradients, strict=True)):
+            owner = self._names.get(id(node.variable)) if _accumulates(node) else None
+            found[f"gradient of {owner}" if owner else f"gradient {place}"] = gradient
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def _accumulates(node: Any) -> bool:
+    return node is not None and hasattr(node, "variable")
+
+
+def _numbered(gradients: Sequence[Any]) -> dict[str, Any]:
+    return {f"gradient {place}": gradient for place, gradient in enumerate(gradients) if gradient is not None}

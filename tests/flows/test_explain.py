@@ -1,0 +1,145 @@
+"""`reproduce --explain` on planted faults, in real runs: the module that differs first, and the cause, or `unknown`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkouts import commit_all
+from workspaces import Workspace, make_workspace
+
+_FAULTS = """\
+dropout_1: 0.1
+scale: 1.0
+gradient: 1.0
+order: plain
+flip_step: 0
+draw_step: 0
+noise: 0
+hidden: ''
+"""
+
+
+def _workspace(folder: Path, nproc: int, faults: str = _FAULTS) -> tuple[Workspace, str]:
+    workspace = make_workspace(folder / "w", "faulty.py", nproc=nproc)
+    (workspace.root / "config.yaml").write_text(faults)
+    commit_all(workspace.root)
+    return workspace, workspace.train()
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A run on one process, with checkpoints after steps 4 and 6."""
+    return _workspace(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A run on two processes, by FSDP2."""
+    return _workspace(tmp_path_factory.mktemp("two"), 2)
+
+
+def _explained(trained: tuple[Workspace, str], *options: str) -> Any:
+    workspace, run = trained
+    verdict = workspace.json("reproduce", run, *options, "--explain", expect=1)
+    assert verdict["outcome"] == "diverged"
+    return verdict["explanation"]
+
+
+def _causes(explanation: Any) -> list[tuple[str, bool]]:
+    return [(cause["kind"], cause["certain"]) for cause in explanation["causes"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "phase", "module", "quantity", "step", "causes"),
+    [
+        ("dropout_1=0.3", "forward", "blocks.1.drop", "output 0", 1, ["dropout RNG", "changed config"]),
+        ("scale=1.25", "forward", "blocks.1", "input 0", 1, ["changed config"]),
+        ("gradient=1.5", "backward", "blocks.1", "gradient 0", 1, ["changed config"]),
+        ("flip_step=6", "state", "blocks.1.up", "parameter weight", 6, ["changed config"]),
+        ("draw_step=3", "random numbers", "", "generator torch", 3, ["dropout RNG", "changed config"]),
+        ("order=turned", "batch", None, "batch", 1, ["data order", "changed config"]),
+    ],
+)
+def test_what_differs_first_is_named(
+    one: tuple[Workspace, str], change: str, phase: str, module: str | None, quantity: str, step: int, causes: list[str]
+) -> None:
+    found = _explained(one, "--set", change)
+    place = found["place"]
+    assert found["between"] == "original and replay" and found["repeats"] is True
+    assert (place["phase"], place["module"], place["quantity"], place["step"]) == (phase, module, quantity, step)
+    assert _causes(found) == [(cause, True) for cause in causes]
+    assert all(side["agrees"] for side in found["sides"])
+    if change == "gradient=1.5":
+        assert place["op"] == "ScaledBackward" and place["alone"]
+    if change == "flip_step=6":
+        # From the checkpoint before it, not from the start.
+        workspace, _ = one
+        assert workspace.json("show", found["sides"][0]["replay"])["run"]["segment"]["first"] == 4
+
+
+def test_two_ranks_name_the_same_module(two: tuple[Workspace, str]) -> None:
+    found = _explained(two, "--set", "dropout_1=0.3")
+    place = found["place"]
+    assert (place["module"], place["ranks"], place["phase"]) == ("blocks.1.drop", [0, 1], "forward")
+    assert _causes(found) == [("dropout RNG", True), ("changed config", True)]
+
+
+def test_another_number_of_processes(two: tuple[Workspace, str]) -> None:
+    found = _explained(two, "--nproc", "1")
+    assert _causes(found)[0] == ("reduction order, world size", True)
+
+
+def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
+    workspace, _ = one
+    settings = workspace.root / "m5ws.toml"
+    before = settings.read_text()
+    settings.write_text(before + "\n[determinism]\nthreads = 2\n")
+    try:
+        other = workspace.json("snapshot")["id"]
+    finally:
+        settings.write_text(before)
+    found = _explained(one, "--snapshot", other)
+    assert found["between"] == "original and replay" and found["place"] is not None
+    assert _causes(found) == [("thread count", True)]
+
+
+def test_the_original_is_replayed_with_its_own_environment(one: tuple[Workspace, str]) -> None:
+    """A variable that the original had not is not set for its side: the replay there is the original."""
+    workspace, run = one
+    given = ("reproduce", run, "--env", "warn", "--explain")
+    done = workspace.m5ws(*given, expect=1, environment={"ATEN_CPU_CAPABILITY": "default"})
+    assert "cause     vector capability (certain)" in done.stdout, done.stdout
+    assert "under the original's conditions" in done.stderr
+    assert "module    " in done.stdout
+
+
+def test_two_replays_that_differ_name_the_module_and_its_operations(tmp_path: Path) -> None:
+    workspace, run = _workspace(tmp_path, 1, _FAULTS.replace("noise: 0", "noise: 1"))
+    verdict = workspace.json("reproduce", run, "--explain", expect=1)
+    assert verdict["outcome"] == "nondeterministic"
+    found = verdict["explanation"]
+    place = found["place"]
+    assert (found["between"], found["repeats"]) == ("two replays", False)
+    assert (place["module"], place["phase"], place["alone"]) == ("blocks.1.act", "forward", True)
+    # No more than possible: torch does not know the operation, and a fault of the machine would look the same.
+    assert _causes(found) == [("nondeterministic kernel", False)]
+    assert "NoisyBackward" in found["causes"][0]["evidence"][0]
+    shown = workspace.m5ws("show", verdict["replay"]).stdout
+    assert "module    blocks.1.act" in shown and "nondeterministic kernel (possible)" in shown
+
+
+def test_an_original_that_cannot_be_replayed_has_no_cause(tmp_path: Path) -> None:
+    """It saw a file that is there no more; what it recorded says where it parts, and nothing says why."""
+    hidden = tmp_path / "hidden"
+    hidden.touch()
+    faults = _FAULTS.replace("hidden: ''", f"hidden: {hidden}").replace("flip_step: 0", "flip_step: 5")
+    workspace, run = _workspace(tmp_path, 1, faults)
+    hidden.unlink()
+    found = _explained((workspace, run), "--segment", "2")
+    place = found["place"]
+    assert (found["between"], found["repeats"]) == ("record and replay", True)
+    assert (place["step"], place["phase"], place["quantity"], place["module"]) == (5, "loss", "loss", None)
+    assert _causes(found) == [("unknown", False)]
+    original = found["sides"][0]
+    assert original["replay"] is None and "cannot be replayed" in original["problem"]

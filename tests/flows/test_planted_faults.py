@@ -1,0 +1,140 @@
+"""Faults that are planted in runs are found where they are, their cause is named, and untouched runs are left alone."""
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import soak_page
+from faulty_runs import STEPS, Runs, variables
+from forks import Forks
+from m5ws.errors import M5Error
+from planted_faults import CAUSES, Said, judged, plant
+
+_PARALLEL = 3
+_HEADER = (
+    (
+        "| fault | seed | planted | beside a harmless change | found | in the right segment | at the right step |"
+        " cause right | unknown | wrong | not right, said as certain | seconds |"
+    ),
+    "|---|---|---|---|---|---|---|---|---|---|---|---|",
+)
+_UNTOUCHED = (
+    (
+        "| untouched | seed | runs | resumed in the middle | beside a harmless change | segments replayed |"
+        " steps compared | false alarms | seconds |"
+    ),
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    """How many runs of each kind."""
+
+    runs: int
+    soak: bool = False
+
+    def seed(self) -> int:
+        return random.SystemRandom().randrange(10**6) if self.soak else 11
+
+
+class _Count(msgspec.Struct):
+    """What became of one kind."""
+
+    beside: int = 0
+    seconds: float = 0.0
+    said: list[Said] = []
+
+    def row(self, kind: str, seed: int) -> str:
+        said = self.said
+        cells: list[object] = [kind, seed, len(said), self.beside]
+        cells += [sum(getattr(one, name) for one in said) for name in ("found", "segment", "step")]
+        cells += [sum(one.cause == cause for one in said) for cause in ("right", "unknown", "wrong")]
+        cells += [sum(one.certain for one in said), f"{self.seconds:,.0f}"]
+        return "| " + " | ".join(map(str, cells)) + " |"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    environment = variables(tmp_path)
+    # What is installed is what this process can import.
+    monkeypatch.setattr(sys, "path", [environment["SITE"], *sys.path])
+    with Forks(environment) as forks:
+        yield Runs(tmp_path, forks, environment)
+
+
+_SCALES = [_Scale(1), pytest.param(_Scale(20, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(4 * 3600)])]
+
+
+@pytest.mark.parametrize("scale", _SCALES)
+def test_a_planted_fault_is_found_where_it_is_and_its_cause_is_named(runs: Runs, scale: _Scale) -> None:
+    seed = scale.seed()
+    draw = random.Random(seed)
+    counts = {kind: _Count(said=[]) for kind in CAUSES}
+    missed = []
+    for _ in range(scale.runs):
+        for kind, count in counts.items():
+            said = _one(runs, kind, draw, count)
+            if not (said.found and said.segment and said.step) or said.cause != "right":
+                missed.append((kind, said))
+                print(kind, said)
+            print(row := count.row(kind, seed))
+            if scale.soak:
+                soak_page.put("planted", _HEADER, row)
+    for kind, said in missed:
+        assert said.found and said.segment and said.step, (kind, said)
+        assert not said.certain, (kind, said)
+    assert len(missed) <= scale.runs * len(CAUSES) // 10, missed
+
+
+def _one(runs: Runs, kind: str, draw: random.Random, count: _Count) -> Said:
+    """Plant a fault, have all segments replayed, and return what was said of it."""
+    began_s = time.monotonic()
+    beside = _beside(runs, draw)
+    planted = plant(kind, runs, draw)
+    if beside:
+        runs.install("gauge", "1.1", "")
+    said = judged(planted, runs.verify(planted.run, _PARALLEL))
+    runs.restore()
+    count.beside += beside
+    count.said.append(said)
+    count.seconds += time.monotonic() - began_s
+    return said
+
+
+def _beside(runs: Runs, draw: random.Random) -> bool:
+    """Return whether a library that the training does not use is to have another version in the replays."""
+    runs.restore()
+    return draw.random() < 0.3
+
+
+_MANY = [_Scale(2), pytest.param(_Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(4 * 3600)])]
+
+
+@pytest.mark.parametrize("scale", _MANY)
+def test_of_untouched_runs_none_is_said_to_differ(runs: Runs, scale: _Scale) -> None:
+    began_s, seed = time.monotonic(), scale.seed()
+    draw = random.Random(seed)
+    resumed = beside = replayed = steps = alarms = 0
+    for number in range(1, scale.runs + 1):
+        changed, stopped = _beside(runs, draw), number % 4 == 0
+        nproc = 2 if draw.random() < 0.2 else 1
+        attempts = [{"kind": "stop", "step": draw.randrange(2, STEPS)}, {}] if stopped else [{}]
+        run = runs.train(*attempts, seed=draw.randrange(10**6), nproc=nproc)
+        if changed:
+            runs.install("gauge", "1.1", "")
+        answer = runs.verify(run, _PARALLEL)
+        alarms += isinstance(answer, M5Error) or answer.outcome != "reproduced"
+        if not isinstance(answer, M5Error):
+            replayed += len(answer.verdicts)
+            steps += sum(one.compared.get("steps", 0) for one in answer.verdicts)
+        resumed, beside = resumed + stopped, beside + changed
+        cells = (number, resumed, beside, replayed, f"{steps:,}", alarms, f"{time.monotonic() - began_s:,.0f}")
+        print(row := "| " + " | ".join(map(str, ("runs", seed, *cells))) + " |")
+        if scale.soak:
+            soak_page.put("untouched", _UNTOUCHED, row)
+        assert alarms == 0, answer

@@ -1,0 +1,24 @@
+"""A run at determinism level "portable": trained, reproduced, and told apart from one that is not."""
+
+from pathlib import Path
+
+import torch
+
+from workspaces import make_workspace
+
+
+def test_a_portable_run_is_reproduced_and_what_was_promised_is_said(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    settings = workspace.root / "m5ws.toml"
+    settings.write_text(settings.read_text() + '\n[determinism]\nlevel = "portable"\n')
+    portable = workspace.train()
+    verdict = workspace.json("reproduce", portable, expect=0)
+    assert verdict["outcome"] == "reproduced" and verdict["changes"] == []
+    assert verdict["expected"]["level"] == "portable" and verdict["expected"]["equal"]
+    assert verdict["expected"]["hardware"] == "the same machine"
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        settings.write_text(settings.read_text().replace("portable", "strict"))
+        strict = workspace.json("snapshot")["id"]
+        other = workspace.json("reproduce", portable, "--snapshot", strict, expect=1)
+        assert (other["outcome"], other["expected"]["level"]) == ("diverged", "strict")
+        assert ("determinism", "level") in {(change["part"], change["name"]) for change in other["changes"]}

@@ -1,0 +1,149 @@
+"""`reproduce --env rebuild`: the environment of a run is made again, and the replay runs in it."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import wheels
+from checkouts import commit_all, write
+from m5ws.adapters import own_package
+from m5ws.operations import pinned_environment
+from m5ws.records import Observed
+from m5ws.repository import Repository
+from m5ws.store import open_store
+
+_SCRIPT = """
+import os, pathlib
+import greeting
+if os.environ["RANK"] == "0":
+    pathlib.Path("out").mkdir(exist_ok=True)
+    pathlib.Path("out/said.txt").write_text(greeting.TEXT)
+"""
+_SETTINGS = "[run]\ncommand = ['train.py']\noutputs = ['out']\n[mlflow]\nenabled = false\n"
+_IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
+_NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "pathspec", "rich", "ruamel.yaml", "tomlkit")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A workspace with a script that knows nothing of m5ws, and the interpreter that m5ws runs with."""
+
+    root: Path
+    python: str
+    environment: dict[str, str]
+
+    def m5ws(
+        self, *words: str, expect: int = 0, added: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [self.python, "-P", "-m", "m5ws", "-C", str(self.root), *words],
+            capture_output=True,
+            text=True,
+            env=self.environment | dict(added or {}),
+            timeout=600,
+        )
+        logs = "".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.root.rglob("logs/*.log")))
+        assert done.returncode == expect, f"{done.returncode}\n{done.stdout}\n{done.stderr}\n{logs}"
+        return done
+
+    def observed(self, run: str) -> Observed:
+        repo = Repository.open(open_store(str(self.root / ".m5ws" / "store")))
+        return pinned_environment.of_run(repo, run)
+
+
+def place(folder: Path, python: str, own: Path, settings: str = _SETTINGS, links: Path | None = None) -> Place:
+    root = folder / "workspace"
+    write(root, {"m5ws.toml": settings, "train.py": _SCRIPT, ".gitignore": ".m5ws/\n"})
+    commit_all(root)
+    kept = wheels.only(links or folder) | {"XDG_CACHE_HOME": str(folder / "cache")}
+    return Place(root, python, kept | ({"PYTHONPATH": str(own)} if python == sys.executable else {}))
+
+
+def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_runs_among_them(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    own = own_package.copy(tmp_path / "own")
+    pinned = wheels.borrowed(links, tmp_path / "shelf", *_NEEDED)
+    wheels.wheel(links, "m5ws", "0.1.0", {"m5ws_here.pth": f"{own}\n"})
+    for version in ("1.0", "2.0"):
+        wheels.wheel(links, "greeting", version, {"greeting.py": f"TEXT = 'hello of {version}'\n"})
+    python = wheels.environment(tmp_path / "venv", links, *pinned, "m5ws==0.1.0", "greeting==1.0")
+    here = place(tmp_path, str(python), own, links=links)
+    run = here.m5ws("run", "--no-progress").stdout.strip()
+
+    wheels.install(python, links, "greeting==2.0")
+    refused = here.m5ws("reproduce", run, expect=2)
+    assert "distribution.greeting" in refused.stderr and "`--env rebuild`" in refused.stderr
+
+    again = here.m5ws("reproduce", run, "--env", "rebuild", "--json")
+    verdict = json.loads(again.stdout)
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 1
+    assert "environment: made again" in again.stderr
+    before, after = here.observed(run), here.observed(verdict["replay"])
+    assert after.distributions == before.distributions and after.distributions["greeting"] == "1.0"
+    assert [change["name"] for change in verdict["changes"]] == ["rebuilt"]
+    assert (after.facts["rebuilt"] or "").startswith("virtual environment ")
+
+
+_ENGINE = """#!{python}
+import json, os, subprocess, sys
+words, named = sys.argv[1:], {{}}
+with open({log!r}, "a") as log:
+    log.write(json.dumps(words) + "\\n")
+assert words.pop(0) == "run"
+cwd = entry = None
+while words[0].startswith("-"):
+    option = words.pop(0)
+    if option == "--rm":
+        continue
+    value = words.pop(0)
+    if option == "--env":
+        named[value] = os.environ[value]
+    elif option == "--workdir":
+        cwd = value
+    elif option == "--entrypoint":
+        entry = value
+image = words.pop(0)
+os.chdir(cwd)
+os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + ":/usr/bin:/bin", **named}})
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """A stand-in for Podman: it writes down what it is told, and starts the command right here."""
+    program = tmp_path / "engine" / "podman"
+    log = tmp_path / "engine" / "log"
+    write(tmp_path, {"engine/podman": _ENGINE.format(python=sys.executable, log=str(log))})
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def test_a_pinned_image_is_started_by_its_digest(tmp_path: Path, engine: Path) -> None:
+    own = own_package.copy(tmp_path / "own")
+    write(tmp_path, {"workspace/greeting.py": "TEXT = 'hello'\n"})
+    here = place(tmp_path, sys.executable, own, f"[environment]\nimage = '{_IMAGE}'\n{_SETTINGS}")
+    run = here.m5ws("run", "--no-progress", added={"M5WS_CONTAINER_IMAGE": _IMAGE}).stdout.strip()
+
+    nothing = here.m5ws("reproduce", run, "--env", "rebuild", expect=3, added={"PATH": str(tmp_path / "own")})
+    assert "podman, docker, apptainer" in nothing.stderr and "hint: " in nothing.stderr
+
+    path = f"{engine.parent}{os.pathsep}{os.environ['PATH']}"
+    secret = {"PATH": path, "MY_SECRET": "not-to-be-seen"}
+    done = here.m5ws("reproduce", run, "--env", "rebuild", "--json", added=secret)
+    verdict: dict[str, Any] = json.loads(done.stdout)
+    assert verdict["outcome"] == "reproduced", verdict
+    lines = (engine.parent / "log").read_text().splitlines()
+    assert all(_IMAGE in json.loads(line) for line in lines) and "not-to-be-seen" not in "".join(lines)
+    launched = json.loads(lines[-1])
+    assert "torch.distributed.run" in launched and f"{here.root}/.m5ws:{here.root}/.m5ws" in launched
+    assert here.observed(verdict["replay"]).facts["container.image"] == _IMAGE
+
+    inside = here.m5ws("reproduce", run, "--env", "rebuild", added={"M5WS_CONTAINER_IMAGE": _IMAGE})
+    assert "already" in inside.stderr and len((engine.parent / "log").read_text().splitlines()) == len(lines)

@@ -1,0 +1,16 @@
+"""One training on 1, 2 and 4 ranks: it starts from the same state, and where it parts is named with its cause."""
+
+from pathlib import Path
+
+from workspaces import make_workspace
+
+
+def test_another_number_of_ranks_starts_alike_and_parts_by_the_order_of_reduction(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "worlds.py", nproc=2)
+    run = workspace.train()
+    start = workspace.history(run).states[0][0]
+    for nproc in ("1", "4"):
+        verdict = workspace.json("reproduce", run, "--nproc", nproc, expect=1)
+        assert workspace.history(verdict["replay"]).states[0][0].tensors == start.tensors
+        assert verdict["outcome"] == "diverged" and verdict["first"]["step"] >= 1
+        assert f"launch nproc: 2 → {nproc} (reduction order, world size)" in verdict["reason"]

@@ -1,0 +1,111 @@
+"""What a first difference points to, by all that differs with it: one pattern for each kind of fault."""
+
+import msgspec
+import pytest
+
+from m5ws.events import AnyEvent, AttemptStarted, Notice, RankStarted, Setting, State, Step
+from m5ws.operations import signs
+from m5ws.operations.compare import Comparison
+from m5ws.operations.history import History
+from m5ws.records import Digest
+
+_TENSORS = ("model.a", "model.b", "optimizer.a.exp_avg", "optimizer.a.exp_avg_sq", "optimizer.a.step")
+
+
+def _digest(text: str) -> Digest:
+    return text.encode().hex().ljust(64, "0")
+
+
+def _events(changed: dict[str, str], at: int = 3, resumed: bool = False) -> list[tuple[str, AnyEvent]]:
+    """Return four steps, in which what `changed` names has these values at step `at`."""
+    found: list[tuple[str, AnyEvent]] = [("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))]
+    found.append(("0", RankStarted(rank=0, world=1, pid=1, facts={"threads": "1"})))
+    for step in range(1, 5):
+        if resumed and step == at:
+            name = f"{step - 1:010d}-0001"
+            found.append(("launcher", AttemptStarted(attempt=2, host="h", observed="0" * 64, resume=name)))
+            found.append(("0", RankStarted(rank=0, world=1, pid=2, facts={"threads": "1"})))
+        new = changed if step == at else {}
+        if "threads" in new:
+            found.append(("0", Setting(rank=0, step=step, name="threads", value=new["threads"])))
+        quantities = {name: new.get(name, f"{name}{step}") for name in ("loss", "grad_norm")}
+        found.append(("0", Step(step=step, quantities=quantities, batch=_digest(new.get("batch", f"b{step}")))))
+        tensors = {name: new.get(name, f"{name}{step}") for name in _TENSORS}
+        found.append(("0", State(step=step, tensors=tensors, generators={"torch": new.get("torch", f"g{step}")})))
+    return found
+
+
+def _sign(changed: dict[str, str], *more: Notice, resumed: bool = False) -> signs.Sign:
+    """Return the sign of an original in which step 3 is `changed`, and which has noticed `more`."""
+    return _pointed([*_events(changed, resumed=resumed), *(("launcher", one) for one in more)])
+
+
+def _pointed(events: list[tuple[str, AnyEvent]]) -> signs.Sign:
+    original = History(steps={}, states={}, contents={}, facts={}, notices=[], begun=[], threads={})
+    for rank, event in events:
+        original.add(rank, event)
+    comparison = Comparison(original)
+    for rank, event in _events({}):
+        comparison.feed(rank, event)
+    first = comparison.first()
+    assert first is not None and first.step == 3
+    found = signs.sign(comparison, first, begin=2)
+    assert found is not None
+    return found
+
+
+_ALL = dict.fromkeys(_TENSORS[:4], "x")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "strong"),
+    [
+        ({"model.b": "x"}, "model.b alone changed", True),
+        ({"optimizer.a.exp_avg": "x"}, "optimizer.a.exp_avg alone changed", True),
+        ({"loss": "x"}, "only the record differs: loss of step 3", True),
+        ({"batch": "x"}, "only the record differs: batch of step 3", True),
+        (
+            _ALL | {"loss": "x", "grad_norm": "x", "batch": "x"},
+            "samples of another content, or in another order",
+            False,
+        ),
+        (_ALL | {"loss": "x", "grad_norm": "x", "torch": "x"}, "dropout that was on in one", False),
+        (_ALL | {"loss": "x", "threads": "2"}, "rank 0 used 2 threads in step 3, and 1 in the replay", True),
+        (_ALL | {"loss": "x"}, "how the forward pass computes", False),
+        (_ALL, "how the backward pass computes", False),
+        ({"model.a": "x", "model.b": "x"}, "learning rate, weight decay or eps", False),
+        ({"model.a": "x", "optimizer.a.exp_avg": "x"}, "the optimizer's betas: ", False),
+    ],
+)
+def test_a_fault_is_known_by_its_pattern(changed: dict[str, str], words: str, strong: bool) -> None:
+    found = _sign(changed)
+    assert words in found.words and found.strong == strong
+    assert str(found).startswith(signs.MARK) == strong
+
+
+def test_a_batch_that_came_in_another_step_points_to_the_order_of_the_data() -> None:
+    swapped = [
+        (
+            rank,
+            msgspec.structs.replace(event, batch=_digest("b3"))
+            if getattr(event, "batch", "") == _digest("b4")
+            else event,
+        )
+        for rank, event in _events({})
+    ]
+    first = _events(_ALL | {"loss": "x", "batch": "b4"})
+    found = _pointed(
+        [one if getattr(one[1], "step", 0) == 3 else other for one, other in zip(first, swapped, strict=True)]
+    )
+    assert found.strong and "the batch that the replay was given in step 3 came in step 4" in found.words
+
+
+def test_the_first_step_after_a_resume_points_to_the_resume() -> None:
+    assert "an attempt resumed after step 2" in _sign(_ALL | {"loss": "x", "torch": "x"}, resumed=True).words
+    notice = Notice(kind="inexact-resume", message="the resume was not exact: step 3", step=3)
+    assert "after step 2 the resume was not exact: step 3" in _sign(_ALL | {"loss": "x"}, notice, resumed=True).words
+
+
+def test_a_notice_of_another_resume_is_no_reason() -> None:
+    notice = Notice(kind="inexact-resume", message="the resume was not exact: step 9", step=9)
+    assert "resume" not in _sign({"model.b": "x"}, notice).words

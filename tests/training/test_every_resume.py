@@ -1,0 +1,86 @@
+"""A resume after each of many steps is equal to not stopping: FSDP and ZeRO with CPU offload, 3 ranks, two betas."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import planted
+import soak_page
+from m5ws import codec
+from m5ws.determinism import environment
+from m5ws.launches import Saving
+from m5ws.records import Determinism
+from m5ws.repository import Repository
+from orders import orders
+
+_SCRIPT = Path(__file__).parent / "scripts" / "every_resume.py"
+_ROOT = Path(__file__).parents[2]
+_RANKS = 3
+_RUN = "0" * 12
+_HEADER = (
+    "| training | betas | ranks | seed | resumed after | of steps | compared, on each rank | not equal | seconds |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    """After how many steps to resume, of how many."""
+
+    resumes: int
+    steps: int
+    soak: bool = False
+
+    def seed(self) -> int:
+        return random.SystemRandom().randrange(10**6) if self.soak else 3
+
+
+_SOAK = _Scale(200, 200, soak=True)
+_LONG = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
+_CASES = [
+    ("fsdp", "0.999", _Scale(6, 12)),
+    *(
+        pytest.param(kind, beta, _SOAK, marks=_LONG)
+        for kind in ("fsdp", "zero2", "zero3")
+        for beta in ("0.999", "0.95")
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "beta", "scale"), _CASES)
+def test_a_resume_after_any_step_is_equal_to_not_stopping(
+    repo: Repository, tmp_path: Path, kind: str, beta: str, scale: _Scale
+) -> None:
+    began_s, seed = time.monotonic(), scale.seed()
+    said = orders(tmp_path, store=repo.store.url, run=_RUN, saving=Saving(asynchronous=False))
+    (tmp_path / "orders").write_bytes(codec.encode(said))
+    planted.begin(repo, _RUN)
+    arguments = (kind, beta, repo.store.url, tmp_path, scale.steps, scale.resumes, seed)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS))
+    variables = os.environ | environment(Determinism()) | {"PYTHONPATH": str(_ROOT)}
+    if kind != "fsdp":
+        # Once, as a launch does it, and not in each rank.
+        subprocess.run([sys.executable, "-m", "m5ws.training.cpu_adam"], check=True, env=variables, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, *launcher, str(_SCRIPT), *map(str, arguments)],
+        check=False,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(_RANKS)]
+    differ = [one for rank in ranks for one in rank["differ"]]
+    counts = (scale.resumes, scale.steps, ranks[0]["compared"], len(differ))
+    cells = (kind, f"0.9, {beta}", _RANKS, seed, *counts, f"{time.monotonic() - began_s:,.0f}")
+    print(row := "| " + " | ".join(map(str, cells)) + " |")
+    if scale.soak:
+        soak_page.put("resumes", _HEADER, row, cells=2)
+    assert all(len(rank["after"]) == scale.resumes for rank in ranks)
+    assert differ == []

@@ -1,0 +1,90 @@
+"""ZeRO checkpoints on another number of ranks: every stage, with and without offload, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.events import State
+from m5ws.repository import Repository
+from zero_lab import SCRIPTS, found, lab
+
+CASES = (
+    "zero1-bf16",
+    "zero2-fp32",
+    "zero2-round-robin",
+    "zero3-bf16",
+    "zero3-parameters",
+    "zero1-no-offload",
+    "zero3-no-offload",
+    "zero0-fp32",
+)
+FROM_TO = ((2, 1), (2, 3), (1, 2))
+
+
+@pytest.fixture(scope="module")
+def labs(operator: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], tuple[Path, Path]]:
+    """What was saved on some ranks, and what others found when they loaded it."""
+    from m5ws.store.local import LocalStore
+
+    directories = {saved: tmp_path_factory.mktemp(f"saved-on-{saved}") for saved in {one for one, _ in FROM_TO}}
+    before = {}
+    for saved, directory in directories.items():
+        Repository.create(LocalStore(directory / "store"))
+        before[saved] = lab(directory, saved, *(f"before:{case}" for case in CASES))
+    return {
+        (saved, loaded): (before[saved], lab(directories[saved], loaded, *(f"after:{case}" for case in CASES)))
+        for saved, loaded in FROM_TO
+    }
+
+
+def on_any_ranks(state: dict[str, str]) -> dict[str, str]:
+    """What does not depend on the rank: the buffers of this model differ from rank to rank."""
+    return {name: value for name, value in state.items() if not name.startswith("buffer.")}
+
+
+@pytest.mark.parametrize(("saved", "loaded"), FROM_TO)
+@pytest.mark.parametrize("case", CASES)
+def test_all_state_is_the_same_on_another_number_of_ranks(
+    labs: dict[tuple[int, int], tuple[Path, Path]], saved: int, loaded: int, case: str
+) -> None:
+    before, after = labs[saved, loaded]
+    was, now = found(before, f"before:{case}"), found(after, f"after:{case}")
+    trained = {"first.weight", "first.bias", "scale", "last.weight", "last.bias"}
+    names = was["trained"]["state"].keys()
+    assert {f"optimizer.{name}.{key}" for name in trained for key in ("exp_avg", "exp_avg_sq")} <= names
+    assert "optimizer.step" in names
+    for what in ("new", "trained"):
+        assert on_any_ranks(now[what]["state"]) == on_any_ranks(was[what]["state"])
+        # Asked of DeepSpeed, which gathers them itself.
+        assert now[what]["masters"] == was[what]["masters"]
+    assert was["new"]["state"] != was["trained"]["state"]
+
+
+@pytest.mark.parametrize(("saved", "loaded"), FROM_TO)
+@pytest.mark.parametrize("case", CASES)
+def test_the_training_goes_on_and_is_saved_anew(
+    labs: dict[tuple[int, int], tuple[Path, Path]], saved: int, loaded: int, case: str
+) -> None:
+    now = found(labs[saved, loaded][1], f"after:{case}")
+    assert (now["new"]["steps"], now["trained"]["steps"]) == ([0, 0], [3, 3])
+    assert now["new"]["lr"] == [1e-2, 1e-2] and now["trained"]["lr"] == [1e-2 / 1.3] * 2
+    went_on, loaded_again = now["trained"]["again"]
+    assert went_on == loaded_again
+    assert on_any_ranks(went_on) != on_any_ranks(now["trained"]["state"])
+
+
+def test_a_session_resumes_on_other_ranks_and_says_what_it_cannot_restore(runner: Any, operator: Any) -> None:
+    script = str(SCRIPTS / "deepspeed_tiny.py")
+    first = runner(script, "3", "bf16", "2", ranks=2)
+    assert first.status == 0, first.log()
+    second = runner(script, "3", "bf16", "3", ranks=3, resume=first.newest)
+    assert second.status == 0, second.log()
+    (restored,) = (event for event in second.of(State) if event.restored)
+    saved = first.states(0)[2][0]
+    alike = {name for name in saved if "@" not in name}
+    assert {name: restored.tensors[name] for name in alike} == {name: saved[name] for name in alike}
+    assert {name.partition(".")[0] for name in alike} == {"buffer", "master", "model", "optimizer"}
+    assert list(second.steps(0)) == [3]
+    (said,) = (line for line in second.notices("limit") if "made by 2 ranks and there are 3" in line)
+    assert "generators" in said and "position in the data" in said

@@ -1,0 +1,110 @@
+"""Looking into a step: it changes no bit, and what was seen is in the order in which it happened."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import m5ws
+from m5ws import codec
+from m5ws.launches import Trace
+from m5ws.repository.spool import SpoolReader
+from m5ws.traces import Seen
+
+
+def seen(attempt: Any, rank: int = 0) -> list[Seen]:
+    path = Path(attempt.directory) / "spool" / f"{rank}.trace"
+    return [codec.decode(event, Seen) for event in SpoolReader(path).read()]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_step_that_is_looked_into_has_the_same_bits(runner: Any, tiny: str, kind: str, ranks: int) -> None:
+    plain = runner(tiny, kind, "4", ranks=ranks)
+    runner.run, runner.trace = "000000000002", Trace(first=2, last=3)
+    looked = runner(tiny, kind, "4", ranks=ranks)
+    assert (plain.status, looked.status) == (0, 0), looked.log()
+    for rank in range(ranks):
+        assert plain.steps(rank) == looked.steps(rank)
+        states, more = plain.states(rank), looked.states(rank)
+        assert states == {step: more[step] for step in states} and {1, 2, 3} <= more.keys()
+        assert {one.step for one in seen(looked, rank)} == {2, 3}
+    assert plain.contents == looked.contents
+
+
+class Twice(torch.nn.Module):
+    """One layer that is called twice, once with its activations recomputed, and a part that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.drop = torch.nn.Dropout(0.5)
+        self.frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        once = self.frozen(torch.tanh(self.layer(x)))
+        return checkpoint(lambda y: self.drop(self.layer(y)), once, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def script() -> None:
+    torch.manual_seed(5)
+    model = Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in m5ws.session(model, optimizer, total_steps=3, fingerprint_every=1).steps():
+        loss = model(torch.arange(8.0).view(2, 4)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step.record(loss=loss)
+
+
+def test_recomputed_shared_and_frozen_modules(in_process: Any) -> None:
+    plain, _ = in_process(script)
+    looked, error = in_process(script, trace=Trace(first=2, last=2))
+    again, _ = in_process(script, trace=Trace(first=2, last=2))
+    assert error is None
+    assert plain.steps(0) == looked.steps(0) and plain.states(0) == looked.states(0)
+    found = seen(looked)
+    without_time = [msgspec.structs.replace(one, time_s=0.0) for one in found]
+    assert without_time == [msgspec.structs.replace(one, time_s=0.0) for one in seen(again)]
+    # Called twice, and once more in the backward pass, which recomputes it.
+    entered = [(one.name, one.call) for one in found if one.kind == "enter"]
+    assert entered.count(("layer", 1)) == entered.count(("layer", 3)) == 1
+    assert {one.name for one in found if one.kind == "gradient"} == {"layer.weight", "layer.bias"}
+    assert ("frozen", "TBackward0") not in {(one.name, one.op) for one in found}
+    drawn = [one.drew for one in found if one.kind == "leave" and one.name == "drop"]
+    assert drawn[0] == ("torch",)
+    tanh = next(one for one in found if one.op.startswith("TanhBackward"))
+    assert (tanh.kind, tanh.name) == ("backward", ""), "an operation between two modules is the one's that calls them"
+
+
+def test_no_more_is_written_down_than_was_allowed(in_process: Any) -> None:
+    attempt, error = in_process(script, trace=Trace(first=1, last=3, most=5))
+    assert error is None
+    assert [one.kind for one in seen(attempt)][-1] == "cut" and len(seen(attempt)) == 5
+
+
+def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
+    def compiled() -> None:
+        inside: Any = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), inside)
+        for step in m5ws.session(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=1).steps():
+            loss = model(torch.ones(2, 4)).sum()
+            loss.backward()
+            step.record(loss=loss)
+
+    attempt, error = in_process(compiled, trace=Trace(first=1, last=1))
+    assert error is None
+    assert "not looked into, for it is compiled: 1" in attempt.notices("limit")
+    assert {one.name for one in seen(attempt) if one.kind == "enter"} == {"", "0"}
+
+
+def test_gradients_and_settings_are_named(in_process: Any) -> None:
+    attempt, _ = in_process(script, trace=Trace(first=3, last=3))
+    update = next(one for one in seen(attempt) if one.kind == "update")
+    assert update.given["setting lr of group 0"] == "0.1"
+    assert update.given["gradient of layer.bias"].startswith("float32[4] ")
+    made = {name for one in seen(attempt) if one.kind == "backward" for name in one.made}
+    assert {"gradient of layer.weight", "gradient of layer.bias"} <= made
