@@ -16,6 +16,7 @@ from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AttemptEnded
+from m5ws.operations import unrecorded
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
 from m5ws.repository import Repository, ledger, runs
@@ -82,7 +83,8 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
             message="m5ws was killed while it supervised",
             heads=left.heads(),
         )
-        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(ended)])
+        missing = unrecorded.events(repo, run, attempt)
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
     left.finish()
 
 

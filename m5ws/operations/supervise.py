@@ -21,7 +21,7 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
-from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers
+from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers, unrecorded
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
 from m5ws.records import Checkpoint, Content, Snapshot
@@ -157,6 +157,10 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     writer.append([codec.encode(started)], repair=put)
     for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+    if plan.attempt > 1:
+        # An attempt that was killed on another machine; here its leftovers were finished.
+        for event in unrecorded.events(ports.repo, plan.run.id, plan.attempt - 1):
+            spool.append(event)
 
 
 class _Attempt:
@@ -202,6 +206,7 @@ class _Attempt:
             message = "the script did not start from the checkpoint that the run is a fork of: it uses no m5ws.session"
         for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
+        self._record_published()
         try:
             repeated(lambda: self._ingest_outputs(work))
         except (M5Error, OSError) as error:
@@ -239,6 +244,15 @@ class _Attempt:
     def _notice(self, kind: str, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
+
+    def _record_published(self) -> None:
+        """Name the checkpoints that a rank published and was killed before it could say so."""
+        repo, run, attempt = self._ports.repo, self._plan.run.id, self._plan.attempt
+        try:
+            for event in unrecorded.events(repo, run, attempt, self._published) if self._delivery.complete else ():
+                self._spool.append(event)
+        except (M5Error, OSError) as error:
+            _log.warning("the checkpoints of run %s could not be looked through: %s", run, error)
 
     def _ingest_outputs(self, work: Path) -> None:
         """Link what a script wrote to its declared folders to the run, as a checkpoint of files."""

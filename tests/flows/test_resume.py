@@ -118,6 +118,31 @@ def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], 
     assert workspace.m5ws("fsck").returncode == 0
 
 
+_DIES_PUBLISHED = """
+import os, signal
+from m5ws.repository import checkpoints
+_publish = checkpoints.publish
+def publish(repo, checkpoint, began=None):
+    digest = _publish(repo, checkpoint, began)
+    if checkpoint.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return digest
+checkpoints.publish = publish
+"""
+
+
+def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_DIES_PUBLISHED}")
+    workspace.m5ws("run", expect=1)
+    [run] = _known(workspace)
+    history = workspace.history(run)
+    assert (sorted(history.contents), history.outcome) == ([4], "failed")
+    workspace.m5ws("run", "--resume", run)
+    history = workspace.history(run)
+    assert (sorted(history.contents), history.begun) == ([4, 8, 10], [(0, 1), (4, 2)])
+
+
 def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.15")

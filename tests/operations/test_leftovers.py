@@ -10,8 +10,9 @@ from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import Fenced
 from m5ws.events import AttemptEnded, AttemptStarted, RankStarted, Step
-from m5ws.operations import drift_watch, leftovers, state
+from m5ws.operations import drift_watch, history, leftovers, state, unrecorded
 from m5ws.operations.delivery import DELIVERED, Delivery
+from m5ws.records import Content
 from m5ws.repository import Repository, fsck, ledger, runs
 from m5ws.repository.spool import SpoolWriter, genesis
 
@@ -46,6 +47,16 @@ def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Rep
     before = len(list(repo.store.list("runs/")))
     leftovers.deliver(repo, tmp_path)
     assert len(list(repo.store.list("runs/"))) == before
+
+
+def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    content = Content(format="dcp/1", world=1)
+    planted.checkpoint(repo, _RUN, 4, content)
+    leftovers.deliver(repo, tmp_path)
+    assert history.load(repo, _RUN).contents == {4: repo.objects.put_record(content)}
+    assert list(unrecorded.events(repo, _RUN, 1)) == []
 
 
 @pytest.mark.parametrize("lock", ["lock", "ranks"])
