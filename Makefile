@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 WORKERS ?= 2
 bin := $(VENV)/bin
+# As if it were activated: tests compile with its ninja.
+export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
 
 .DEFAULT_GOAL := help

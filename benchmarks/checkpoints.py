@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
@@ -44,9 +45,21 @@ class Place:
         """Return how much is there."""
         if self._client is None:
             return sum(path.stat().st_size for path in Path(self.url).rglob("*") if path.is_file()) / 2**20
+        return sum(found["Size"] for page in self._pages() for found in page.get("Contents", ())) / 2**20
+
+    def remove(self) -> None:
+        """Delete what is there: what one tool leaves must not cost the next one memory or disk."""
+        if self._client is None:
+            shutil.rmtree(self.url)
+            return
+        for page in self._pages():
+            keys = [{"Key": found["Key"]} for found in page.get("Contents", ())]
+            self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys})  # type: ignore[attr-defined]
+
+    def _pages(self) -> Iterable[dict[str, Any]]:
+        assert self._client is not None
         prefix = self.url.partition(f"{self._bucket}/")[2].partition("?")[0]
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)  # type: ignore[attr-defined]
-        return sum(found["Size"] for page in pages for found in page.get("Contents", ())) / 2**20
+        return self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)  # type: ignore[attr-defined,no-any-return]
 
 
 def launch(tool: str, mib: int, mode: str, place: str, nproc: int, environment: dict[str, str]) -> Rows:
@@ -147,14 +160,17 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for tool in wanted:
                 name = uuid.uuid4().hex
-                folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
-                place = Place(f"s3://{bucket}/{name}", client, bucket) if tool in REMOTE else Place(str(folder))
+                if tool in REMOTE:
+                    place = Place(f"s3://{bucket}/{name}", client, bucket)
+                else:
+                    place = Place(tempfile.mkdtemp(prefix="checkpoints-"))
                 try:
                     results[tool].append(one_round(tool, arguments.mib, arguments.nproc, place, environment))
+                    print(table({tool: results[tool]}).splitlines()[-1], file=sys.stderr, flush=True)
                 except RuntimeError as error:
-                    print(error, file=sys.stderr)
+                    print(error, file=sys.stderr, flush=True)
                 finally:
-                    shutil.rmtree(folder)
+                    place.remove()
     print(f"{arguments.mib} MiB on {arguments.nproc} ranks, {arguments.rounds} rounds; S3: {arguments.s3}\n")
     print(table({tool: rounds for tool, rounds in results.items() if rounds}))
 

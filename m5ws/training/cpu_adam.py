@@ -21,6 +21,7 @@ from typing import Any
 import blake3
 
 from m5ws.errors import M5Error, MissingExtra
+from m5ws.training import isolation
 
 # torch waits for ever on the lock of a build that was killed; no build takes as long as this.
 _STALE_LOCK_S = 900.0
@@ -177,6 +178,7 @@ def _shown_on_failure() -> Iterator[None]:
 
 def main() -> int:
     """Print the operator as one JSON line."""
+    isolation.activate()
     try:
         operator = ensure_cpu_adam()
     except M5Error as error:

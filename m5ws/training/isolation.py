@@ -1,9 +1,12 @@
-"""The run sees its snapshot and nothing else: no loaded module may come from the author's checkout.
+"""The run sees its snapshot and its environment, and nothing else.
 
-A materialised tree does not help if an editable install, or PYTHONPATH, brings in the live one.
+No loaded module may come from the author's checkout: a materialised tree does not help if an editable install, or
+PYTHONPATH, brings in the live one. Nor does a virtual environment help if other programs are found before its own.
 """
 
+import os
 import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +22,16 @@ class NotIsolated(M5Error):
     hint = (
         "Remove the editable install or the PYTHONPATH entry that leads there, or put the package into the workspace."
     )
+
+
+def activate() -> None:
+    """Have the programs of this virtual environment found first, as activating it does; outside of one, do nothing.
+
+    DeepSpeed compiles with the first `ninja` that it finds, and compiles again where another version has been.
+    """
+    own, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    if sys.prefix != sys.base_prefix and path.split(os.pathsep)[0] != own:
+        os.environ["PATH"] = f"{own}{os.pathsep}{path}"
 
 
 def check(context: Context) -> None:

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _die_with_parent(parent)
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
+    isolation.activate()
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = Stop(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))

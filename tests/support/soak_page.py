@@ -1,5 +1,6 @@
 """The tables of docs/soak.md, each written between its marks by the test that fills it."""
 
+import fcntl
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,8 +18,15 @@ def write(section: str, lines: Iterable[str]) -> None:
 
 
 def put(section: str, header: Iterable[str], row: str, *, cells: int = 1) -> None:
-    """Put one row into its table, in the place of the one whose first `cells` cells are the same."""
-    found = re.search(rf"<!-- {section}: begin -->\n(.*?)<!-- {section}: end -->", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found
-    rows = [line for line in found[1].splitlines()[2:] if line.split("|")[: cells + 1] != row.split("|")[: cells + 1]]
-    write(section, [*header, *sorted([*rows, row])])
+    """Put one row into its table, in the place of the one whose first `cells` cells are the same.
+
+    Campaigns may run side by side.
+    """
+    table = re.compile(rf"<!-- {section}: begin -->\n(.*?)<!-- {section}: end -->", re.DOTALL)
+    key = row.split("|")[: cells + 1]
+    with PAGE.open() as page:
+        fcntl.flock(page, fcntl.LOCK_EX)
+        found = table.search(PAGE.read_text("utf-8"))
+        assert found
+        rows = [line for line in found[1].splitlines()[2:] if line.split("|")[: cells + 1] != key]
+        write(section, [*header, *sorted([*rows, row])])

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from m5ws.training import cpu_adam
+from m5ws.training import cpu_adam, isolation
 from m5ws.training.cpu_adam_state import Products, from_plain, restore, watch
 
 PACKAGE = Path(__file__).parents[2]
@@ -23,20 +24,6 @@ def cpu_info() -> Any:
     import cpuinfo.cpuinfo  # type: ignore[import-untyped]
 
     return cpuinfo.cpuinfo.get_cpu_info()
-
-
-@pytest.fixture(scope="module")
-def operator() -> dict[str, str]:
-    """CPUAdam's operator, built as the supervisor has it built before a launch."""
-    done = subprocess.run(
-        [sys.executable, "-m", "m5ws.training.cpu_adam"],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
 
 
 @pytest.fixture
@@ -203,7 +190,7 @@ def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> No
 
 
 def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
-    """No compiler and no ninja are to be found, and nothing is built yet."""
+    """No compiler is to be found, and nothing is built yet."""
     done = subprocess.run(
         [sys.executable, "-m", "m5ws.training.cpu_adam"],
         env={name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
@@ -215,3 +202,16 @@ def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "error: DeepSpeed's operator cpu_adam could not be built" in done.stderr
     assert "C++ compiler and ninja" in done.stderr
+
+
+def test_the_environments_own_ninja_is_found_though_it_is_not_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ninja").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "ninja").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    isolation.activate()
+    isolation.activate()
+    first, *others = os.environ["PATH"].split(os.pathsep)
+    assert (Path(first), others) == (Path(sys.executable).parent, [str(tmp_path)])
+    assert shutil.which("ninja") == str(Path(first) / "ninja")

@@ -1,79 +1,28 @@
 """Exported checkpoints, loaded by those they are meant for: every bit is that of the training."""
 
-import contextlib
 import importlib
 import importlib.util
-import io
 import json
-import os
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 import planted
 import safetensors_reader
-from m5ws import codec, workspace
+from exports import bits, export, loaded_by_torch, recorded
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.operations import checkpoint_export, checkpoint_names
-from m5ws.operations.checkpoint_export import Planned, Tools
+from m5ws.operations import checkpoint_names
 from m5ws.records import Checkpoint, Content, Format
 from m5ws.repository import Repository, ledger
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
-from m5ws.training import dcp, fingerprint
+from m5ws.training import dcp
 from tests.training.conftest import Runner
 
-HERE = Path(__file__).parent
-TOOLS = Tools(
-    rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
-    dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
-    deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
-    universal=lambda: cast(Any, workspace.torch_tool("write universal")),
-)
 RUN = "000000000001"
-
-
-def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:
-    which = checkpoint_names.resolve(repo, text)
-    plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
-    checkpoint_export.apply(repo, plan, target, TOOLS)
-    return plan.planned
-
-
-def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    return {name: f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}" for name, tensor in tensors.items()}
-
-
-def recorded(repo: Repository, digest: str) -> dict[str, str]:
-    """What the training itself said of the state that it saved."""
-    content = repo.objects.get_record(repo.objects.get_record(digest, Checkpoint).content, Content)
-    assert content.common is not None
-    state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
-    return cast(dict[str, str], state["fingerprints"])
-
-
-def loaded_by_torch(directory: Path) -> dict[str, torch.Tensor]:
-    """Load all of a checkpoint with torch's own reader, into tensors that are made from its metadata."""
-    reader = FileSystemReader(directory)
-    metadata = reader.read_metadata()
-    state = {
-        name: torch.empty(item.size, dtype=item.properties.dtype)
-        for name, item in metadata.state_dict_metadata.items()
-        if isinstance(item, TensorStorageMetadata)
-    }
-    assert state.keys() == metadata.state_dict_metadata.keys()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        load_state(cast(Any, state), storage_reader=reader, no_dist=True)
-    return state
 
 
 # --- any tensors
@@ -245,133 +194,6 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
     assert any("differ from rank 0's" in line for line in planned.left_out)
     assert {"the scheduler", "the position in the data"} <= set(planned.left_out)
     assert any("noise" in line and "python" in line for line in planned.left_out)
-
-
-ZERO = {"1": (1, "bf16"), "2": (2, "bf16"), "3": (3, "bf16")}
-
-
-@pytest.fixture(scope="module")
-def zero(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Repository, str, Path]]:
-    """Trainings by ZeRO stage on three ranks, in stores of their own, and DeepSpeed's files of their last steps."""
-    # CPUAdam's operator is built before, as the supervisor has it built before a launch.
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
-    subprocess.run([sys.executable, "-m", "m5ws.training.cpu_adam"], env=environment, check=True, capture_output=True)
-    found = {}
-    for name, (stage, dtype) in ZERO.items():
-        folder = tmp_path_factory.mktemp(f"zero-{name}")
-        runner = Runner(Repository.create(LocalStore(folder / "store")), folder)
-        attempt = runner(str(HERE / "scripts" / "deepspeed_tiny.py"), str(stage), dtype, "3", ranks=3)
-        assert attempt.status == 0 and attempt.newest is not None, attempt.log()
-        export(runner.repo, attempt.newest, "deepspeed", folder / "deepspeed")
-        export(runner.repo, attempt.newest, "deepspeed-universal", folder / "universal")
-        found[name] = runner.repo, attempt.newest, folder
-    return found
-
-
-def comparable(found: dict[str, str]) -> dict[str, str]:
-    """What DeepSpeed itself saves and loads: not the products inside CPUAdam, nor buffers that it does not keep."""
-    return {name: value for name, value in found.items() if not name.startswith(("buffer.", "optimizer.cpu_adam"))}
-
-
-def load_with_deepspeed(
-    zero: dict[str, tuple[Repository, str, Path]], out: Path, ranks: int, form: str, more: str = ""
-) -> list[dict[str, str]]:
-    """Return the fingerprints of what DeepSpeed has, once it has loaded each export on so many ranks."""
-    cases = [
-        f"{folder / form}:{stage}:{dtype}{more}"
-        for (_, _, folder), (stage, dtype) in zip(zero.values(), ZERO.values(), strict=True)
-    ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "scripts" / "deepspeed_load.py"), str(out), *cases],
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return [json.loads((out / f"{number}.json").read_text()) for number in range(len(cases))]
-
-
-def test_deepspeeds_own_engine_loads_its_files(zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path) -> None:
-    found = load_with_deepspeed(zero, tmp_path, 3, "deepspeed")
-    for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
-        assert comparable(loaded) == comparable(recorded(repo, digest))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_deepspeeds_own_engine_loads_the_universal_format_on_another_number_of_ranks(
-    zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path, ranks: int
-) -> None:
-    found = load_with_deepspeed(zero, tmp_path, ranks, "universal", ":universal")
-    for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
-        # DeepSpeed does not load from it what is not trained.
-        said = {name: value for name, value in comparable(recorded(repo, digest)).items() if "frozen" not in name}
-        assert {f"optimizer.{one}" for one in ("first.weight.exp_avg", "scale.exp_avg_sq", "step")} <= said.keys()
-        assert {"master.first.weight", "model.first.weight"} <= said.keys()
-        assert {name: loaded[name] for name in said} == said
-
-
-def test_the_universal_format_is_what_deepspeed_makes_of_its_own_files(
-    zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path
-) -> None:
-    from deepspeed.checkpoint import ds_to_universal
-
-    repo, digest, folder = zero["2"]
-    given, made = folder / "deepspeed" / "global_step3", tmp_path / "theirs" / "universal"
-    arguments = ["--input_folder", str(given), "--output_folder", str(made), "--inject_missing_state"]
-    command = [sys.executable, ds_to_universal.__file__, *arguments, "--num_extract_workers", "1"]
-    subprocess.run([*command, "--num_merge_workers", "1"], check=True, capture_output=True, timeout=300)
-    ours = folder / "universal" / "global_step3_universal" / "zero"
-    names = sorted(str(path.relative_to(ours)) for path in ours.glob("*/*.pt"))
-    trained = {one.removeprefix("master.") for one in recorded(repo, digest) if one.startswith("master.")}
-    assert {name.partition("/")[0] for name in names} == trained
-    for name in names:
-        own, theirs = (torch.load(where / name, weights_only=True) for where in (ours, made / "zero"))
-        if name.endswith("step.pt"):
-            assert own == theirs == 3
-        else:
-            assert own["cat_dim"] == theirs["cat_dim"]
-            assert bits({name: own["param"]}) == bits({name: theirs["param"].contiguous()})
-            assert own["param"].shape == theirs["param"].shape
-
-
-@pytest.mark.parametrize("name", ZERO)
-def test_masters_and_moments_have_the_models_names(
-    zero: dict[str, tuple[Repository, str, Path]], name: str, tmp_path: Path
-) -> None:
-    repo, digest, folder = zero[name]
-    export(repo, digest, "dcp", tmp_path / "dcp")
-    export(repo, digest, "hf", tmp_path / "hf")
-    said = recorded(repo, digest)
-    found = loaded_by_torch(tmp_path / "dcp")
-    trained = {one.removeprefix("master.") for one in said if one.startswith("master.")}
-    expected = {f"model.{one}": said[f"master.{one}"] for one in trained}
-    expected |= {"model.frozen.weight": said["model.frozen.weight"], "model.seen": said["buffer.seen@0"]}
-    expected |= {
-        f"optimizer.state.{one}.{moment}": said[f"optimizer.{one}.{moment}"]
-        for one in trained
-        for moment in ("exp_avg", "exp_avg_sq")
-    }
-    assert bits(found) == expected
-    weights, _ = safetensors_reader.load(tmp_path / "hf" / "model.safetensors")
-    assert bits(weights) == {
-        one.removeprefix("model."): value for one, value in expected.items() if one[:6] == "model."
-    }
-    theirs = _zero_to_fp32(folder / "deepspeed")
-    # DeepSpeed's own script leaves out what is not trained under ZeRO 1.
-    assert weights.keys() - theirs.keys() == ({"frozen.weight"} if name == "1" else set())
-    assert bits({one: tensor.contiguous() for one, tensor in theirs.items()}) == bits(
-        {one: tensor.to(theirs[one].dtype) for one, tensor in weights.items() if one in theirs}
-    )
-
-
-def _zero_to_fp32(directory: Path) -> dict[str, torch.Tensor]:
-    from deepspeed.utils import zero_to_fp32
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(directory))
-    return cast(dict[str, torch.Tensor], found)
 
 
 def test_a_training_without_zero_has_no_universal_format(saved: Repository, tmp_path: Path) -> None:

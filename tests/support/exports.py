@@ -1,0 +1,59 @@
+"""Exports made as the command makes them, and what is read back of them."""
+
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+
+from m5ws import codec, workspace
+from m5ws.operations import checkpoint_export, checkpoint_names
+from m5ws.operations.checkpoint_export import Planned, Tools
+from m5ws.records import Checkpoint, Content
+from m5ws.repository import Repository
+from m5ws.training import fingerprint
+
+TOOLS = Tools(
+    rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
+    dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
+    deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
+    universal=lambda: cast(Any, workspace.torch_tool("write universal")),
+)
+
+
+def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:
+    which = checkpoint_names.resolve(repo, text)
+    plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
+    checkpoint_export.apply(repo, plan, target, TOOLS)
+    return plan.planned
+
+
+def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}" for name, tensor in tensors.items()}
+
+
+def recorded(repo: Repository, digest: str) -> dict[str, str]:
+    """What the training itself said of the state that it saved."""
+    content = repo.objects.get_record(repo.objects.get_record(digest, Checkpoint).content, Content)
+    assert content.common is not None
+    state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
+    return cast(dict[str, str], state["fingerprints"])
+
+
+def loaded_by_torch(directory: Path) -> dict[str, torch.Tensor]:
+    """Load all of a checkpoint with torch's own reader, into tensors that are made from its metadata."""
+    reader = FileSystemReader(directory)
+    metadata = reader.read_metadata()
+    state = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in metadata.state_dict_metadata.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+    assert state.keys() == metadata.state_dict_metadata.keys()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_state(cast(Any, state), storage_reader=reader, no_dist=True)
+    return state
