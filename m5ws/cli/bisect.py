@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from m5ws.operations.bisect import Plan, Report
     from m5ws.operations.elements import Untried
     from m5ws.operations.hybrid_runs import Trial
+    from m5ws.operations.supervise import Ports
+    from m5ws.recipes import Recipe
 
 _LISTED = 6
 
@@ -21,20 +23,34 @@ _LISTED = 6
 @click.argument("good", type=names.Id(("run",)))
 @click.argument("bad", type=names.Id(("run",)))
 @click.option("--max-runs", type=click.IntRange(min=1), default=40, show_default=True, metavar="N", help="Run no more.")
+@click.option(
+    "--env",
+    "environments",
+    type=click.Choice(["rebuild"]),
+    help="rebuild: tell distributions apart too; each hybrid runs in a virtual environment that is made for it.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
 @output.json_option
 @click.pass_context
 def command(
-    context: click.Context, good: str, bad: str, max_runs: int, dry_run: bool, no_progress: bool, as_json: bool
+    context: click.Context,
+    good: str,
+    bad: str,
+    max_runs: int,
+    environments: str | None,
+    dry_run: bool,
+    no_progress: bool,
+    as_json: bool,
 ) -> None:
     """Find which of the changes between two runs makes their results differ.
 
     Hybrids are run: GOOD with some of its differences taken from BAD, up to the first step at which the two runs
     differ and no further. Found is a smallest set that still makes the difference: config keys, files of code,
     tokenizer, datasets, values of the launch, determinism settings. Each is tried alone first; where none does it
-    alone, sets are halved and left out until nothing more can be. What was observed of the environment cannot be
-    taken from either run, and is listed.
+    alone, sets are halved and left out until nothing more can be. With --env rebuild, distributions that were installed
+    in other versions are told apart as well. All else that was observed of the environment cannot be taken from either
+    run, and is listed.
 
     What was run is not run again: after Ctrl-C, or when --max-runs were not enough, ask again.
 
@@ -45,7 +61,9 @@ def command(
     Examples:
       m5ws bisect 7c1d 9a04 --dry-run
       m5ws bisect 7c1d 9a04
+      m5ws bisect 7c1d 9a04 --env rebuild
     """
+    from m5ws.cli import environment
     from m5ws.operations import bisect
     from m5ws.operations.hybrid_runs import Shown
     from m5ws.repository import refs
@@ -54,7 +72,7 @@ def command(
     repo = names.settled(here)
     ports = here.ports(repo)
     good, bad = (refs.resolve(repo, name, ("run",))[1] for name in (good, bad))
-    task = bisect.plan(ports, good, bad)
+    task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
     if dry_run:
         output.print_json(task.plan) if as_json else click.echo(plan_text(task.plan))
         return
@@ -70,7 +88,12 @@ def command(
 
     with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
         shown = Shown(begin=begin, told=told, watch=progress.watch, prepare=progress.prepare)
-        report = bisect.execute(ports, task, here.home, here.root, max_runs, shown)
+
+        def rebuilt(recipe: "Recipe") -> "Ports":
+            return environment.made(here, ports, recipe, progress.prepare)
+
+        own = rebuilt if environments is not None else None
+        report = bisect.execute(ports, task, here.home, here.root, max_runs, shown, own)
     output.print_json(report) if as_json else click.echo(text(report))
     context.exit(report.exit_code)
 
@@ -147,4 +170,6 @@ def _environment(head: str, changes: "Sequence[Change]") -> list[str]:
     from m5ws.operations import drift
 
     lines = [f"  {drift.describe(change).removeprefix('environment').lstrip()}" for change in changes]
-    return ["", f"{head}, which no hybrid can change:", *lines] if lines else []
+    if any(change.name.startswith("distribution.") and change.rating != "cannot" for change in changes):
+        lines.append("  (`--env rebuild` tries distributions)")
+    return ["", f"{head}, which no hybrid was given:", *lines] if lines else []

@@ -12,6 +12,8 @@ from m5ws.errors import UsageError
 if TYPE_CHECKING:
     from m5ws.comparisons import Change
     from m5ws.operations.supervise import Ports
+    from m5ws.ports import Progress
+    from m5ws.recipes import Recipe
     from m5ws.workspace import Workspace
 
 Policy = Literal["fail", "warn", "ignore"]
@@ -53,12 +55,21 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
         output.note(f"environment: this is a container of {recipe.image} already")
         return given
     with Bar() as bar:
-        made = here.environments(containers=recipe.image is not None).build(
-            recipe, rebuild.code_writer(given.repo, recipe, bar), bar, same_patch=policy(said) == "fail"
-        )
-    output.note(f"environment: made again, {recipe.image or made.python}")
+        return made(here, given, recipe, bar, same_patch=policy(said) == "fail")
+
+
+def made(
+    here: "Workspace", given: "Ports", recipe: "Recipe", progress: "Progress", *, same_patch: bool = True
+) -> "Ports":
+    """Return the outside of runs in the environment of a recipe, which is made unless it is there. Raises M5Error."""
+    from m5ws.operations import rebuild
+
+    there = here.environments(containers=recipe.image is not None).build(
+        recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
+    )
+    output.note(f"environment: made again, {recipe.image or there.python}")
     return msgspec.structs.replace(
-        given, python=made.python, environment=made.environment, launcher=made.launcher, observer=made.observer
+        given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
     )
 
 

@@ -13,9 +13,9 @@ import msgspec
 from m5ws import determinism
 from m5ws.comparisons import Change, Divergence
 from m5ws.errors import UsageError
-from m5ws.operations import compare, diff, elements, history, minimise, results, supervise
+from m5ws.operations import compare, diff, elements, history, hybrid_environments, minimise, results, supervise
 from m5ws.operations.elements import Element, Untried
-from m5ws.operations.hybrid_runs import HybridRuns, Names, Question, RunsSpent, Shown, Trial, missing, names
+from m5ws.operations.hybrid_runs import HybridRuns, Names, Question, Rebuilt, RunsSpent, Shown, Trial, missing, names
 from m5ws.records import Determinism, Run
 from m5ws.repository import Repository, ledger, runs, snapshots
 
@@ -74,12 +74,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
 
-def plan(ports: supervise.Ports, good_id: str, bad_id: str) -> Task:
-    """Return what will be tried. Writes and runs nothing. Raises UsageError for runs that do not differ."""
+def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> Task:
+    """Return what will be tried, distributions too where environments are to be `rebuilt`.
+
+    Writes and runs nothing. Raises UsageError for runs that do not differ.
+    """
     repo = ports.repo
     good, bad = runs.load(repo, good_id), runs.load(repo, bad_id)
     first, session = first_difference(ports, good, bad)
-    found, untried = elements.between(repo, good, bad)
+    found, untried = elements.between(repo, good, bad, rebuilt=rebuilt)
     groups = tuple(map(tuple, elements.grouped(found, first)))
     ordered = tuple(element for group in groups for element in group)
     shown = Plan(
@@ -90,7 +93,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str) -> Task:
         groups=tuple(map(names, groups)),
         alone=names(ordered) if len(ordered) <= minimise.FEW else (),
         untried=tuple(untried),
-        environment=_environment(repo, good, bad),
+        environment=_environment(repo, good, bad, [element.change for element in found]),
         # GOOD itself comes first.
         most_runs=1 + minimise.most(groups) if ordered else 0,
     )
@@ -128,11 +131,22 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
     return first, session
 
 
-def execute(ports: supervise.Ports, task: Task, home: Path, author_dir: Path, max_runs: int, shown: Shown) -> Report:
-    """Run hybrids until the causes are known, nothing pinned is left to explain it, or `max_runs` were run."""
+def execute(
+    ports: supervise.Ports,
+    task: Task,
+    home: Path,
+    author_dir: Path,
+    max_runs: int,
+    shown: Shown,
+    rebuilt: Rebuilt | None = None,
+) -> Report:
+    """Run hybrids until the causes are known, nothing pinned is left to explain it, or `max_runs` were run.
+
+    `rebuilt` makes their environments, if the task was planned so.
+    """
     if not task.question.elements:
         return Report(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
-    hybrids = HybridRuns(ports, task.question, home, author_dir, max_runs, shown)
+    hybrids = HybridRuns(ports, task.question, home, author_dir, max_runs, shown, rebuilt)
     causes: list[frozenset[Element]] = []
     try:
         control = hybrids.trial(frozenset())
@@ -240,14 +254,19 @@ def _elsewhere(shown: Plan) -> str:
     return "Nor do their environments, in what was recorded: an operation is not deterministic, or a machine failed"
 
 
-def _environment(repo: Repository, good: Run, bad: Run) -> tuple[Change, ...]:
-    """Return how the observed environments differ, but for what follows from what is pinned."""
+def _environment(repo: Repository, good: Run, bad: Run, tried: Sequence[Change]) -> tuple[Change, ...]:
+    """Return how the observed environments differ, but for what follows from what is pinned, or is tried."""
     old, new = (snapshots.load(repo, run.snapshot).determinism for run in (good, bad))
     one, other = _variables(old, good), _variables(new, bad)
     follows = {f"variable.{name}" for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
     follows |= set(_FIXED_BY_SETTINGS) if old != new or follows else set()
     follows |= {"world"} if good.spec.nproc != bad.spec.nproc else set()
-    return tuple(change for change in diff.environment(repo, good.id, bad.id) if change.name not in follows)
+    installed = [change for change in tried if change.part == "environment"]
+    return tuple(
+        change
+        for change in diff.environment(repo, good.id, bad.id)
+        if change.name not in follows and not hybrid_environments.follows(change, installed)
+    )
 
 
 def _variables(settings: Determinism, run: Run) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What differs between two runs, in the smallest pieces of which each can be taken from either: a bisection's elements.
 
 Each config key is one (of a file that cannot be changed key by key, the file), each changed file of code, the
-tokenizer, each dataset, each value of the launch, each environment variable of it, and each determinism setting.
+tokenizer, each dataset, each value of the launch, each environment variable of it, and each determinism setting; each
+distribution too, where hybrids run in environments that are made for them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from itertools import groupby
 import msgspec
 
 from m5ws.comparisons import Change, Divergence
-from m5ws.operations import config_merge, diff, reason, tree_diff
+from m5ws.operations import config_merge, diff, hybrid_environments, reason, tree_diff
 from m5ws.operations.config_merge import Keys
 from m5ws.operations.drift import rated
 from m5ws.operations.tree_diff import FilePair
@@ -40,8 +41,11 @@ class Untried(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def between(repo: Repository, good: Run, bad: Run) -> tuple[list[Element], list[Untried]]:
-    """Return what differs from run `good` to `bad` and can be taken from either, and what cannot."""
+def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> tuple[list[Element], list[Untried]]:
+    """Return what differs from run `good` to `bad` and can be taken from either, and what cannot.
+
+    Distributions can be where environments are `rebuilt`.
+    """
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     elements = [
         *_code(repo, old, new),
@@ -50,6 +54,7 @@ def between(repo: Repository, good: Run, bad: Run) -> tuple[list[Element], list[
         *_data(old, new),
         *_launch(good, bad),
         *_determinism(old.determinism, new.determinism),
+        *(Element(change=change) for change in (hybrid_environments.differing(repo, good, bad) if rebuilt else ())),
     ]
     return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
 

@@ -12,18 +12,21 @@ import msgspec
 from m5ws.comparisons import Change, Divergence
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AnyEvent
-from m5ws.operations import compare, drift, history, hybrids, reproduce, results, run, supervise
+from m5ws.operations import compare, drift, history, hybrid_environments, hybrids, reproduce, results, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.operations.config_merge import Unmixable
 from m5ws.operations.elements import Element
 from m5ws.operations.history import History
 from m5ws.operations.minimise import Answer
 from m5ws.ports import Progress
-from m5ws.records import Run, Segment
+from m5ws.recipes import Recipe
+from m5ws.records import Digest, Run, Segment
 from m5ws.repository import runs
 from m5ws.repository.publishing import repeated
 
 Names = tuple[str, ...]
+Rebuilt = Callable[[Recipe], supervise.Ports]
+"""Makes an environment, and returns the outside of a run in it. Raises M5Error for what cannot be installed."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +74,24 @@ class RunsSpent(M5Error):
 
 
 class HybridRuns:
-    """Answers for sets of differences, each remembered; at most `limit` of them are found out by running one."""
+    """Answers for sets of differences, each remembered; at most `limit` of them are found out by running one.
+
+    With `rebuilt`, each runs in an environment that is made for it.
+    """
 
     def __init__(
-        self, ports: supervise.Ports, question: Question, home: Path, author_dir: Path, limit: int, shown: Shown
+        self,
+        ports: supervise.Ports,
+        question: Question,
+        home: Path,
+        author_dir: Path,
+        limit: int,
+        shown: Shown,
+        rebuilt: Rebuilt | None = None,
     ) -> None:
         self._ports = ports
+        self._rebuilt = rebuilt
+        self._made: dict[Recipe, supervise.Ports] = {}
         self._question = question
         self._home = home
         self._author_dir = author_dir
@@ -106,24 +121,24 @@ class HybridRuns:
         question = self._question
         taken = tuple(element.name for element in question.elements if element in chosen)
         try:
-            plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
+            ports, plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
         except (Unmixable, UsageError) as error:
             return Trial(taken=taken, answer="unresolved", reason=f"cannot be made: {error}")
-        if (known := self._known(plan, taken)) is not None:
+        if (known := self._known(ports, plan, taken)) is not None:
             return known
         if self.runs >= self._limit:
             raise RunsSpent(f"{self.runs} hybrids were run, which is all that --max-runs allows")
         self.runs += 1
         self._shown.begin(taken, plan.run.id)
-        return self._run(plan, taken)
+        return self._run(ports, plan, taken)
 
-    def _plan(self, chosen: Collection[Element], what: str) -> run.Plan:
-        """Publish a hybrid's snapshot, and return its first attempt, ready to be executed."""
-        ports, question = self._ports, self._question
+    def _plan(self, chosen: Collection[Element], what: str) -> tuple[supervise.Ports, run.Plan]:
+        """Publish a hybrid's snapshot, and return where it runs and its first attempt, ready to be executed."""
+        repo, question = self._ports.repo, self._question
 
         def attempt() -> tuple[hybrids.Hybrid, str]:
-            hybrid = hybrids.make(ports.repo, question.good, question.bad, question.elements, chosen)
-            return hybrid, hybrids.publish(ports.repo, hybrid, question.good, question.bad, what)
+            hybrid = hybrids.make(repo, question.good, question.bad, question.elements, chosen)
+            return hybrid, hybrids.publish(repo, hybrid, question.good, question.bad, what)
 
         hybrid, snapshot = repeated(attempt)
         replay = run.new_run(
@@ -133,10 +148,26 @@ class HybridRuns:
             begin = hybrid.parent.step if hybrid.parent is not None else 0
             replay = msgspec.structs.replace(replay, segment=Segment(first=begin, last=max(question.last, begin + 1)))
         at = tuple(sorted(step for step in self._original.contents if not question.session or step <= question.last))
+        ports = self._outside(chosen, snapshot)
         environment, tracker = ports.environment, ports.tracker
-        return run.plan(ports.repo, replay, self._home, self._author_dir, environment, tracker, checkpoint_at=at)
+        where = (self._home, self._author_dir, environment, tracker)
+        return ports, run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
 
-    def _run(self, plan: run.Plan, taken: Names) -> Trial:
+    def _outside(self, chosen: Collection[Element], snapshot: Digest) -> supervise.Ports:
+        """Return the outside of a hybrid, in an environment of its own if they have one. Raises Unmixable."""
+        if self._rebuilt is None:
+            return self._ports
+        taken = [element.change for element in chosen if element.change.part == "environment"]
+        good, bad = self._question.good, self._question.bad
+        try:
+            recipe = hybrid_environments.recipe(self._ports.repo, good, bad, taken, snapshot)
+            if recipe not in self._made:
+                self._made[recipe] = self._rebuilt(recipe)
+        except M5Error as error:
+            raise Unmixable(f"no such environment: {error}") from error
+        return self._made[recipe]
+
+    def _run(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial:
         comparison = Comparison(self._side(self._original))
 
         def feed(rank: str, event: AnyEvent) -> bool:
@@ -144,7 +175,7 @@ class HybridRuns:
             self._shown.watch(rank, event)
             return comparison.settled()
 
-        result = supervise.execute(self._ports, plan, feed, self._shown.prepare)
+        result = supervise.execute(ports, plan, feed, self._shown.prepare)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.Interrupted(
@@ -153,14 +184,16 @@ class HybridRuns:
             )
         return trial
 
-    def _known(self, plan: run.Plan, taken: Names) -> Trial | None:
+    def _known(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial | None:
         """Return the trial of a run that was there before, if one is as good as a new one."""
         repo = self._ports.repo
         for other in runs.readable(repo):
             if not _as(other, plan.run):
                 continue
             done = history.load(repo, other.id)
-            if done.outcome is None or done.attempts != 1 or drift.worst(self._drift(other, plan)) in ("can", "does"):
+            if done.outcome is None or done.attempts != 1:
+                continue
+            if drift.worst(_drift(ports, other, plan)) in ("can", "does"):
                 continue
             comparison = compare.whole(self._side(self._original), self._side(done))
             trial = self._judged(comparison, other, taken, done.outcome, "it ended so when it was run before")
@@ -169,11 +202,12 @@ class HybridRuns:
         return None
 
     def drift_since(self, other: Run) -> tuple[Change, ...]:
-        """Return how this environment differs from the one that a run began in."""
-        return self._drift(other, self._plan((), "nothing"))
-
-    def _drift(self, other: Run, plan: run.Plan) -> tuple[Change, ...]:
-        return reproduce.environment_drift(self._ports, reproduce.Request(original=other.id), plan)
+        """Return how GOOD's environment here differs from the one that a run began in."""
+        try:
+            ports, plan = self._plan((), "nothing")
+        except (Unmixable, UsageError):
+            return ()
+        return _drift(ports, other, plan)
 
     def _side(self, done: History) -> History:
         """Return what is compared of a run: of a session, up to the step that is asked about."""
@@ -191,6 +225,10 @@ class HybridRuns:
         reason = None if first is not None else _unresolved(self._question, comparison, outcome, message)
         answer: Answer = "differs" if first is not None else "same" if reason is None else "unresolved"
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
+
+
+def _drift(ports: supervise.Ports, other: Run, plan: run.Plan) -> tuple[Change, ...]:
+    return reproduce.environment_drift(ports, reproduce.Request(original=other.id), plan)
 
 
 def missing(comparison: Comparison) -> Divergence | None:

@@ -5,14 +5,14 @@ it at once. An adapter makes it (`ports.Environments`); the replay then runs the
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from m5ws.errors import M5Error, NotFound
 from m5ws.operations import lock_files, pinned_environment
 from m5ws.ports import Progress
 from m5ws.recipes import Recipe, Requirement
-from m5ws.records import Digest, Entry, Observed, Origin, Snapshot, Tree
+from m5ws.records import Digest, Entry, Observed, Origin, Tree
 from m5ws.repository import Repository, runs, snapshots, trees
 from m5ws.repository.materialise import materialise
 
@@ -39,16 +39,23 @@ class NotRebuildable(M5Error):
         )
 
 
-def recipe(repo: Repository, run: str, snapshot_id: Digest | None = None) -> Recipe:
-    """Return how to make the environment that `run` began in.
+def recipe(
+    repo: Repository,
+    run: str,
+    snapshot_id: Digest | None = None,
+    other: Observed | None = None,
+    locked_by: Sequence[Digest] = (),
+) -> Recipe:
+    """Return how to make the environment that `run` began in, or the `other` in its place.
 
-    What was installed from the workspace comes from the run's snapshot, or from another that its replay takes.
-    Raises NotRebuildable, NotFound if nothing was recorded.
+    What was installed from the workspace comes from the run's snapshot, or from another that its replay takes; hashes
+    come from lock files in the run's, or in the snapshots `locked_by`. Raises NotRebuildable, NotFound if nothing was
+    recorded.
     """
     original = runs.load(repo, run)
     snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
     declared = snapshots.load(repo, original.snapshot).declared
-    pinned = pinned_environment.of_run(repo, run)
+    pinned = other or pinned_environment.of_run(repo, run)
     python = pinned.facts.get("python")
     if python is None or not _PYTHON.fullmatch(python) or not pinned.distributions:
         raise NotFound(
@@ -59,7 +66,7 @@ def recipe(repo: Repository, run: str, snapshot_id: Digest | None = None) -> Rec
             raise NotRebuildable(run, {"container image": f"{declared.image!r} is not named by a digest"})
         return Recipe(python=python, image=declared.image)
     code = trees.load(repo.objects, snapshot.code.tree)
-    known = _hashes(repo, snapshots.load(repo, original.snapshot))
+    known = _hashes(repo, locked_by or (original.snapshot,))
     requirements, refused = [], dict[str, str]()
     for name, version in sorted(pinned.distributions.items()):
         if name == _M5WS:
@@ -131,12 +138,13 @@ def _holds(entries: tuple[Entry, ...], path: str) -> bool:
     return path == "." or any(entry.path == place or entry.path.startswith(place + b"/") for entry in entries)
 
 
-def _hashes(repo: Repository, snapshot: Snapshot) -> lock_files.Hashes:
-    """Return the hashes in lock files that are declared, and captured with the code or the config."""
+def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
+    """Return the hashes in lock files that snapshots declare, and have captured with the code or the config."""
     found: lock_files.Hashes = {}
-    for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
-        for entry in trees.load(repo.objects, digest).entries:
-            if entry.name in snapshot.declared.locks and entry.link is None:
-                for key, hashes in lock_files.hashes(entry.name, trees.read_file(repo.objects, entry)).items():
-                    found[key] = found.get(key, frozenset()) | hashes
+    for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
+        for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
+            for entry in trees.load(repo.objects, digest).entries:
+                if entry.name in snapshot.declared.locks and entry.link is None:
+                    for key, hashes in lock_files.hashes(entry.name, trees.read_file(repo.objects, entry)).items():
+                        found[key] = found.get(key, frozenset()) | hashes
     return found

@@ -66,18 +66,35 @@ def place(folder: Path, python: str, own: Path, settings: str = _SETTINGS, links
     return Place(root, python, kept | ({"PYTHONPATH": str(own)} if python == sys.executable else {}))
 
 
-def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_runs_among_them(tmp_path: Path) -> None:
-    links = tmp_path / "links"
-    own = own_package.copy(tmp_path / "own")
-    pinned = wheels.borrowed(links, tmp_path / "shelf", *_NEEDED)
+class Trained(msgspec.Struct, frozen=True):
+    """A run, and the virtual environment it was made in, whose distributions come from the folder `links`."""
+
+    here: Place
+    run: str
+    python: Path
+    links: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run that prints what the distribution `greeting` 1.0 says, where 2.0 is to be had as well."""
+    folder = tmp_path_factory.mktemp("rebuild")
+    links = folder / "links"
+    own = own_package.copy(folder / "own")
+    pinned = wheels.borrowed(links, folder / "shelf", *_NEEDED)
     wheels.wheel(links, "m5ws", "0.1.0", {"m5ws_here.pth": f"{own}\n"})
     for version in ("1.0", "2.0"):
         wheels.wheel(links, "greeting", version, {"greeting.py": f"TEXT = 'hello of {version}'\n"})
-    python = wheels.environment(tmp_path / "venv", links, *pinned, "m5ws==0.1.0", "greeting==1.0")
-    here = place(tmp_path, str(python), own, links=links)
-    run = here.m5ws("run", "--no-progress").stdout.strip()
+    python = wheels.environment(folder / "venv", links, *pinned, "m5ws==0.1.0", "greeting==1.0")
+    here = place(folder, str(python), own, links=links)
+    return Trained(here, here.m5ws("run", "--no-progress").stdout.strip(), python, links)
 
-    wheels.install(python, links, "greeting==2.0")
+
+def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_runs_among_them(
+    trained: Trained,
+) -> None:
+    here, run = trained.here, trained.run
+    wheels.install(trained.python, trained.links, "greeting==2.0")
     refused = here.m5ws("reproduce", run, expect=2)
     assert "distribution.greeting" in refused.stderr and "`--env rebuild`" in refused.stderr
 
@@ -89,6 +106,20 @@ def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_r
     assert after.distributions == before.distributions and after.distributions["greeting"] == "1.0"
     assert [change["name"] for change in verdict["changes"]] == ["rebuilt"]
     assert (after.facts["rebuilt"] or "").startswith("virtual environment ")
+
+
+def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) -> None:
+    here = trained.here
+    wheels.install(trained.python, trained.links, "greeting==2.0")
+    (here.root / "notes.py").write_text("NOTE = 'second'\n")
+    bad = here.m5ws("run", "--no-progress").stdout.strip()
+    report = json.loads(here.m5ws("bisect", trained.run, bad, "--env", "rebuild", "--json", "--no-progress").stdout)
+    assert report["causes"] == [["environment distribution.greeting"]] and report["enough"]
+    assert {tuple(trial["taken"]): trial["answer"] for trial in report["trials"]} == {
+        (): "same",
+        ("environment distribution.greeting",): "differs",
+        ("code notes.py",): "same",
+    }
 
 
 _ENGINE = """#!{python}

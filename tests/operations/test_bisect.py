@@ -13,6 +13,7 @@ from m5ws.operations import bisect, reproduce, run, supervise
 from m5ws.operations.bisect import Report
 from m5ws.operations.hybrid_runs import Shown, Trial
 from m5ws.ports import SourceFile
+from m5ws.recipes import Recipe
 from m5ws.records import Annotation, Code, Declared, Determinism, LaunchSpec, Observed, Origin, Snapshot
 from m5ws.repository import Repository, runs, snapshots, trees
 from m5ws.repository.spool import SpoolWriter, genesis
@@ -50,6 +51,7 @@ class Ranks:
         self.stop_at: int | None = None
         self.session = True
         self.launched = 0
+        self.installed: dict[str, str] = {}
 
     def launch(self, request: LaunchRequest) -> Ended:
         self.launched += 1
@@ -58,6 +60,7 @@ class Ranks:
         path = request.environment[run.CONTEXT_VARIABLE]
         context = codec.decode(Path(path).read_bytes(), Context, path)
         bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
+        bad |= {name for name, version in self.installed.items() if version == "2.0"}
         if not self.session:
             out = Path(context.work_dir) / "out"
             out.mkdir()
@@ -83,10 +86,11 @@ class Machine:
     """A `ports.Observer` of a machine that a test can change."""
 
     def __init__(self) -> None:
-        self.facts: dict[str, str | None] = {"torch": "2.13"}
+        self.facts: dict[str, str | None] = {"torch": "2.13", "python": "3.11.7"}
+        self.installed: dict[str, str] = {}
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        return Observed(facts=dict(self.facts))
+        return Observed(facts=dict(self.facts), distributions=dict(self.installed))
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         return Declared()
@@ -105,12 +109,13 @@ class Lab:
         )
         self._folder = folder
         self.good = self.bad = ""
+        self.built: list[Recipe] = []
 
     def train(self, letters: str, rule: Rule) -> None:
         self.ranks.rule = rule
-        self.good, self.bad = self._run(letters, "good"), self._run(letters, "bad")
+        self.good, self.bad = self.run(letters, "good"), self.run(letters, "bad")
 
-    def _run(self, letters: str, text: str) -> str:
+    def run(self, letters: str, text: str) -> str:
         repo, folder = self.ports.repo, self._folder / text
         folder.mkdir()
         for letter in letters:
@@ -138,8 +143,22 @@ class Lab:
         supervise.execute(self.ports, run.plan(repo, new, self._folder / "home", self._folder, {}))
         return new.id
 
-    def bisect(self, max_runs: int = 100) -> Report:
-        task = bisect.plan(self.ports, self.good, self.bad)
+    def install(self, **versions: str) -> None:
+        """Have these distributions, and no others, in the environment that runs begin in."""
+        self.machine.installed = self.ranks.installed = versions
+
+    def rebuilt(self, recipe: Recipe) -> supervise.Ports:
+        """Return the outside of runs in an environment of a recipe, which has what its requirements say."""
+        self.built.append(recipe)
+        there = Lab(self.ports.repo, self._folder)
+        there.ranks.rule = self.ranks.rule
+        there.install(**{one.name: one.version for one in recipe.requirements})
+        if "9.9" in there.machine.installed.values():
+            raise UsageError("no such version")
+        return there.ports
+
+    def bisect(self, max_runs: int = 100, *, rebuild: bool = False) -> Report:
+        task = bisect.plan(self.ports, self.good, self.bad, rebuilt=rebuild)
         trials: list[Trial] = []
         shown = Shown(
             begin=lambda taken, name: None,
@@ -147,7 +166,8 @@ class Lab:
             watch=lambda rank, event: None,
             prepare=lambda what, done, total: None,
         )
-        report = bisect.execute(self.ports, task, self._folder / "home", self._folder, max_runs, shown)
+        rebuilt = self.rebuilt if rebuild else None
+        report = bisect.execute(self.ports, task, self._folder / "home", self._folder, max_runs, shown, rebuilt)
         assert tuple(trials) == report.trials
         return report
 
@@ -231,7 +251,7 @@ def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
     lab.ranks.rule = lambda bad, step: 0.5
     report = lab.bisect()
     assert (report.outcome, report.runs, report.causes) == ("not comparable", 1, ())
-    lab.ranks.launched, lab.machine.facts = 0, {"torch": "2.14"}
+    lab.ranks.launched, lab.machine.facts["torch"] = 0, "2.14"
     assert [change.name for change in lab.bisect().here] == ["torch"]
 
 
@@ -253,7 +273,7 @@ def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
 
     lab.ranks.rule = fails
     assert lab.bisect().outcome == "not comparable"
-    lab.machine.facts = {"torch": "2.14"}
+    lab.machine.facts["torch"] = "2.14"
     lab.ranks.rule = lambda bad, step: fails(frozenset("a"), step)
     report = lab.bisect()
     assert (report.outcome, report.runs) == ("not comparable", 1) and "Crash" in report.reason
@@ -267,7 +287,7 @@ def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(la
     assert sum(trial.known for trial in whole.trials) == 3 and whole.causes == (("code b.py", "code d.py"),)
     again = lab.bisect()
     assert (again.runs, again.causes, again.reason) == (0, whole.causes, whole.reason)
-    lab.machine.facts = {"torch": "2.14"}
+    lab.machine.facts["torch"] = "2.14"
     assert lab.bisect().runs == len(whole.trials)
 
 
@@ -316,3 +336,53 @@ def test_runs_with_the_same_inputs_are_not_run_at_all(lab: Lab) -> None:
     lab.bad = lab.again(lab.good)
     report = lab.bisect()
     assert (report.outcome, report.runs, report.plan.most_runs) == ("not explained", 0, 0)
+
+
+def _in_other_environments(lab: Lab, rule: Rule, bad: str = "2.0") -> None:
+    lab.ranks.rule = rule
+    lab.install(ruler="1.0", gauge="1.0", old="1.0", m5ws="0.1")
+    lab.good = lab.run("ab", "good")
+    lab.install(ruler=bad, gauge="2.0", new="2.0", m5ws="0.2")
+    lab.bad = lab.run("ab", "bad")
+
+
+@pytest.mark.parametrize(
+    ("needs", "causes"),
+    [
+        (["ruler"], {("environment distribution.ruler",)}),
+        (["a", "new"], {("code a.py",), ("environment distribution.new",)}),
+        (["b"], {("code b.py",)}),
+    ],
+)
+def test_distributions_are_told_apart_where_environments_are_rebuilt(
+    lab: Lab, needs: list[str], causes: set[tuple[str, ...]]
+) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and bool(bad & set(needs))))
+    report = lab.bisect(rebuild=True)
+    assert (report.outcome, report.enough, set(report.causes)) == ("explained", True, causes)
+    assert [change.name for change in report.plan.environment] == ["distribution.m5ws"], "never rebuilt"
+    installed = [{one.name: one.version for one in recipe.requirements} for recipe in lab.built]
+    assert installed[0] == {"ruler": "1.0", "gauge": "1.0", "old": "1.0"}
+    assert len(set(lab.built)) == len(lab.built), "each environment is made once"
+    assert lab.bisect(rebuild=True).runs == 0
+
+
+def test_a_file_and_a_distribution_that_matter_only_together_are_found(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and {"a", "ruler"} <= bad))
+    report = lab.bisect(rebuild=True)
+    assert set(report.causes[0]) == {"code a.py", "environment distribution.ruler"} and len(report.causes) == 1
+
+
+def test_an_environment_that_cannot_be_made_is_neither(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and "gauge" in bad), bad="9.9")
+    report = lab.bisect(rebuild=True)
+    assert report.causes == (("environment distribution.gauge",),) and report.enough is None
+    unresolved = [trial for trial in report.trials if trial.answer == "unresolved"]
+    assert unresolved and all("no such version" in (trial.reason or "") for trial in unresolved)
+
+
+def test_without_rebuilding_distributions_are_listed_alone(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and "ruler" in bad))
+    report = lab.bisect()
+    assert report.outcome == "not comparable", "what is installed here is BAD's"
+    assert {change.name for change in report.plan.environment} >= {"distribution.ruler", "distribution.gauge"}

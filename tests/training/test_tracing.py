@@ -34,14 +34,11 @@ def test_a_step_that_is_looked_into_has_the_same_bits(runner: Any, tiny: str, ki
     assert plain.contents == looked.contents
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_step_of_deepspeed_that_is_looked_into_has_the_same_bits(
-    operator: dict[str, str], runner: Any, stage: int
-) -> None:
+def test_a_step_of_zero_3_that_is_looked_into_has_the_same_bits(operator: dict[str, str], runner: Any) -> None:
     script = str(Path(__file__).parent / "scripts" / "deepspeed_tiny.py")
-    plain = runner(script, str(stage), "bf16", "3", ranks=2)
+    plain = runner(script, "3", "bf16", "3", ranks=2)
     runner.run, runner.trace = "000000000002", Trace(first=2, last=2)
-    looked = runner(script, str(stage), "bf16", "3", ranks=2)
+    looked = runner(script, "3", "bf16", "3", ranks=2)
     assert (plain.status, looked.status) == (0, 0), looked.log()
     for rank in range(2):
         assert plain.steps(rank) == looked.steps(rank)
