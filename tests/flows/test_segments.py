@@ -58,10 +58,12 @@ _LONG = (
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])
-def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: str, ranks: int) -> None:
     trainer = "torchrun" if kind == "fsdp" else "deepspeed"
-    workspace = make_workspace(tmp_path / "w", f"{kind}.py", trainer=trainer)
-    workspace.edit("config.yaml", "steps: 10", "steps: 1000")
+    workspace = make_workspace(tmp_path / "w", f"{kind}.py", trainer=trainer, nproc=ranks)
+    for old, new in (("steps: 10", "steps: 1000"), ("hidden: 128", "hidden: 384"), ("batch: 8", "batch: 32")):
+        workspace.edit("config.yaml", old, new)
     workspace.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 100")
     times, joint = [time.monotonic()], {}
     run = workspace.train()
@@ -71,10 +73,10 @@ def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: 
     times.append(time.monotonic())
     again = sum(one["compared"]["steps"] for one in joint["verdicts"])
     seconds = [f"{after - before:,.0f} s" for before, after in pairwise(times)]
-    row = "| " + " | ".join(map(str, (kind, 2, 1000, 10, 2, joint["outcome"], again, *seconds))) + " |"
+    row = "| " + " | ".join(map(str, (kind, ranks, 1000, 10, 2, joint["outcome"], again, *seconds))) + " |"
     print(row)
-    soak_page.put("segments", _LONG, row)
-    assert (joint["outcome"], joint["segments"], joint["of"], again) == ("reproduced", 10, 10, 2000)
+    soak_page.put("segments", _LONG, row, cells=2)
+    assert (joint["outcome"], joint["segments"], joint["of"], again) == ("reproduced", 10, 10, 1000 * ranks)
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import soak_page
 from loops import train
 from m5ws.events import Step
 from m5ws.launches import Saving
 from m5ws.ports import ObjectStore
 from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.store import open_store
 from m5ws.training import context
 from m5ws.training.saver import TooManyFailures
 from proxies import FaultProxy
@@ -35,6 +37,7 @@ _SAID = {
     "denied": "Permission denied|AccessDenied",
 }
 _PATIENCE_S = 0.3
+_HEADER = ("| store | for a minute it | checkpoints | saves that failed, said | seconds |", "|---|---|---|---|---|")
 _WAIT_S = 60.0
 
 
@@ -59,7 +62,8 @@ def troubled(request: pytest.FixtureRequest, trouble: str, tmp_path: Path) -> It
     server: S3Server = request.getfixturevalue("s3_server")
     with FaultProxy(server.endpoint.removeprefix("http://")) as proxy:
         url = server.url(server.bucket(), region="eu-west-1").replace(server.endpoint, proxy.endpoint)
-        yield Server(proxy, trouble, lambda: _impatient(url))
+        patient = request.node.get_closest_marker("soak") is not None
+        yield Server(proxy, trouble, lambda: open_store(url) if patient else _impatient(url))
 
 
 def _impatient(url: str) -> ObjectStore:
@@ -82,10 +86,17 @@ class _Tried:
         self.run = in_process.runner.run
         self._whole = type(in_process)(type(in_process.runner)(undisturbed, in_process.runner.tmp / "undisturbed"))
 
-    def __call__(self, begins: int, ends: int | None, *, stops: int | None = None, **saving: Any) -> Any:
-        """Train, with a checkpoint every two steps: trouble from step `begins` to step `ends`, a signal at `stops`."""
+    def __call__(
+        self, begins: int, ends: int | None, *, stops: int | None = None, lasts_s: float = 0.0, **saving: Any
+    ) -> Any:
+        """Train, with a checkpoint every two steps: trouble from step `begins` to step `ends`, a signal at `stops`.
+
+        Step `ends` waits until the trouble has lasted for `lasts_s`.
+        """
+        began_s = 0.0
 
         def at(step: int) -> None:
+            nonlocal began_s
             if step == 1 and stops is not None:
                 active = context.active()
                 assert active is not None
@@ -93,7 +104,9 @@ class _Tried:
             if step == begins:
                 self._wait_for(begins - 1)
                 self.troubled.begin()
+                began_s = time.monotonic()
             if step == ends:
+                time.sleep(max(0.0, began_s + lasts_s - time.monotonic()))
                 self.troubled.end()
             if step == stops:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -156,6 +169,26 @@ def test_the_training_goes_on_and_saves_again_when_the_trouble_is_over(tried: _T
         assert {2, 4, 12, 14} <= attempt.contents.keys() and 6 not in attempt.contents
         assert "after step 6" in failed[0] and _says(failed, trouble), failed
     tried.judge()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_minute_of_trouble_costs_no_published_checkpoint(
+    tried: _Tried, trouble: str, request: pytest.FixtureRequest
+) -> None:
+    started_s = time.monotonic()
+    attempt, error = tried(5, 11, lasts_s=60.0)
+    assert error is None and len(attempt.of(Step)) == _STEPS
+    assert tried.published() == list(attempt.contents)
+    assert {2, 4, 12, 14} <= attempt.contents.keys()
+    failed = attempt.notices("save-failed")
+    assert trouble == "slow" or not failed or _says(failed, trouble), failed
+    tried.judge()
+    made = f"{len(attempt.contents)} of {_STEPS // 2}"
+    cells = (request.node.callspec.params["troubled"], trouble, made, len(failed))
+    row = "| " + " | ".join(map(str, (*cells, f"{time.monotonic() - started_s:,.0f}"))) + " |"
+    print(row)
+    soak_page.put("troubles", _HEADER, row, cells=2)
 
 
 @pytest.mark.parametrize("trouble", ["away", "full", "denied"])
