@@ -99,7 +99,7 @@ class Origin(Record, frozen=True, kw_only=True):
     """Where an installed distribution came from that no index gave by its name (PEP 610).
 
     `url` has no credentials; of files inside the workspace (`inside`) it is their path there. `hash` is the SHA-256 of
-    an archive, `commit` what was checked out of source control (`vcs`).
+    an archive, or of what was installed from a folder; `commit` what was checked out of source control (`vcs`).
     """
 
     kind: Literal["archive", "directory", "editable", "vcs", "conda"]
@@ -117,7 +117,7 @@ class Origin(Record, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.inside:
-            return f"the workspace's {self.url}"
+            return f"{f'files {self.hash[:12]} of ' if self.hash else ''}the workspace's {self.url}"
         exact = self.commit or self.hash
         return " ".join(filter(None, (self.kind, self.url, exact)))
 

@@ -88,10 +88,13 @@ class _Variables(msgspec.Struct, frozen=True, kw_only=True):
     host: Mapping[str, str]
     fixed: dict[str, str]
 
-    def given(self, added: Mapping[str, str]) -> dict[str, str]:
-        inherited = {name: value for name, value in self.host.items() if name not in _HOSTS}
+    def given(self, added: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, str]:
+        inherited = {name: value for name, value in self.host.items() if name not in _HOSTS and name not in unset}
         own = {name: value for name, value in added.items() if name not in _HOSTS or self.host.get(name) != value}
-        return {name: value for name, value in (inherited | own | self.fixed).items() if name.isidentifier()}
+        # A folder that is named from where the script is, and not from the host's root, is one of the run's own.
+        paths = [path for path in added.get("PYTHONPATH", "").split(os.pathsep) if path and not os.path.isabs(path)]
+        led = {"PYTHONPATH": os.pathsep.join([self.fixed["PYTHONPATH"], *paths])}
+        return {name: value for name, value in (inherited | own | self.fixed | led).items() if name.isidentifier()}
 
 
 class ContainerLauncher:
@@ -104,7 +107,7 @@ class ContainerLauncher:
 
     def launch(self, request: LaunchRequest) -> Process:
         """As `Launcher.launch`."""
-        given = self._variables.given(request.environment)
+        given = self._variables.given(request.environment, request.unset)
         prepare = self._container.argv(request.prepare, request.cwd, sorted(given)) if request.prepare else ()
         argv = self._container.argv(request.argv, request.cwd, sorted(given))
         return self._inner.launch(msgspec.structs.replace(request, argv=argv, prepare=prepare, environment=given))

@@ -4,6 +4,7 @@ m5ws itself is no code of a run's: wherever it is installed from, its version an
 are facts of their own (own_package.py).
 """
 
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
+from m5ws import secret_scan
 from m5ws.adapters import own_package
 from m5ws.records import Origin
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
+_SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
 
 
 def installed() -> dict[str, str]:
@@ -73,7 +78,9 @@ def _origin(distribution: metadata.Distribution) -> Origin | None:
         return Origin(kind="conda")
     noted = distribution.read_text("direct_url.json")
     if noted is not None:
-        return _noted(noted)
+        origin = _noted(noted)
+        copied = origin is not None and origin.kind == "directory"
+        return msgspec.structs.replace(origin, hash=_files(distribution)) if origin is not None and copied else origin
     egg = _egg_folder(distribution)
     return Origin(kind="editable", url=egg.as_uri()) if egg is not None else None
 
@@ -85,7 +92,7 @@ def _noted(direct_url: str) -> Origin | None:
     """
     try:
         data: dict[str, Any] = json.loads(direct_url)
-        url = _CREDENTIALS.sub("", data["url"])
+        url = _harmless(data["url"])
         if (folder := data.get("dir_info")) is not None:
             return Origin(kind="editable" if folder.get("editable") else "directory", url=url)
         below = data.get("subdirectory")
@@ -97,9 +104,25 @@ def _noted(direct_url: str) -> Origin | None:
         return None
 
 
+def _harmless(url: str) -> str:
+    """Return a URL with no secret in it. A user of SSH without a password is none, and nothing is fetched without."""
+    return secret_scan.masked(url if _SSH_USER.match(url) else _CREDENTIALS.sub("", url))
+
+
 def _sha256(archive: Mapping[str, Any]) -> str | None:
     digest = (archive.get("hashes") or {}).get("sha256") or str(archive.get("hash") or "").removeprefix("sha256=")
     return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
+
+
+def _files(distribution: metadata.Distribution) -> str | None:
+    """Return a SHA-256 of what was installed, by the hashes that the installer noted; None if it noted none.
+
+    What an installer adds of its own (`.dist-info`, compiled modules) is left out.
+    https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-record-file
+    """
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    noted = sorted(line for line in lines if ",sha256=" in line and ".dist-info/" not in line)
+    return hashlib.sha256("\n".join(noted).encode()).hexdigest() if noted else None
 
 
 def _egg_folder(distribution: metadata.Distribution) -> Path | None:

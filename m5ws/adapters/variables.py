@@ -41,7 +41,7 @@ BUILT_IN = (
     "TRITON_*",
 )
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASS|CREDENTIALS?|AUTH|KEY|APIKEY)(_|$)", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def allowed(names: Sequence[str]) -> tuple[str, ...]:

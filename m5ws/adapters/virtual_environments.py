@@ -15,15 +15,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import blake3
+import msgspec
 
 from m5ws import codec
 from m5ws.adapters import elsewhere, installing, interpreters, own_package
 from m5ws.adapters.observing import Orders
 from m5ws.errors import UsageError
-from m5ws.ports import Elsewhere, Launcher, Observer, Progress
+from m5ws.launches import LaunchRequest
+from m5ws.ports import Elsewhere, Launcher, Observer, Process, Progress
 from m5ws.recipes import Recipe
 
 _COMPLETE = "complete"
+
+
+class _Launcher:
+    """`ports.Launcher`: has `inner` start processes that find m5ws whatever a run sets."""
+
+    def __init__(self, inner: Launcher, own: Path) -> None:
+        self._inner = inner
+        self._own = own
+
+    def launch(self, request: LaunchRequest) -> Process:
+        """As `Launcher.launch`."""
+        return self._inner.launch(
+            msgspec.structs.replace(request, environment=_with_own(request.environment, self._own))
+        )
 
 
 class VirtualEnvironments:
@@ -71,13 +87,14 @@ class VirtualEnvironments:
 
     def _there(self, recipe: Recipe, place: Path) -> Elsewhere:
         python = str(place / "venv" / "bin" / "python")
-        environment = _inherited(self._environment, place, own_package.copy(self._folder))
+        own = own_package.copy(self._folder)
+        environment = _inherited(self._environment, place, own)
         if "deepspeed" in recipe.names and "TORCH_EXTENSIONS_DIR" not in environment:
             # An operator that is built for this torch is not the one that another torch has in the common folder.
             environment["TORCH_EXTENSIONS_DIR"] = str(place / "extensions")
 
         def command(words: tuple[str, ...], variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-            return words, environment | dict(variables)
+            return words, environment | _with_own(variables, own)
 
         orders = Orders(
             root=self._orders.root,
@@ -89,7 +106,7 @@ class VirtualEnvironments:
         return Elsewhere(
             python=python,
             environment=environment,
-            launcher=self._launcher(environment),
+            launcher=_Launcher(self._launcher(environment), own),
             observer=elsewhere.ObservedElsewhere(self._here, command, python, orders, name),
         )
 
@@ -110,6 +127,12 @@ def _inherited(environment: Mapping[str, str], place: Path, own: Path) -> dict[s
     }
     inherited.pop("PYTHONHOME", None)
     return inherited
+
+
+def _with_own(variables: Mapping[str, str], own: Path) -> dict[str, str]:
+    """Return variables that are set over the inherited ones; a PYTHONPATH among them would hide m5ws otherwise."""
+    paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(own))]
+    return dict(variables) | ({"PYTHONPATH": os.pathsep.join([str(own), *paths])} if paths else {})
 
 
 def _complete(place: Path) -> None:

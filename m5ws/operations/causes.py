@@ -135,12 +135,15 @@ def _order_of_data(evidence: Evidence) -> Cause | None:
     if place.phase != "batch":
         return None
     one, two = (_samples(look, place) for look in (evidence.one, evidence.two))
+    if one and one == two:
+        said = "its samples are the same, in the same order: what differs is something else that the batch holds"
+        return Cause(kind="changed data", evidence=(said,))
     if one and two and sorted(one) == sorted(two):
         return Cause(kind="data order", certain=True, evidence=("the batch has the same samples in another order",))
     batch = _batch(evidence.two.history, place.rank, place.step)
     for rank, steps in evidence.recorded.steps.items():
         for step, event in steps.items():
-            if batch is not None and event.batch == batch:
+            if batch is not None and event.batch == batch and (rank, step) != (place.rank, place.step):
                 said = f"the replay's batch is the one that rank {rank} of the original was given at step {step}"
                 return Cause(kind="data order", certain=True, evidence=(said,))
     if shared := set(one) & set(two):

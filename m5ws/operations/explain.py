@@ -63,6 +63,16 @@ def explained(
 ) -> Explanation:
     """Replay the steps up to the divergence with a look inside; return what that shows, and what failed in it."""
     first, last = window(case)
+    try:
+        return _looked_into(case, (first, last), watch, progress, told)
+    except (M5Error, OSError) as error:
+        # The verdict stands without it, and took a replay.
+        return Explanation(first=first, last=last, sides=(), limits=(f"the look was not finished: {error}",))
+
+
+def _looked_into(
+    case: Case, steps: tuple[int, int], watch: supervise.Watch | None, progress: Progress | None, told: Told | None
+) -> Explanation:
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
     sides: list[Replayed] = []
@@ -74,10 +84,10 @@ def explained(
         if missing is not None:
             sides.append(Replayed(side=msgspec.structs.replace(side, problem=missing)))
             continue
-        found, asked = _replayed(case, side, base, (first, last), (watch, progress, told))
+        found, asked = _replayed(case, side, base, steps, (watch, progress, told))
         sides.append(found)
         missing = _STOPPED if asked else _NOTHING if sides[0].look is None else None
-    return judged(case, (first, last), *sides)
+    return judged(case, steps, *sides)
 
 
 def window(case: Case) -> tuple[int, int]:
@@ -140,7 +150,9 @@ def _plan(case: Case, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan
     new = msgspec.structs.replace(new, segment=_segment(case.repo, base, *steps))
     at = case.replay.context.checkpoint_at
     ports = case.ports
-    planned = run.plan(ports.repo, new, home, author_dir, ports.environment, ports.tracker, checkpoint_at=at)
+    planned = run.plan(
+        ports.repo, new, home, author_dir, ports.environment, ports.tracker, checkpoint_at=at, python=ports.python
+    )
     context = msgspec.structs.replace(planned.context, trace=Trace(first=steps[0], last=steps[1]))
     planned = msgspec.structs.replace(planned, context=context)
     return _put_back(planned, _variables(case.verdict)) if side.side == "original" else planned

@@ -23,8 +23,9 @@ class LocalInstalls(M5Error):
         names = ", ".join(f'"{name}"' for name in found)
         super().__init__("\n".join(("these distributions are installed from files that no snapshot holds:", *lines)))
         self.hint = (
-            "Move their sources into the workspace and install them from there, or install a release from an index or "
-            f"by commit (pip install 'NAME @ git+https://…@COMMIT'). If no run imports them, allow them: "
+            "Move their sources into the workspace, and have ranks import them from the snapshot: [run] "
+            "environment.PYTHONPATH = 'libs/NAME'. Or install a release from an index or by commit (pip install "
+            "'NAME @ git+https://…@COMMIT'). If no run imports them, allow them: "
             f"[environment] allow_local = [{names}] in m5ws.toml."
         )
 
@@ -42,7 +43,7 @@ def refuse(look: Look, observer: Observer, installation: Digest) -> None:
 
 def local(origins: Mapping[str, Origin], allowed: Sequence[str]) -> dict[str, Origin]:
     """Return what is installed from outside the workspace, and is not allowed by a pattern of names."""
-    patterns = [pattern.lower().replace("_", "-") for pattern in allowed]
+    patterns = [pattern.lower().replace("_", "-").replace(".", "-") for pattern in allowed]
     return {
         name: origin
         for name, origin in origins.items()

@@ -14,6 +14,7 @@ Hashes = dict[tuple[str, str], frozenset[str]]
 """By normalised name (PEP 503) and version: the SHA-256, in hex, of each file that may be installed."""
 
 _SHA256 = re.compile(r"\bsha256[:=]([0-9a-f]{64})\b")
+_HEX = re.compile(r"\A[0-9a-f]{64}\Z")
 _PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*={2,3}\s*([^\s;\\]+)(.*)$")
 
 
@@ -22,11 +23,11 @@ def hashes(name: str, data: bytes) -> Hashes:
     try:
         text = data.decode("utf-8")
         table = tomllib.loads(text) if PurePosixPath(name).suffix in (".lock", ".toml") else None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        found: dict[tuple[str, str], set[str]] = {}
+        for package, version, digest in _requirements(text) if table is None else _packages(table):
+            found.setdefault((_normalised(package), version), set()).add(digest)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         return {}
-    found: dict[tuple[str, str], set[str]] = {}
-    for package, version, digest in _requirements(text) if table is None else _packages(table):
-        found.setdefault((_normalised(package), version), set()).add(digest)
     return {key: frozenset(digests) for key, digests in found.items()}
 
 
@@ -54,7 +55,8 @@ def _below(value: object) -> Iterator[str]:
             yield from _below(one)
     elif isinstance(value, dict):
         if isinstance(digest := value.get("sha256"), str):
-            yield digest
+            # It becomes a word of pip's: anything else in there could be an option, or a line.
+            yield from _HEX.findall(digest)
         if isinstance(digest := value.get("hash"), str):
             yield from _SHA256.findall(digest)
         for one in value.values():

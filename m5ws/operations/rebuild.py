@@ -4,6 +4,7 @@
 it at once. An adapter makes it (`ports.Environments`); the replay then runs there, and its drift is judged as ever.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ from m5ws.repository import Repository, runs, snapshots, trees
 from m5ws.repository.materialise import materialise
 
 _M5WS = "m5ws"
+_MASK = "***"
 # What a record says becomes words of command lines: it may hold nothing that these would read otherwise.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*", re.ASCII)
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[!-~]+")
+# pip puts variables in for `${NAME}`, and takes a line that ends with a backslash to go on.
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://((?!\$\{|\\)[!-~])+")
 _COMMIT = re.compile(r"[0-9A-Za-z][\w.-]*", re.ASCII)
 _FOLDER = re.compile(r"[0-9A-Za-z_][\w./-]*", re.ASCII)
 _PYTHON = re.compile(r"\d+\.\d+\.[0-9A-Za-z+]+", re.ASCII)
@@ -122,6 +125,8 @@ def _refused(origin: Origin | None, code: Tree) -> str | None:
         return "conda installed it, and pip cannot install conda's build"
     if origin.inside:
         return None if _holds(code.entries, origin.url) else f"the snapshot's code has no {origin.url}"
+    if _MASK in origin.url:
+        return f"it was installed from {origin.url}, and the secret in that was not recorded"
     if origin.local:
         return f"{origin.kind} install from {origin.url}, which no snapshot holds"
     return None
@@ -142,9 +147,10 @@ def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
     """Return the hashes in lock files that snapshots declare, and have captured with the code or the config."""
     found: lock_files.Hashes = {}
     for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
+        declared = {posixpath.normpath(name) for name in snapshot.declared.locks}
         for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
             for entry in trees.load(repo.objects, digest).entries:
-                if entry.name in snapshot.declared.locks and entry.link is None:
+                if entry.name in declared and entry.link is None:
                     for key, hashes in lock_files.hashes(entry.name, trees.read_file(repo.objects, entry)).items():
                         found[key] = found.get(key, frozenset()) | hashes
     return found

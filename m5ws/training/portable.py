@@ -77,8 +77,16 @@ def _sqrt(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sqrt_in_place(x: torch.Tensor) -> torch.Tensor:
-    return x.copy_(_sqrt(x))
+    return x.copy_(_fitting(_sqrt(x), x))
 
 
 def _sqrt_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return out.resize_(x.shape).copy_(_sqrt(x))
+    root = _fitting(_sqrt(x), out)
+    return out.resize_(x.shape).copy_(root)
+
+
+def _fitting(root: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return `root` if it can be written to `out`. Raises RuntimeError, as torch does, where that would cut it."""
+    if not torch.can_cast(root.dtype, out.dtype):
+        raise RuntimeError(f"result type {root.dtype} can't be cast to the desired output type {out.dtype}")
+    return root

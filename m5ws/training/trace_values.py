@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import blake3
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 
-from m5ws.training import feed, fingerprint, raw, scalars
+from m5ws.training import feed, fingerprint, scalars
 
 _WRAPPING: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
 _ROWS = 512
@@ -50,22 +51,23 @@ def batch(value: Any) -> dict[str, str]:
     whole = blake3.blake3()
     feed.update(whole, value)
     found = {"batch": whole.hexdigest()[:16]}
-    leaves = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves(value) if _has_rows(leaf)]
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if _has_rows(leaf)]
     counts = {len(leaf) for leaf in leaves}
     if len(counts) != 1 or not 0 < (count := counts.pop()) <= _ROWS:
         return found
-    hosts = [leaf.detach().cpu() for leaf in leaves]
+    hosts = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return found | {f"sample {row}": _row(hosts, row) for row in range(count)}
 
 
 def _has_rows(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0
 
 
-def _row(leaves: Iterable[torch.Tensor], row: int) -> str:
+def _row(leaves: Iterable[Any], row: int) -> str:
     hashed = hashlib.blake2b(digest_size=8)
     for leaf in leaves:
-        hashed.update(raw.readable(leaf[row]))
+        # As an array of one: what torch has no type for (text, dates) is still hashed by its bytes.
+        feed.update(hashed, leaf[row : row + 1])
     return hashed.hexdigest()
 
 

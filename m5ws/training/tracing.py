@@ -5,6 +5,7 @@ is drawn, and none of them is there in other steps. What is seen goes to a file 
 """
 
 import contextlib
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,9 @@ from m5ws.training import rng, trace_values
 from m5ws.training.context import Active
 from m5ws.training.fsdp import module_names
 from m5ws.training.trace_graph import Graph
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, as its default text has it: another place in every process."""
 
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
@@ -214,7 +218,7 @@ def _what(module: torch.nn.Module) -> str:
     """Return a module's class, without what FSDP makes of it, and its settings."""
     kind = next(one for one in type(module).__mro__ if not issubclass(one, FSDPModule))
     mode = "" if module.training else ", not training"
-    return f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()[:200]}{mode})"
+    return f"{kind.__module__}.{kind.__qualname__}({_ADDRESS.sub('', module.extra_repr())[:200]}{mode})"
 
 
 def _setting(value: Any) -> str:

@@ -85,6 +85,26 @@ def test_a_launch_is_given_the_variables_of_the_host_but_for_those_that_tell_of_
     assert "not-to-be-seen" not in " ".join(asked.argv)
 
 
+def test_what_a_launch_unsets_stays_outside_and_its_own_folders_come_after_m5ws(tmp_path: Path) -> None:
+    write(tmp_path, {"bin/docker": "#!/bin/sh\n"})
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    told = _Told({})
+    host = {"PATH": str(tmp_path / "bin"), "OMP_DYNAMIC": "TRUE"}
+    made = _containers(tmp_path, host, lambda _: told).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
+    request = LaunchRequest(
+        argv=("python3",),
+        cwd=str(tmp_path),
+        environment={"PYTHONPATH": f"src{os.pathsep}/of/the/host"},
+        log=str(tmp_path / "log"),
+        unset=("OMP_DYNAMIC",),
+    )
+    made.launcher.launch(request).stop(5.0)
+    (asked,) = told.requests
+    assert "OMP_DYNAMIC" not in asked.environment and "OMP_DYNAMIC" not in asked.argv
+    own, *others = asked.environment["PYTHONPATH"].split(os.pathsep)
+    assert Path(own, "m5ws").is_dir() and others == ["src"]
+
+
 def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NoEngine, match="none of podman, docker, apptainer is on PATH") as raised:
         _containers(tmp_path, {"PATH": str(tmp_path)}).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)

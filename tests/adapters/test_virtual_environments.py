@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from m5ws.adapters.observing import Orders
 from m5ws.adapters.virtual_environments import VirtualEnvironments
 from m5ws.errors import UsageError
 from m5ws.launch.local import LocalLauncher
+from m5ws.launches import LaunchRequest
 from m5ws.recipes import Recipe, Requirement
 
 _HERE = ".".join(map(str, sys.version_info[:3]))
@@ -125,6 +127,27 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
     needed = os.pathsep.join([str(own), str(Path(msgspec.__file__).parents[1])])
     done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
     assert done.stdout.strip() == "the workspace's libs/tools"
+
+
+def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: Path) -> None:
+    kept = VirtualEnvironments(
+        shop.kept, shop.environment, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root))
+    )
+    made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
+    write(
+        tmp_path,
+        {"work/src/mine.py": "", "work/look.py": "import importlib.util as u, mine; u.find_spec('m5ws').origin"},
+    )
+    request = LaunchRequest(
+        argv=(made.python, "look.py"),
+        cwd=str(tmp_path / "work"),
+        environment={"PYTHONPATH": "src"},
+        log=str(tmp_path / "log"),
+    )
+    process = made.launcher.launch(request)
+    while (status := process.poll()) is None:
+        time.sleep(0.01)
+    assert status == 0, (tmp_path / "log").read_text()
 
 
 def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:

@@ -1,20 +1,26 @@
 """What replays with a look inside say together, and which steps are looked into."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+import planted
 from m5ws.comparisons import Divergence, Verdict
 from m5ws.events import State, Step
 from m5ws.explanations import Explanation, Side
+from m5ws.launch.local import LaunchFailed
 from m5ws.launches import LaunchRequest
-from m5ws.operations import run
+from m5ws.operations import run, supervise
 from m5ws.operations.compare import Comparison
-from m5ws.operations.explain import Case, Replayed, judged, window
+from m5ws.operations.explain import Case, Replayed, explained, judged, window
 from m5ws.operations.history import History
 from m5ws.operations.locate import Look
-from m5ws.records import LaunchSpec, Run
+from m5ws.ports import Process
+from m5ws.records import Declared, LaunchSpec, Observed, Origin, Run
+from m5ws.repository import Repository
 from m5ws.traces import Seen
 from orders import orders
 
@@ -114,3 +120,56 @@ def test_nothing_that_could_be_replayed() -> None:
     found = judged(asked, (STEP, STEP), none("replay"), none("again"), none("original"))
     assert (found.place, found.repeats) == (None, None) and found.replays == ()
     assert [side.problem for side in found.sides] == ["why not"] * 3
+
+
+class Asked:
+    """A launcher that keeps what it was asked for, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.requests: list[LaunchRequest] = []
+
+    def launch(self, request: LaunchRequest) -> Process:
+        self.requests.append(request)
+        raise LaunchFailed("no more is asked for")
+
+
+class Nothing:
+    """An observer that sees nothing."""
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed()
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        return Declared()
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
+
+
+def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Repository, tmp_path: Path) -> None:
+    """With `--env rebuild` that is not the one that m5ws runs with."""
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
+    planted.run(repo, "a" * 12, pinned)
+    launcher, asked = Asked(), case([0])
+    directory = tmp_path / ".m5ws" / "runs" / ("b" * 12) / "0001"
+    replay = msgspec.structs.replace(asked.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
+    ports = supervise.Ports(
+        repo=repo, launcher=launcher, observer=Nothing(), tracker=None, environment={}, python="/rebuilt/bin/python"
+    )
+    found = explained(
+        msgspec.structs.replace(
+            asked,
+            ports=ports,
+            replay=msgspec.structs.replace(asked.replay, run=replay, directory=directory),
+            verdict=msgspec.structs.replace(asked.verdict, run="a" * 12, replay="b" * 12),
+        )
+    )
+    assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], found
+
+
+def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository) -> None:
+    """Nothing of the original is in the store."""
+    ports = supervise.Ports(repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={})
+    found = explained(msgspec.structs.replace(case([0]), ports=ports))
+    assert (found.place, causes(found)) == (None, [("unknown", False)])
+    assert found.limits[0].startswith("the look was not finished: ")

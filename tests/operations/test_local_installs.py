@@ -9,7 +9,7 @@ import captures
 from checkouts import write
 from m5ws.adapters import distributions
 from m5ws.adapters.machine import Machine
-from m5ws.operations.local_installs import LocalInstalls
+from m5ws.operations.local_installs import LocalInstalls, local
 from m5ws.records import Origin
 from m5ws.repository import Repository
 
@@ -43,6 +43,11 @@ def test_installs_from_outside_are_refused_all_at_once_before_anything_is_stored
     # What was allowed once is asked again when the setting has gone.
     with pytest.raises(LocalInstalls):
         captures.take(root, repo, machine=machine)
+
+
+def test_a_name_may_be_allowed_as_its_author_writes_it() -> None:
+    for written in ("Our_Layers", "our.layers", "our-*"):
+        assert list(local(_LOCAL, [written])) == ["fast-attention"]
 
 
 def _installed(site: Path, name: str, direct_url: object, installer: str = "pip") -> None:

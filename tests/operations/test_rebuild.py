@@ -63,12 +63,14 @@ def test_all_that_cannot_be_installed_again_is_named_at_once(repo: Repository, t
         "cloned": Origin(kind="directory", url="file:///home/ada/cloned"),
         "fetched": Origin(kind="archive", url="file:///tmp/fetched-2.0-py3-none-any.whl", hash=A),
         "mine": Origin(kind="editable", url="ignored/mine", inside=True),
+        "signed": Origin(kind="archive", url="https://example.org/signed-1.0-py3-none-any.whl?token=***"),
     }
-    observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins=origins)
+    versions = {**_VERSIONS, "signed": "1.0"}
+    observed = Observed(facts={"python": "3.11.7"}, distributions=versions, origins=origins)
     with pytest.raises(rebuild.NotRebuildable) as raised:
         rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
     named = [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]]
-    assert named == ["cloned 1.0", "fetched 2.0", "mine 3", "torch 2.13.0+cpu"] and raised.value.hint
+    assert named == ["cloned 1.0", "fetched 2.0", "mine 3", "signed 1.0", "torch 2.13.0+cpu"] and raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,8 @@ def test_all_that_cannot_be_installed_again_is_named_at_once(repo: Repository, t
         ({"a": "1"}, {"a": Origin(kind="archive", url="https://x/y\n--pre")}),
         ({"a": "1"}, {"a": Origin(kind="vcs", vcs="git", url="https://x/y", commit="a --pre")}),
         ({"a": "1"}, {"a": Origin(kind="archive", url="-r /etc/passwd")}),
+        ({"a": "1"}, {"a": Origin(kind="archive", url="https://x/${AWS_SECRET_ACCESS_KEY}")}),
+        ({"a": "1"}, {"a": Origin(kind="archive", url="https://x/y\\")}),
         ({"a": "1"}, {"a": Origin(kind="editable", url="../../outside", inside=True)}),
     ],
 )

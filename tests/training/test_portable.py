@@ -92,6 +92,13 @@ for found in (x.sqrt(), held, torch.sqrt(x, out=torch.empty(1)), grouped):
     assert found.view(torch.int32).equal(right)
 assert torch.tensor(-1.0).sqrt().isnan() and torch.tensor([4, 9]).sqrt().tolist() == [2.0, 3.0]
 assert torch.tensor(-4 + 0j).sqrt() == 2j
+for cut in (lambda: torch.tensor([4, 9]).sqrt_(), lambda: torch.sqrt(x, out=torch.empty(1, dtype=torch.int64))):
+    try:
+        cut()
+    except RuntimeError as error:
+        assert "can't be cast" in str(error)
+    else:
+        raise AssertionError("a root was cut to an integer")
 y = torch.full((3,), 4.0, requires_grad=True)
 y.sqrt().sum().backward()
 assert y.grad.tolist() == [0.25] * 3

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,12 +92,15 @@ class _Tried:
     ) -> Any:
         """Train, with a checkpoint every two steps: trouble from step `begins` to step `ends`, a signal at `stops`.
 
-        Step `ends` waits until the trouble has lasted for `lasts_s`.
+        With `lasts_s` it ends by the clock, and step `ends` waits for that.
         """
-        began_s = 0.0
+        over = threading.Event()
+
+        def end() -> None:
+            self.troubled.end()
+            over.set()
 
         def at(step: int) -> None:
-            nonlocal began_s
             if step == 1 and stops is not None:
                 active = context.active()
                 assert active is not None
@@ -104,10 +108,12 @@ class _Tried:
             if step == begins:
                 self._wait_for(begins - 1)
                 self.troubled.begin()
-                began_s = time.monotonic()
-            if step == ends:
-                time.sleep(max(0.0, began_s + lasts_s - time.monotonic()))
-                self.troubled.end()
+                if lasts_s:
+                    threading.Timer(lasts_s, end).start()
+            if step == ends and lasts_s:
+                over.wait()
+            elif step == ends:
+                end()
             if step == stops:
                 os.kill(os.getpid(), signal.SIGTERM)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,7 @@ from m5ws import codec
 from m5ws.launches import Trace
 from m5ws.repository.spool import SpoolReader
 from m5ws.traces import Seen
+from m5ws.training import trace_values
 
 
 def seen(attempt: Any, rank: int = 0) -> list[Seen]:
@@ -124,3 +126,31 @@ def test_gradients_and_settings_are_named(in_process: Any) -> None:
     assert update.given["gradient of layer.bias"].startswith("float32[4] ")
     made = {name for one in seen(attempt) if one.kind == "backward" for name in one.made}
     assert {"gradient of layer.weight", "gradient of layer.bias"} <= made
+
+
+class Ruled(torch.nn.Linear):
+    """A layer that names an object among its settings."""
+
+    def extra_repr(self) -> str:
+        return f"rule={object()!r}"
+
+
+def test_where_a_setting_lies_in_memory_is_no_part_of_it(in_process: Any) -> None:
+    def ruled() -> None:
+        layer = Ruled(2, 2)
+        for step in m5ws.session(layer, torch.optim.SGD(layer.parameters(), lr=0.1), total_steps=1).steps():
+            loss = layer(torch.ones(1, 2)).sum()
+            loss.backward()
+            step.record(loss=loss)
+
+    attempt, error = in_process(ruled, trace=Trace(first=1, last=1))
+    assert error is None
+    assert [one.what for one in seen(attempt) if one.kind == "enter"] == [f"{__name__}.Ruled(rule=<object object>)"]
+
+
+def test_samples_are_told_apart_by_what_torch_has_no_type_for() -> None:
+    texts, turned = np.array(["a", "b"]), np.arange(2)[::-1]
+    one = trace_values.batch({"x": torch.ones(2, 3), "names": texts, "more": turned})
+    two = trace_values.batch({"x": torch.ones(2, 3), "names": texts[::-1], "more": turned[::-1]})
+    assert (one["sample 0"], one["sample 1"]) == (two["sample 1"], two["sample 0"])
+    assert one["sample 0"] != one["sample 1"]

@@ -103,6 +103,9 @@ def test_the_order_of_data() -> None:
     part = [Seen(step=3, kind="batch", given=others)]
     assert kinds(evidence("batch", "batch", one=one, two=same_samples, batches=("a", "c"))) == [("data order", True)]
     assert kinds(evidence("batch", "batch", one=one, two=part, batches=("a", "c"))) == [("data order", False)]
+    # The samples are the same, and something that is no row of the batch is not.
+    besides = [Seen(step=3, kind="batch", given={**rows, "batch": "y"})]
+    assert kinds(evidence("batch", "batch", one=one, two=besides, batches=("a", "c"))) == [("changed data", False)]
     # The replay was given, at step 3, what the original had at step 2.
     assert kinds(evidence("batch", "batch")) == [("data order", True)]
     data = rated("data", "corpus", "a", "b")

@@ -62,3 +62,15 @@ def test_a_marker_stands_between_version_and_hash() -> None:
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"[[package]\n", b"package = 7\n", b'package = [{name = "a"}]\n'])
 def test_what_cannot_be_read_names_none(data: bytes) -> None:
     assert hashes("uv.lock", data) == {}
+
+
+def test_what_is_no_hash_never_becomes_a_word_of_pip_s() -> None:
+    text = (
+        '[[packages]]\nname = "a"\nversion = "1"\n[[packages.wheels]]\n'
+        f'hashes = {{ sha256 = "{A}\\n--index-url=http://there" }}\n'
+    )
+    assert hashes("pylock.toml", text.encode()) == {}
+
+
+def test_a_lock_file_that_is_nested_too_deep_names_none() -> None:
+    assert hashes("uv.lock", b"a = " + b"[" * 20_000) == {}
