@@ -12,6 +12,8 @@ _LOG = "pip.log"
 _BEGUN = ("Collecting ", "Processing ", "Requirement already satisfied")
 _BUNDLED = ("setuptools", "pip")
 """What `venv` may install by itself, pip last: it removes the other."""
+_ELSEWHERE = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
+"""Where a user may have pip install, and not into the environment."""
 
 
 class NotInstalled(M5Error):
@@ -22,7 +24,8 @@ class NotInstalled(M5Error):
 
 def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, str], progress: Progress | None) -> None:
     """Make `place`/venv with the interpreter `base`; the recipe's code is in `place`/code. Raises NotInstalled."""
-    variables = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
+    kept = {name for name in environment if not name.startswith("PYTHON")} - _ELSEWHERE
+    variables = {name: environment[name] for name in kept} | {"PIP_USER": "0"}
     log = place / _LOG
     if progress:
         progress("making a virtual environment", 0, 0)

@@ -150,6 +150,14 @@ def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: P
     assert status == 0, (tmp_path / "log").read_text()
 
 
+@pytest.mark.parametrize("variable", ["PIP_TARGET", "PIP_USER", "PIP_PREFIX"])
+def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path, variable: str) -> None:
+    shop.environment[variable] = "1" if variable == "PIP_USER" else str(tmp_path / "elsewhere")
+    python = shop.build(recipe(Requirement(name="greeting", version="1.0")))
+    assert says(python, "import greeting; print(greeting.TEXT)") == "one"
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
     with pytest.raises(NoPython, match=r"Python 3\.99\.1, and python3\.99 is not on PATH") as raised:
         shop.build(recipe(python="3.99.1"))
