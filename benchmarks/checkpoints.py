@@ -53,8 +53,8 @@ class Place:
             shutil.rmtree(self.url)
             return
         for page in self._pages():
-            keys = [{"Key": found["Key"]} for found in page.get("Contents", ())]
-            self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys})  # type: ignore[attr-defined]
+            if keys := [{"Key": found["Key"]} for found in page.get("Contents", ())]:
+                self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys})  # type: ignore[attr-defined]
 
     def _pages(self) -> Iterable[dict[str, Any]]:
         assert self._client is not None

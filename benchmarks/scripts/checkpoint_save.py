@@ -273,15 +273,19 @@ def build(mib: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     for layer in model:
         fully_shard(layer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    # Each rank has gradients of its own.
+    torch.manual_seed(1000 * seed + dist.get_rank())
     step(model, optimizer, 1.0)
     return model, optimizer
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Take an optimizer step on a share of the layers."""
+    """Take an optimizer step on a share of the layers, with gradients of which no two parts are equal."""
     for number, layer in enumerate(model):  # type: ignore[arg-type]
         for parameter in layer.parameters():
-            parameter.grad = torch.full_like(parameter, 0.3) if number < share * _LAYERS else None
+            parameter.grad = torch.empty_like(parameter) if number < share * _LAYERS else None
+            if parameter.grad is not None:
+                parameter.grad.to_local().normal_(std=0.3)  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad()
 
