@@ -25,6 +25,7 @@ def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
 
 def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository) -> None:
     machine = Machine()
+    settle(root)
     first = take(root, repo, machine=machine)
     assert take(root, repo, machine=machine).annotated
     assert (machine.looks, len(snapshots.annotations(repo, first.id))) == (1, 1)

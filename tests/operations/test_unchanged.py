@@ -20,6 +20,7 @@ from m5ws.repository import Repository, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
+from settling import settle
 
 SAID = say(config={"files": ["config.yaml", "local.yaml", "conf/*.yaml"]}, data={"paths": ["data"]})
 
@@ -216,6 +217,7 @@ def test_a_workspace_that_is_remembered_is_not_listed_again(places: dict[str, Pl
     place = places["nothing"]
     assert place.looks() == 0
     (place.root / "train.py").touch()
+    settle(place.root)
     assert (place.looks() > 0, place.looks()) == (True, 0)
 
 
@@ -246,7 +248,7 @@ def test_a_change_in_the_second_in_which_git_wrote_its_index_is_seen(tmp_path: P
     for number in range(30):
         if number % 10 == 0:
             git(place.root, "add", "train.py")
-            git(place.root, "commit", "-qm", "x")
+            git(place.root, "commit", "-q", "--allow-empty", "-m", "git may not see what was changed within a second")
         _quietly(place.root / "train.py", b"%04d\n" % (number + 1))
         said = say(data={"paths": ["data"]})
         assert place.take(said).id == place.take(said, index=f"index-{number}").id
