@@ -7,30 +7,35 @@ event that is missing, and all that reads the ledger alone learns of it: histori
 import time
 from collections.abc import Collection, Iterator
 
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.events import CheckpointPublished
+from m5ws.records import Checkpoint
 from m5ws.repository import Repository, checkpoints, ledger
+
+_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
 
 def events(repo: Repository, run: str, attempt: int, known: Collection[str] = ()) -> Iterator[CheckpointPublished]:
     """Yield what its ledger lacks of an attempt's checkpoints that count; those in `known` are in the ledger.
 
-    Raises NotFound, CorruptObject.
+    What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits for it.
     """
     published = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
     missing = published.difference(known)
-    if missing:
-        missing -= _recorded(repo, run, attempt)
     if not missing:
         return
+    try:
+        missing -= _recorded(repo, run, attempt)
+    except _UNREADABLE:
+        return
     for label in sorted(missing.intersection(checkpoints.valid(repo, run))):
-        digest = checkpoints.digest(repo, run, label)
-        yield CheckpointPublished(
-            time_s=time.time(),
-            step=checkpoints.step_of(label),
-            name=label,
-            checkpoint=digest,
-            content=checkpoints.load(repo, run, label).content,
-        )
+        try:
+            digest = checkpoints.digest(repo, run, label)
+            content = repo.objects.get_record(digest, Checkpoint).content
+        except _UNREADABLE:
+            continue
+        step = checkpoints.step_of(label)
+        yield CheckpointPublished(time_s=time.time(), step=step, name=label, checkpoint=digest, content=content)
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:

@@ -14,6 +14,7 @@ from m5ws.operations import drift_watch, history, leftovers, state, unrecorded
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.records import Content
 from m5ws.repository import Repository, fsck, ledger, runs
+from m5ws.repository.objects import key
 from m5ws.repository.spool import SpoolWriter, genesis
 
 _RUN = "a" * 12
@@ -57,6 +58,15 @@ def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repositor
     leftovers.deliver(repo, tmp_path)
     assert history.load(repo, _RUN).contents == {4: repo.objects.put_record(content)}
     assert list(unrecorded.events(repo, _RUN, 1)) == []
+
+
+def test_a_damaged_checkpoint_does_not_keep_an_attempt_from_being_ended(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    record = planted.checkpoint(repo, _RUN, 4, Content(format="dcp/1", world=1))
+    repo.store.delete(key(record))
+    leftovers.deliver(repo, tmp_path)
+    assert (history.load(repo, _RUN).contents, state.load(repo, _RUN).standing) == ({}, "failed")
 
 
 @pytest.mark.parametrize("lock", ["lock", "ranks"])
