@@ -10,11 +10,12 @@ from m5ws.cli.steps import RunProgress
 
 if TYPE_CHECKING:
     from m5ws.comparisons import Change
-    from m5ws.operations.bisect import Plan, Report
+    from m5ws.operations.bisect import Plan, Report, Task
     from m5ws.operations.elements import Untried
     from m5ws.operations.hybrid_runs import Trial
     from m5ws.operations.supervise import Ports
     from m5ws.recipes import Recipe
+    from m5ws.workspace import Workspace
 
 _LISTED = 6
 
@@ -63,9 +64,7 @@ def command(
       m5ws bisect 7c1d 9a04
       m5ws bisect 7c1d 9a04 --env rebuild
     """
-    from m5ws.cli import environment
     from m5ws.operations import bisect
-    from m5ws.operations.hybrid_runs import Shown
     from m5ws.repository import refs
 
     here = names.workspace(context)
@@ -76,26 +75,35 @@ def command(
     if dry_run:
         output.print_json(task.plan) if as_json else click.echo(plan_text(task.plan))
         return
-    output.note(
-        f"{_count(len(task.plan.changes), 'difference')} to try, in at most {min(task.plan.most_runs, max_runs)} runs"
-    )
+    report = _executed(here, ports, task, max_runs, rebuild=environments is not None, shown=not no_progress)
+    output.print_json(report) if as_json else click.echo(text(report))
+    context.exit(report.exit_code)
+
+
+def _executed(
+    here: "Workspace", ports: "Ports", task: "Task", max_runs: int, *, rebuild: bool, shown: bool
+) -> "Report":
+    """Run hybrids, saying what is tried and what came of it; steps are `shown`, or not."""
+    from m5ws.cli import environment
+    from m5ws.operations import bisect
+    from m5ws.operations.hybrid_runs import Shown
+
+    plan = task.plan
+    output.note(f"{_count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs")
 
     def begin(taken: tuple[str, ...], run: str) -> None:
-        output.note(f"trying {_taken(taken, task.plan)} from {bad} as {run}")
+        output.note(f"trying {_taken(taken, plan)} from {plan.bad} as {run}")
 
     def told(trial: "Trial") -> None:
-        output.note(f"{_taken(trial.taken, task.plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
+        output.note(f"{_taken(trial.taken, plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
 
-    with interrupt.on_signals(), RunProgress(enabled=not no_progress) as progress:
-        shown = Shown(begin=begin, told=told, watch=progress.watch, prepare=progress.prepare)
+    with interrupt.on_signals(), RunProgress(enabled=shown) as progress:
 
         def rebuilt(recipe: "Recipe") -> "Ports":
             return environment.made(here, ports, recipe, progress.prepare)
 
-        own = rebuilt if environments is not None else None
-        report = bisect.execute(ports, task, here.home, here.root, max_runs, shown, own)
-    output.print_json(report) if as_json else click.echo(text(report))
-    context.exit(report.exit_code)
+        told_of = Shown(begin=begin, told=told, watch=progress.watch, prepare=progress.prepare)
+        return bisect.execute(ports, task, here.home, here.root, max_runs, told_of, rebuilt if rebuild else None)
 
 
 def plan_text(plan: "Plan") -> str:

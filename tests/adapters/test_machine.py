@@ -1,6 +1,5 @@
 """The machine adapter on this machine, and on others' files as their documentation shows them."""
 
-import importlib
 import json
 import os
 import platform
@@ -13,12 +12,10 @@ from pathlib import Path
 import blake3
 import pytest
 
-from m5ws.adapters import distributions, hardware, native_libraries, variables
+from m5ws.adapters import hardware, native_libraries, variables
 from m5ws.adapters.effective_facts import NAMES
 from m5ws.adapters.machine import Machine
 from m5ws.errors import ConfigError
-from m5ws.operations import drift
-from m5ws.records import Observed, Origin
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -185,80 +182,6 @@ def test_a_pattern_does_not_record_a_secret() -> None:
     facts = variables.facts(variables.allowed(("MINE_*",)), {"MINE_A": "1", "MINE_TOKEN": "hunter2"})
     assert facts["variable.MINE_A"] == "1"
     assert "variable.MINE_TOKEN" not in facts
-
-
-# --- code outside the workspace ------------------------------------------------------------------------------------
-
-
-def site_with_editable(tmp_path: Path, source: Path) -> Path:
-    site = tmp_path / "elsewhere"
-    write(site / "my_lib-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: My_Lib\nVersion: 1.0\n")
-    url = {"url": source.as_uri(), "dir_info": {"editable": True}}
-    write(site / "my_lib-1.0.dist-info/direct_url.json", json.dumps(url))
-    return site
-
-
-@pytest.mark.parametrize(
-    ("url", "recorded"),
-    [
-        ("https://me:hunter2@host/a.whl", "https://host/a.whl"),
-        ("https://me@example.org:hunter2@host/a.whl", "https://host/a.whl"),
-        ("https://me:hunter#2?@host/a.whl", "https://host/a.whl"),
-        ("https://host/a.whl?token=hunter2hunter2", "https://host/a.whl?token=***"),
-        ("ssh://git@host/a.git", "ssh://git@host/a.git"),
-        ("ssh://me:hunter2@host/a.git", "ssh://host/a.git"),
-    ],
-)
-def test_where_something_was_installed_from_is_recorded_without_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, recorded: str
-) -> None:
-    write(tmp_path / "site/a_b-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a_b\nVersion: 1.0\n")
-    noted = {"url": url, "vcs_info": {"vcs": "git", "commit_id": "c" * 40}}
-    write(tmp_path / "site/a_b-1.0.dist-info/direct_url.json", json.dumps(noted))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert distributions.origins(tmp_path)["a-b"].url == recorded
-
-
-def test_a_copy_of_a_folder_that_was_installed_is_known_by_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "site/tools-1.0.dist-info"
-    write(info / "METADATA", "Metadata-Version: 2.1\nName: tools\nVersion: 1.0\n")
-    write(info / "direct_url.json", json.dumps({"url": (tmp_path / "libs").as_uri(), "dir_info": {}}))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    said = []
-    for content, installer in (("old", "1"), ("old", "2"), ("new", "2")):
-        lines = (f"tools.py,sha256={content},3", f"tools-1.0.dist-info/INSTALLER,sha256={installer},3", "tools.pyc,,")
-        write(info / "RECORD", "\n".join(lines))
-        importlib.invalidate_caches()
-        said.append(str(distributions.origins(tmp_path)["tools"]))
-    assert said[0] == said[1] != said[2] and said[0].startswith("files ")
-    pinned, seen = (
-        Observed(
-            distributions={"tools": "1.0"}, origins={"tools": Origin(kind="directory", url="libs", inside=True, hash=h)}
-        )
-        for h in ("0" * 64, "1" * 64)
-    )
-    assert [(change.name, change.rating) for change in drift.drift(pinned, seen)] == [("origin.tools", "can")]
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_editable_installs_outside_the_workspace_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
-) -> None:
-    root = tmp_path / "workspace"
-    source = (root if inside else tmp_path) / "sources of mine"
-    source.mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(site_with_editable(tmp_path, source)))
-    assert distributions.installed()["my-lib"] == "1.0"
-    assert distributions.outside(root, {}).get("editable.my-lib") == (None if inside else str(source))
-
-
-def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -> None:
-    root = tmp_path / "workspace"
-    value = os.pathsep.join([str(root / "src"), "lib", str(tmp_path / "other")])
-    facts = distributions.outside(root, {"PYTHONPATH": value})
-    assert facts["python.path.outside"] == str(tmp_path / "other")
 
 
 # --- other machines, by the files they have -------------------------------------------------------------------------

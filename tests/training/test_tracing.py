@@ -1,5 +1,6 @@
 """Looking into a step: it changes no bit, and what was seen is in the order in which it happened."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,25 @@ def test_no_more_is_written_down_than_was_allowed(in_process: Any) -> None:
     assert [one.kind for one in seen(attempt)][-1] == "cut" and len(seen(attempt)) == 5
 
 
-def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
-    def compiled() -> None:
-        inside: Any = torch.compile(torch.nn.Linear(4, 4), backend="eager")
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), inside)
+def one_step(make: Callable[[], torch.nn.Module]) -> Callable[[], None]:
+    """Return a script that takes one step with a model of four inputs."""
+
+    def script() -> None:
+        model = make()
         for step in m5ws.session(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=1).steps():
             loss = model(torch.ones(2, 4)).sum()
             loss.backward()
             step.record(loss=loss)
 
-    attempt, error = in_process(compiled, trace=Trace(first=1, last=1))
+    return script
+
+
+def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
+    def half() -> torch.nn.Module:
+        inside: Any = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), inside)
+
+    attempt, error = in_process(one_step(half), trace=Trace(first=1, last=1))
     assert error is None
     assert "not looked into, for it is compiled: 1" in attempt.notices("limit")
     assert {one.name for one in seen(attempt) if one.kind == "enter"} == {"", "0"}
@@ -136,14 +146,7 @@ class Ruled(torch.nn.Linear):
 
 
 def test_where_a_setting_lies_in_memory_is_no_part_of_it(in_process: Any) -> None:
-    def ruled() -> None:
-        layer = Ruled(2, 2)
-        for step in m5ws.session(layer, torch.optim.SGD(layer.parameters(), lr=0.1), total_steps=1).steps():
-            loss = layer(torch.ones(1, 2)).sum()
-            loss.backward()
-            step.record(loss=loss)
-
-    attempt, error = in_process(ruled, trace=Trace(first=1, last=1))
+    attempt, error = in_process(one_step(lambda: Ruled(4, 2)), trace=Trace(first=1, last=1))
     assert error is None
     assert [one.what for one in seen(attempt) if one.kind == "enter"] == [f"{__name__}.Ruled(rule=<object object>)"]
 
