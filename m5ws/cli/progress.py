@@ -34,7 +34,8 @@ class Bar:
                 self._display = _Display()
                 self._display.update(what, done, total)
             else:
-                output.note(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}")
+                counted = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
+                output.note(f"{what}{counted}")
                 self._next_s = self._clock() + _LINE_EVERY_S
 
     def close(self) -> None:

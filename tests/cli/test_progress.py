@@ -50,6 +50,14 @@ def test_long_work_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) 
     )  # fmt: skip
 
 
+def test_work_that_is_not_counted_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Bar(terminal=False, clock=clock) as bar:
+        clock.now = 60.0
+        bar("starting the processes", 0, 0)
+    assert capsys.readouterr().err == "starting the processes\n"
+
+
 def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with RunProgress(terminal=False, clock=clock) as progress:
