@@ -70,7 +70,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
             options = ["exec", *_pairs("--bind", bound), "--pwd", cwd, *["--nv"] * self.gpus]
             return (self.program, *options, f"docker://{self.image}", *words)
         bound = (f"{path}:{path}{'' if write else ':ro'}" for path, write in self.mounts.items())
-        mine = ("--userns", "keep-id") if self.engine == "podman" else ("--user", f"{os.getuid()}:{os.getgid()}")
+        # Podman without root maps users, and with it refuses to.
+        mapped = self.engine == "podman" and os.geteuid() != 0
+        mine = ("--userns", "keep-id") if mapped else ("--user", f"{os.getuid()}:{os.getgid()}")
         cards = ("--device", "nvidia.com/gpu=all") if self.engine == "podman" else ("--gpus", "all")
         options = ["run", "--rm", "--network", "host", "--ipc", "host", *mine, *(cards if self.gpus else ())]
         options += [*_pairs("--volume", bound), "--workdir", cwd, *_pairs("--env", names)]

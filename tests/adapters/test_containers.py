@@ -27,8 +27,11 @@ def _container(engine: str, *, gpus: bool = False) -> Container:
     )
 
 
-def test_docker_and_podman_get_folders_variables_and_the_command() -> None:
-    for engine, own in (("docker", f"--user {os.getuid()}:{os.getgid()}"), ("podman", "--userns keep-id")):
+@pytest.mark.parametrize("user", [0, 1000])
+def test_docker_and_podman_get_folders_variables_and_the_command(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    as_it_is = f"--user {os.getuid()}:{os.getgid()}"
+    for engine, own in (("docker", as_it_is), ("podman", "--userns keep-id" if user else as_it_is)):
         words = " ".join(_container(engine).argv(("python3", "-m", "x"), "/w/1", ["A", "B"]))
         assert words == (
             f"/bin/{engine} run --rm --network host --ipc host {own} --volume /w:/w --volume /own:/own:ro "
