@@ -1,11 +1,13 @@
 """What a store in S3 costs: upload, no-op, bringing back, and an upload after a change, beside tools of the same job.
 
     python benchmarks/store.py [--data large small] [--rounds 3] [--scale 1.0] [--rtt-ms 50] [--requests]
-                               [--dvc PROGRAM] [--aws PROGRAM] [--endpoint URL --access-key … --secret-key …]
+                               [--tls] [--dvc PROGRAM] [--aws PROGRAM]
+                               [--endpoint URL --access-key … --secret-key … [--authority FILE]]
 
 `large` is 2 GiB in 8 files, `small` 20,000 files of 4-64 KiB; `--scale` makes both smaller or larger. One in a hundred
 changes: of the bytes of each large file, one run of 1 %; of the small files, 1 % drawn at random. Without --endpoint, a
-Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw ceph-common). With --rtt-ms each round trip is that much
+Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw ceph-common); with --tls it is reached by https, and m5ws sends a
+CRC-64 with the bytes instead of a signature of them, as one would with AWS. With --rtt-ms each round trip is that much
 longer; --requests counts requests and bytes, in a round of their own, through a proxy. Tools that are not there are
 left out, and named. DVC needs dvc-s3, in whichever environment --dvc names.
 """
@@ -86,7 +88,6 @@ def one_round(tool: Tool, place: Path, kind: str, around: "Around") -> dict[str,
             change_data(kind, place / "data")
         with around(operation):
             rows[operation] = measured(materialise if operation == "materialise" else tool.upload)
-    shutil.rmtree(target)
     return rows
 
 
@@ -94,13 +95,15 @@ def one_round(tool: Tool, place: Path, kind: str, around: "Around") -> dict[str,
 def servers(arguments: argparse.Namespace, folder: Path) -> Iterator[Server]:
     """Give the server that was named, or a Ceph of our own."""
     if arguments.endpoint:
-        yield Server(arguments.endpoint, "benchmark", arguments.access_key, arguments.secret_key)
+        authority = arguments.authority
+        yield Server(arguments.endpoint, "benchmark", arguments.access_key, arguments.secret_key, authority)
         return
     import ceph
 
     with ceph.hold(folder / "ceph") as server:
         keys = server.users["admin"]
-        yield Server(server.endpoint, "benchmark", keys.access_key, keys.secret_key)
+        endpoint, authority = (server.secure_endpoint, server.authority) if arguments.tls else (server.endpoint, None)
+        yield Server(endpoint, "benchmark", keys.access_key, keys.secret_key, authority)
 
 
 def tools(arguments: argparse.Namespace, server: Server, prefix: str, place: Path) -> dict[str, Tool]:
@@ -150,7 +153,9 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+")
     parser.add_argument("--dvc")
     parser.add_argument("--aws", default=shutil.which("aws"))
+    parser.add_argument("--tls", action="store_true", help="speak TLS with the server, and leave its bytes unsigned")
     parser.add_argument("--endpoint")
+    parser.add_argument("--authority", help="the file of who vouches for the endpoint's TLS")
     parser.add_argument("--access-key", default="")
     parser.add_argument("--secret-key", default="")
     parser.add_argument("--json", type=Path)
@@ -182,6 +187,8 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
             taken[name] = in_place(arguments, server, folder, kind, name, f"{kind}-{number}", quiet)
             print(f"{kind} round {number} {name}: {taken[name]}", file=sys.stderr)
         rounds.append(taken)
+        # Not earlier: some file systems make new files slowly for a minute after they deleted many.
+        shutil.rmtree(folder / "places")
     medians = {
         name: {
             operation: {key: statistics.median(one[name][operation][key] for one in rounds) for key in row}
@@ -195,6 +202,7 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
             in_place(arguments, behind, folder, kind, name, f"{kind}-counted", around)
         for operation, counted in counts.items():
             medians[name][operation] |= counted
+        shutil.rmtree(folder / "places")
     return medians
 
 
@@ -205,13 +213,12 @@ def chosen(arguments: argparse.Namespace, server: Server, folder: Path) -> list[
 def in_place(
     arguments: argparse.Namespace, server: Server, folder: Path, kind: str, name: str, prefix: str, around: Around
 ) -> dict[str, Row]:
-    """Do one round of one tool in a place of its own, and leave the server as it was."""
-    place = folder / "place"
-    place.mkdir()
+    """Do one round of one tool in a place of its own, below `places`, and leave the server as it was."""
+    place = folder / "places" / f"{prefix}-{name.partition(' ')[0]}"
+    place.mkdir(parents=True)
     shutil.copytree(folder / kind, place / "data")
     tool = tools(arguments, server, f"{prefix}-{name.partition(' ')[0]}", place)[name]
     rows = one_round(tool, place, kind, around)
-    shutil.rmtree(place)
     empty_bucket(server)
     return rows
 
@@ -225,6 +232,7 @@ def make_bucket(server: Server) -> None:
         region_name="us-east-1",
         aws_access_key_id=server.environment["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=server.environment["AWS_SECRET_ACCESS_KEY"],
+        verify=server.authority,
     )
     client.create_bucket(Bucket=server.bucket)
 
@@ -240,7 +248,10 @@ def empty_bucket(server: Server) -> None:
         region="us-east-1",
         access_key_id=server.environment["AWS_ACCESS_KEY_ID"],
         secret_access_key=server.environment["AWS_SECRET_ACCESS_KEY"],
-        client_options={"allow_http": True},
+        client_options={
+            "allow_http": True,
+            **({"root_certificate": Path(server.authority).read_bytes()} if server.authority else {}),
+        },
     )
     for page in obstore.list(store):
         obstore.delete(store, [found["path"] for found in page])

@@ -14,10 +14,12 @@ from typing import Protocol
 
 
 class Server:
-    """An S3 server, and what signs for it. `prefix` keeps rounds apart."""
+    """An S3 server, and what signs for it. `authority`: the file of who vouches for it, where it speaks TLS."""
 
-    def __init__(self, endpoint: str, bucket: str, access_key: str, secret_key: str) -> None:
-        self.endpoint, self.bucket = endpoint, bucket
+    def __init__(
+        self, endpoint: str, bucket: str, access_key: str, secret_key: str, authority: str | None = None
+    ) -> None:
+        self.endpoint, self.bucket, self.authority = endpoint, bucket, authority
         self._keys = access_key, secret_key
         self.environment = {
             "AWS_ACCESS_KEY_ID": access_key,
@@ -26,11 +28,12 @@ class Server:
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+            **({"AWS_CA_BUNDLE": authority, "RESTIC_CACERT": authority} if authority else {}),
         }
 
     def at(self, endpoint: str) -> "Server":
         """Return the same server, reached another way."""
-        return Server(endpoint, self.bucket, *self._keys)
+        return Server(endpoint, self.bucket, *self._keys, self.authority)
 
 
 class Tool(Protocol):
@@ -66,22 +69,29 @@ class M5ws:
         self._environment = {**server.environment, "XDG_CACHE_HOME": str(place / "cache")}
 
     def prepare(self) -> None:
-        lines = [
-            *("[store]", f'url = "{self._url}"', f'endpoint_url = "{self._server.endpoint}"', 'region = "us-east-1"'),
-            *("[data]", 'paths = ["data"]'),
-        ]
-        (self._place / "m5ws.toml").write_text("\n".join(lines) + "\n")
-        (self._place / ".gitignore").write_text("/data/\n/.m5ws/\n/cache/\n")
+        """Make the store, which tries the server, and a snapshot of no data, which asks torch about this machine."""
         call(["git", "init", "-q"], self._place, {})
+        (self._place / ".gitignore").write_text("/data/\n/.m5ws/\n/cache/\n")
+        store = ["--store", self._url, "--endpoint-url", self._server.endpoint, "--region", "us-east-1"]
+        self._m5ws("init", *store)
+        self._m5ws("snapshot")
+        configuration = self._place / "m5ws.toml"
+        text = configuration.read_text().replace("\n[data]\n", '\n[data]\npaths = ["data"]\n', 1)
+        if self._server.authority:
+            # As one would against AWS: TLS keeps the bytes on the way, and a CRC is cheaper than a signature of them.
+            text = text.replace("\n[store]\n", '\n[store]\nintegrity = "crc64nvme"\n', 1)
+        configuration.write_text(text)
 
     def upload(self) -> None:
-        self._snapshot = call([sys.executable, "-m", "m5ws", "-q", "snapshot"], self._place, self._environment).strip()
+        self._snapshot = self._m5ws("snapshot").strip()
 
     def materialise(self, target: Path) -> None:
         # What torch said of the machine stays; no object does.
         shutil.rmtree(self._place / "cache" / "m5ws" / "objects", ignore_errors=True)
-        command = [sys.executable, "-m", "m5ws", "-q", "checkout", self._snapshot, str(target)]
-        call(command, self._place, self._environment)
+        self._m5ws("checkout", self._snapshot, str(target))
+
+    def _m5ws(self, *words: str) -> str:
+        return call([sys.executable, "-m", "m5ws", "-q", *words], self._place, self._environment)
 
 
 class Dvc:
@@ -95,6 +105,8 @@ class Dvc:
         self._dvc("init", "--no-scm", "-q")
         self._dvc("remote", "add", "-d", "team", f"s3://{self._server.bucket}/{self._prefix}")
         self._dvc("remote", "modify", "team", "endpointurl", self._server.endpoint)
+        if self._server.authority:
+            self._dvc("remote", "modify", "team", "ssl_verify", self._server.authority)
 
     def upload(self) -> None:
         self._dvc("add", "-q", "data")

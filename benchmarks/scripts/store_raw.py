@@ -16,12 +16,17 @@ from obstore.store import S3Store
 _CHUNK, _PACK, _SMALL, _THREADS = 64 << 20, 8 << 20, 1 << 20, 8
 
 bucket, prefix, action, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
+authority = os.environ.get("AWS_CA_BUNDLE")
 store = S3Store(
     bucket,
     prefix=prefix,
     endpoint=os.environ["AWS_ENDPOINT_URL"],
     region=os.environ["AWS_DEFAULT_REGION"],
-    client_options={"allow_http": True, "timeout": "300s"},
+    client_options={
+        "allow_http": True,
+        "timeout": "300s",
+        **({"root_certificate": Path(authority).read_bytes()} if authority else {}),
+    },
     unsigned_payload=True,
 )
 

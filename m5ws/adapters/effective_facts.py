@@ -26,7 +26,8 @@ Facts = dict[str, str | None]
 
 _TIMEOUT_S = 300.0
 _KEPT_ENTRIES = 64
-# Variables of terminals, sessions, runs and m5ws itself: they differ between two calls, and torch reads none.
+# Variables of terminals, sessions, credentials, runs and m5ws itself: they differ between two calls, and torch reads
+# none.
 _IRRELEVANT = (
     "_",
     "PWD",
@@ -44,6 +45,7 @@ _IRRELEVANT = (
     "STY",
     "XDG_SESSION_*",
     "PS1",
+    "AWS_*",
     "M5WS_*",
     "MLFLOW_*",
     "PYTEST_*",

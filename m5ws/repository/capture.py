@@ -19,7 +19,7 @@ from m5ws.errors import M5Error
 from m5ws.ports import Buffer, Progress, SourceFile
 from m5ws.records import Digest, Entry, Slice
 from m5ws.repository import presence
-from m5ws.repository.chunking import read_chunks
+from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
@@ -29,8 +29,10 @@ _IN_FLIGHT = 4
 _PACKS_IN_FLIGHT = 16
 _ASKED_BYTES = 2**20
 """What is smaller is sent without asking first whether it is there: the answer would take as long."""
-_PACKS_TO_LIMIT = 8
-"""A pack has an eighth of `Format.pack_bytes` on the average."""
+_LEAST_PACK = 16
+"""A pack has a sixteenth of `Format.pack_bytes` at least, and …"""
+_PACK_END = 32
+"""… a thirty-second more on the average, after which its content ends it."""
 
 
 class FileChanged(M5Error):
@@ -69,6 +71,8 @@ class TreeWriter:
         self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
         self._lacking: set[Digest] | None = None
         self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._memory = Memory()
         self._pack: list[_Member] = []
         self._pack_bytes = 0
         self._packs: list[tuple[list[_Member], Future[dict[Digest, Slice]]]] = []
@@ -83,7 +87,9 @@ class TreeWriter:
         if digest not in self.needed:
             asks = self._dry_run or size >= _ASKED_BYTES
             if not (asks and self._objects.has(digest, size)):
-                self.new_bytes += size if self._dry_run or self._objects.place(digest, data) else 0
+                new = self._dry_run or self._objects.place(digest, data)
+                with self._counting:
+                    self.new_bytes += size if new else 0
         self.needed[digest] = size
         return digest
 
@@ -151,7 +157,8 @@ class TreeWriter:
             self._end_pack()
         self._pack.append(member)
         self._pack_bytes += member.size
-        if _ends_pack(member, self._objects.format.pack_bytes // _PACKS_TO_LIMIT):
+        limit = self._objects.format.pack_bytes
+        if self._pack_bytes >= limit // _LEAST_PACK and _ends_pack(member, limit // _PACK_END):
             self._end_pack()
 
     def _end_pack(self) -> None:
@@ -238,17 +245,18 @@ class TreeWriter:
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
         """Send the chunks of a file; return their sizes, and their slices to come. Other files' may be on their way."""
         sizes, futures = list[int](), list[Future[Slice]]()
-        for chunk in read_chunks(descriptor, self._objects.format.chunk_bytes):
-            futures.append(self._pool.submit(self._put_chunk, chunk))
+        for chunk in read_chunks(descriptor, self._objects.format.chunk_bytes, self._memory):
             sizes.append(chunk.nbytes)
+            futures.append(self._pool.submit(self._put_chunk, chunk))
             self._sending.append(futures[-1])
             if len(self._sending) > _IN_FLIGHT:
                 self._sending.popleft().result()
         return sizes, futures
 
     def _put_chunk(self, chunk: memoryview) -> Slice:
-        digest = self.put(chunk)
-        return Slice(object=digest, offset=0, size_bytes=chunk.nbytes, digest=digest)
+        size, digest = chunk.nbytes, self.put(chunk)
+        self._memory.give_back(chunk)
+        return Slice(object=digest, offset=0, size_bytes=size, digest=digest)
 
     def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
         """Return the entry of a large file whose chunks are all in the store."""
@@ -278,3 +286,4 @@ def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
         if before == after and len(data) == after[0]:
             return data, after
     raise FileChanged(f"{location} is being written to")
+

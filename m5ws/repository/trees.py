@@ -1,9 +1,9 @@
 """Files on disk to a tree, and a tree to files.
 
 A tree is a pure function of paths, modes and contents: files of at least `Format.small_bytes` are cut into
-chunks, smaller ones joined in path order into packs. A pack ends where a file's digest says so, once a MiB on the
-average, or before it would pass `Format.pack_bytes`; so a changed file rewrites its own pack
-and, at most, those up to the next content-defined end (docs/format.md).
+chunks, smaller ones joined in path order into packs of 3/4 MiB on the average. A pack ends where a file's digest says
+so, once it has its least size, or before it would pass `Format.pack_bytes`; so a changed file rewrites its own pack
+and, at most, those up to the next end that both ways of cutting share (docs/format.md).
 """
 
 import operator

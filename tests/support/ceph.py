@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
-PACKAGES = "ceph-common ceph-mon ceph-osd radosgw"
+PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "openssl", "radosgw", "radosgw-admin", "setpriv")
+PACKAGES = "ceph-common ceph-mon ceph-osd radosgw openssl"
 # The one owns the buckets; what the others may do is what a bucket's policy says.
 USERS = ("admin", "operator", "reader", "researcher")
 _START_S = 120.0
@@ -74,7 +74,8 @@ bluestore_block_size = 21474836480
 bluestore_fsck_on_mkfs = false
 bluestore_fsck_on_mount = false
 [client.rgw]
-rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1 ssl_endpoint=127.0.0.1:{secure_port} \\
+    ssl_certificate={directory}/server.pem ssl_private_key={directory}/server.key
 rgw_thread_pool_size = 64
 rgw_dns_name = localhost
 rgw_enable_ops_log = false
@@ -109,9 +110,14 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class Ceph(msgspec.Struct, frozen=True):
-    """A running server: where it answers, who its users are, and the process that guards it."""
+    """A running server: where it answers, who its users are, and the process that guards it.
+
+    `secure_endpoint` speaks TLS, with a certificate of the authority in the file `authority`.
+    """
 
     endpoint: str
+    secure_endpoint: str
+    authority: str
     port: int
     users: dict[str, Keys]
     directory: str
@@ -213,12 +219,12 @@ def _guard(directory: Path) -> None:
 
 def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
     began = time.monotonic()
-    mon_port, mon_port_v1, port = free_ports(3)
+    mon_port, mon_port_v1, port, secure_port = free_ports(4)
     fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
     configuration = directory / "ceph.conf"
-    configuration.write_text(
-        _CONFIGURATION.format(fsid=fsid, directory=directory, mon_port=mon_port, mon_port_v1=mon_port_v1, port=port)
-    )
+    ports = {"mon_port": mon_port, "mon_port_v1": mon_port_v1, "port": port, "secure_port": secure_port}
+    configuration.write_text(_CONFIGURATION.format(fsid=fsid, directory=directory, **ports))
+    _certificates(directory)
     os.environ["CEPH_CONF"] = str(configuration)
     for name in ("mon", "osd"):
         (directory / name).mkdir()
@@ -238,6 +244,8 @@ def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
     _until(lambda: answers(port), daemons)
     return Ceph(
         endpoint=f"http://127.0.0.1:{port}",
+        secure_endpoint=f"https://127.0.0.1:{secure_port}",
+        authority=str(directory / "authority.pem"),
         port=port,
         users=_make_users(),
         directory=str(directory),
@@ -245,6 +253,16 @@ def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
         version=_call("ceph", "--version").decode().strip(),
         seconds=round(time.monotonic() - began, 1),
     )
+
+
+def _certificates(directory: Path) -> None:
+    """Make an authority, and a certificate of its for this machine's loopback."""
+    common = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    authority, key = str(directory / "authority.pem"), str(directory / "authority.key")
+    _call(*common, "-subj", "/CN=m5ws tests", "-out", authority, "-keyout", key)
+    server = ("-out", str(directory / "server.pem"), "-keyout", str(directory / "server.key"))
+    extensions = ("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE")
+    _call(*common, "-CA", authority, "-CAkey", key, "-subj", "/CN=127.0.0.1", *extensions, *server)
 
 
 def _keyring(directory: Path) -> None:
