@@ -1,12 +1,13 @@
 """What a checkpoint costs: how long the training stands still, how long all takes, bytes, memory, and loading.
 
-    python benchmarks/checkpoints.py [--mib 2048] [--nproc 2] [--rounds 3] [--s3 ceph|moto] [--connector PATH]
+    python benchmarks/checkpoints.py [--mib 2048] [--nproc 2] [--rounds 3] [--s3 ceph|ceph-tls|moto] [--connector PATH]
                                      [--only TOOL …]
 
 The state is an FSDP2 model's with AdamW's, `--mib` on all ranks together, on CPUs. Saved three times by each tool,
 turn by turn: all new, after a step on all of it, after a step on a tenth; then loaded on as many ranks, and on one.
 Peers: `torch.save` and PyTorch's FileSystemWriter, both synced; the S3 connector for PyTorch, if `--connector` names
-where it is installed (Ceph before 18 does not take its uploads: `--s3 moto`); the same bytes by the fastest client,
+where it is installed (Ceph before 18 does not take its uploads: `--s3 moto`); with `--s3 ceph-tls` by https, where
+m5ws sends a CRC-64 instead of a signature of the bytes, as one would with AWS; the same bytes by the fastest client,
 unhashed; and a copy within memory. docs/benchmarks.md says what times beside a server on the same cores are worth.
 """
 
@@ -79,15 +80,18 @@ def launch(tool: str, mib: int, mode: str, place: str, nproc: int, environment: 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[tuple[dict[str, str], object, str]]:
     """Start an S3 server; yield the environment of its clients, a client, and a bucket."""
+    more = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if kind == "ceph":
+        if kind.startswith("ceph"):
             from ceph import hold
             from s3_client import connect, fresh_bucket
 
-            found = stack.enter_context(hold())
+            found = stack.enter_context(hold(folder / "ceph"))
             keys, endpoint = found.users["admin"], found.endpoint
             client = connect(endpoint, keys)
+            if kind == "ceph-tls":
+                endpoint, more = found.secure_endpoint, {"AWS_CA_BUNDLE": found.authority}
             bucket = fresh_bucket(client)
             access, secret = keys.access_key, keys.secret_key
         else:
@@ -104,6 +108,7 @@ def server(kind: str) -> Iterator[tuple[dict[str, str], object, str]]:
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            **more,
         }
         yield environment, client, bucket
 
@@ -143,7 +148,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2048)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--s3", choices=["ceph", "moto"], default="ceph")
+    parser.add_argument("--s3", choices=["ceph", "ceph-tls", "moto"], default="ceph")
     parser.add_argument("--connector", help="a folder with s3torchconnector, if it is not installed here")
     parser.add_argument("--only", nargs="+", choices=[*LOCAL, *REMOTE])
     arguments = parser.parse_args()
@@ -161,7 +166,8 @@ def main() -> None:
             for tool in wanted:
                 name = uuid.uuid4().hex
                 if tool in REMOTE:
-                    place = Place(f"s3://{bucket}/{name}", client, bucket)
+                    options = "?integrity=crc64nvme" if arguments.s3 == "ceph-tls" and "m5ws" in tool else ""
+                    place = Place(f"s3://{bucket}/{name}{options}", client, bucket)
                 else:
                     place = Place(tempfile.mkdtemp(prefix="checkpoints-"))
                 try:

@@ -181,10 +181,16 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: str) -> dict[str, dict[str, Row]]:
     """Measure every tool, turn by turn, and return the medians by tool and operation."""
     rounds: list[dict[str, dict[str, Row]]] = []
+    names = chosen(arguments, server, folder)
     for number in range(arguments.rounds):
         taken = {}
-        for name in chosen(arguments, server, folder):
-            taken[name] = in_place(arguments, server, folder, kind, name, f"{kind}-{number}", quiet)
+        for name in tuple(names):
+            try:
+                taken[name] = in_place(arguments, server, folder, kind, name, f"{kind}-{number}", quiet)
+            except RuntimeError as error:
+                names.remove(name)
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                continue
             print(f"{kind} round {number} {name}: {taken[name]}", file=sys.stderr)
         rounds.append(taken)
         # Not earlier: some file systems make new files slowly for a minute after they deleted many.
@@ -195,6 +201,7 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
             for operation, row in rows.items()
         }
         for name, rows in rounds[0].items()
+        if name in names
     }
     for name in medians if arguments.requests else ():
         with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ class Server:
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
-            **({"AWS_CA_BUNDLE": authority, "RESTIC_CACERT": authority} if authority else {}),
+            **({"AWS_CA_BUNDLE": authority} if authority else {}),
         }
 
     def at(self, endpoint: str) -> "Server":
@@ -132,6 +132,7 @@ class Restic:
             "RESTIC_REPOSITORY": f"s3:{server.endpoint}/{server.bucket}/{prefix}",
             "RESTIC_PASSWORD": "benchmark",
             "RESTIC_CACHE_DIR": str(place / "cache"),
+            **({"SSL_CERT_FILE": server.authority} if server.authority else {}),
         }
 
     def prepare(self) -> None:

@@ -169,7 +169,11 @@ class Raw(Tool):
         from obstore.store import S3Store
 
         bucket, _, prefix = self.place.removeprefix("s3://").partition("/")
-        client = S3Store(bucket, endpoint=os.environ["AWS_ENDPOINT_URL"], allow_http=True, unsigned_payload=True)  # type: ignore[call-arg]
+        authority = os.environ.get("AWS_CA_BUNDLE")
+        options: Any = {"allow_http": True, "timeout": "300s"}
+        options |= {"root_certificate": Path(authority).read_bytes()} if authority else {}
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
+        client = S3Store(bucket, endpoint=endpoint, unsigned_payload=True, client_options=options)
         with ThreadPoolExecutor(8) as pool:
             jobs = []
             for name, tensor in self.state().items():

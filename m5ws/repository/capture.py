@@ -286,4 +286,3 @@ def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
         if before == after and len(data) == after[0]:
             return data, after
     raise FileChanged(f"{location} is being written to")
-

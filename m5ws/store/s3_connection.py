@@ -10,7 +10,6 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ from obstore.store import S3Store as DataClient
 
 from m5ws.errors import UsageError
 from m5ws.store.s3_location import Location
-from m5ws.store.s3_plain import Plain, plain
+from m5ws.store.s3_plain import Plain, bundle, plain
 
 if TYPE_CHECKING:
     from m5ws.store.s3_control import Control
@@ -191,5 +190,5 @@ class Connection:
             options["default_headers"] = {"x-amz-sdk-checksum-algorithm": checksum}
         authorities = self._settings.authorities
         if authorities:
-            options["root_certificate"] = Path(authorities).read_bytes()
+            options["root_certificate"] = bundle(authorities)
         return options

@@ -15,7 +15,7 @@ from botocore.parsers import ResponseParserError
 from m5ws.store.s3_answers import DAMAGED, code_of, status_of, translate
 from m5ws.store.s3_errors import BucketMissing, NoCredentials, region_of
 from m5ws.store.s3_location import Location
-from m5ws.store.s3_plain import Credentials
+from m5ws.store.s3_plain import Credentials, bundle
 
 T = TypeVar("T")
 CONNECT_S = 10.0
@@ -61,7 +61,12 @@ class Control:
         return region_of(response)
 
     def client(self, region: str) -> Any:
-        """Return a client that retries nothing, waits no longer than [store] says, and adds no checksums."""
+        """Return a client that retries nothing, waits no longer than [store] says, and adds no checksums.
+
+        Raises UsageError where there are no authorities in the file that is named for them, and what `translate` makes.
+        """
+        if self.authorities:
+            bundle(self.authorities)
         options = self._location.options
         path_style = options.endpoint_url is not None or "." in self._location.bucket
         config = botocore.config.Config(

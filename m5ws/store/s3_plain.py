@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.errors import UsageError
+
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
 _MORE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
@@ -46,3 +48,19 @@ def plain() -> Plain | None:
         here=os.environ.get("AWS_DEFAULT_REGION"),
         authorities=os.environ.get("AWS_CA_BUNDLE"),
     )
+
+
+def bundle(path: str) -> bytes:
+    """Return a file of certificates. Raises UsageError if there is none in it."""
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise _no_bundle(path, error.strerror or str(error)) from error
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise _no_bundle(path, "no certificate is in it")
+    return found
+
+
+def _no_bundle(path: str, why: str) -> UsageError:
+    hint = "A file of certificates in PEM; without the variable, this machine's own authorities are asked."
+    return UsageError(f"AWS_CA_BUNDLE (or ca_bundle in AWS's configuration) names {path}: {why}", hint=hint)

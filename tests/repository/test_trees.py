@@ -91,6 +91,28 @@ def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
     assert 1 <= len(new - old) <= 2
 
 
+def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Path) -> None:
+    form = Format(pack_bytes=1 << 16)
+    repo = Repository.create(LocalStore(tmp_path / "store"), form)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(2000):
+        (source / f"{number:05d}").write_bytes(b"%d" % number * 60)
+
+    def packs() -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for entry in trees.load(repo.objects, trees.write_tree(repo.objects, _sources(source)).digest).entries:
+            sizes[entry.parts[0].object] = sizes.get(entry.parts[0].object, 0) + entry.size_bytes
+        return sizes
+
+    before = packs()
+    assert min(list(before.values())[:-1]) >= form.pack_bytes // 16
+    assert max(before.values()) <= form.pack_bytes
+    (source / "00000-more").write_bytes(b"more" * 50)
+    after = packs()
+    assert 1 <= len(after.keys() - before.keys()) <= len(after) // 4
+
+
 def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_path: Path) -> None:
     source, index = tmp_path / "source", tmp_path / "index"
     source.mkdir()
@@ -188,6 +210,7 @@ def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
     files = sorted(_sources(source), key=lambda file: file.path)
     entries = writer.entries(files, [os.lstat(file.location) for file in files], None)
     assert not meeting._gate.broken
+    assert writer.new_bytes == 8 * 60
     assert [objects.read(entry.parts[0]) for entry in entries] == [Path(file.location).read_bytes() for file in files]
 
 

@@ -24,7 +24,10 @@ from pathlib import Path
 
 import msgspec
 
-PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "openssl", "radosgw", "radosgw-admin", "setpriv")
+PROGRAMS = (
+    *("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "openssl", "radosgw", "radosgw-admin"),
+    "setpriv",
+)
 PACKAGES = "ceph-common ceph-mon ceph-osd radosgw openssl"
 # The one owns the buckets; what the others may do is what a bucket's policy says.
 USERS = ("admin", "operator", "reader", "researcher")
