@@ -30,6 +30,7 @@ from store_tools import AwsSync, Dvc, M5ws, Raw, Restic, Server, Tool
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 Row = dict[str, float]
+_SETTLING_S = 65.0
 _OPERATIONS = ("upload", "no-op", "materialise", "upload 1 % changed")
 
 
@@ -193,8 +194,7 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
                 continue
             print(f"{kind} round {number} {name}: {taken[name]}", file=sys.stderr)
         rounds.append(taken)
-        # Not earlier: some file systems make new files slowly for a minute after they deleted many.
-        shutil.rmtree(folder / "places")
+        clear(folder / "places")
     medians = {
         name: {
             operation: {key: statistics.median(one[name][operation][key] for one in rounds) for key in row}
@@ -209,8 +209,14 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
             in_place(arguments, behind, folder, kind, name, f"{kind}-counted", around)
         for operation, counted in counts.items():
             medians[name][operation] |= counted
-        shutil.rmtree(folder / "places")
+        clear(folder / "places")
     return medians
+
+
+def clear(places: Path) -> None:
+    """Delete what a round left; ext4 makes new files slowly for a minute after it deleted many."""
+    shutil.rmtree(places)
+    time.sleep(_SETTLING_S)
 
 
 def chosen(arguments: argparse.Namespace, server: Server, folder: Path) -> list[str]:
