@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 Row = dict[str, float]
 _SETTLING_S = 65.0
+_TOOLS = ("m5ws", "raw limit", "dvc add+push", "restic", "aws s3 sync")
 _OPERATIONS = ("upload", "no-op", "materialise", "upload 1 % changed")
 
 
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rtt-ms", type=float)
     parser.add_argument("--requests", action="store_true")
-    parser.add_argument("--tools", nargs="+")
+    parser.add_argument("--tools", nargs="+", choices=_TOOLS)
     parser.add_argument("--dvc")
     parser.add_argument("--aws", default=shutil.which("aws"))
     parser.add_argument("--tls", action="store_true", help="speak TLS with the server, and leave its bytes unsigned")
@@ -161,6 +162,8 @@ def main() -> None:
     parser.add_argument("--secret-key", default="")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.tls and (arguments.rtt_ms or arguments.requests or arguments.endpoint):
+        parser.error("--tls is of the server that is started here, and what delays or counts does not speak it")
     results: dict[str, dict[str, dict[str, Row]]] = {}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -215,7 +218,7 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
 
 def clear(places: Path) -> None:
     """Delete what a round left; ext4 makes new files slowly for a minute after it deleted many."""
-    shutil.rmtree(places)
+    shutil.rmtree(places, ignore_errors=True)
     time.sleep(_SETTLING_S)
 
 

@@ -76,10 +76,10 @@ class M5ws:
         self._m5ws("init", *store)
         self._m5ws("snapshot")
         configuration = self._place / "m5ws.toml"
-        text = configuration.read_text().replace("\n[data]\n", '\n[data]\npaths = ["data"]\n', 1)
-        if self._server.authority:
+        text = _said(configuration.read_text(), "data", 'paths = ["data"]')
+        if self._server.endpoint.startswith("https:"):
             # As one would against AWS: TLS keeps the bytes on the way, and a CRC is cheaper than a signature of them.
-            text = text.replace("\n[store]\n", '\n[store]\nintegrity = "crc64nvme"\n', 1)
+            text = _said(text, "store", 'integrity = "crc64nvme"')
         configuration.write_text(text)
 
     def upload(self) -> None:
@@ -92,6 +92,13 @@ class M5ws:
 
     def _m5ws(self, *words: str) -> str:
         return call([sys.executable, "-m", "m5ws", "-q", *words], self._place, self._environment)
+
+
+def _said(text: str, section: str, line: str) -> str:
+    """Return an m5ws.toml that says this too."""
+    head = f"\n[{section}]\n"
+    assert head in text
+    return text.replace(head, f"{head}{line}\n", 1)
 
 
 class Dvc:

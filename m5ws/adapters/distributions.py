@@ -20,7 +20,7 @@ from m5ws import secret_scan
 from m5ws.adapters import own_package
 from m5ws.records import Origin
 
-_FIELD = re.compile(r"^(name|version):[ \t]*(\S+)[ \t]*$", re.MULTILINE | re.IGNORECASE)
+_FIELD = re.compile(r"^(name|version):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 _SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
 
@@ -63,21 +63,23 @@ def _first() -> dict[str, tuple[str, metadata.Distribution]]:
     """Return versions and distributions by normalised name: the first on the path is the one that is imported."""
     found: dict[str, tuple[str, metadata.Distribution]] = {}
     for distribution in metadata.distributions():
-        head = _head(distribution)
+        name, version = _head(distribution)
         # A half-removed distribution has no name.
-        if name := head.get("name"):
-            found.setdefault(_normalised(name), (head.get("version", ""), distribution))
+        if name:
+            found.setdefault(_normalised(name), (version, distribution))
     return found
 
 
-def _head(distribution: metadata.Distribution) -> dict[str, str]:
-    """Return the fields `name` and `version` of the metadata.
+def _head(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return the name and the version that the metadata say; empty where they say none.
 
     `Distribution.metadata` parses descriptions too, each time it is asked: a third of a second for 200 distributions.
     """
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
-    found = _FIELD.findall(text.partition("\n\n")[0])
-    return {name.lower(): value for name, value in reversed(found)}
+    found = {name.lower(): value for name, value in reversed(_FIELD.findall(text.partition("\n\n")[0]))}
+    if len(found) < 2:  # of another form than any installer writes
+        return (distribution.metadata["Name"] or "").strip(), (distribution.metadata["Version"] or "").strip()
+    return found["name"], found["version"]
 
 
 def _normalised(name: str) -> str:

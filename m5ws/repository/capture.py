@@ -84,13 +84,14 @@ class TreeWriter:
     def put(self, data: Buffer) -> Digest:
         """Make one object durable, or only digest it on a dry run."""
         digest, size = self._objects.digest(data), memoryview(data).nbytes
-        if digest not in self.needed:
-            asks = self._dry_run or size >= _ASKED_BYTES
-            if not (asks and self._objects.has(digest, size)):
-                new = self._dry_run or self._objects.place(digest, data)
-                with self._counting:
-                    self.new_bytes += size if new else 0
-        self.needed[digest] = size
+        with self._counting:
+            # Whoever is first makes it durable; the tree is not written before all have.
+            first, self.needed[digest] = digest not in self.needed, size
+        asks = self._dry_run or size >= _ASKED_BYTES
+        if first and not (asks and self._objects.has(digest, size)):
+            new = self._dry_run or self._objects.place(digest, data)
+            with self._counting:
+                self.new_bytes += size if new else 0
         return digest
 
     def entries(
@@ -272,8 +273,11 @@ class TreeWriter:
 
 
 def _ends_pack(member: _Member, aim_bytes: int) -> bool:
-    """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average."""
-    return int(member.digest[:8], 16) * aim_bytes < member.size << 32
+    """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average.
+
+    Never surely: or two ways of cutting the same large files would never come together again.
+    """
+    return int(member.digest[:8], 16) * aim_bytes < min(member.size, aim_bytes // 2) << 32
 
 
 def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:

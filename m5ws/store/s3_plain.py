@@ -51,16 +51,18 @@ def plain() -> Plain | None:
 
 
 def bundle(path: str) -> bytes:
-    """Return a file of certificates. Raises UsageError if there is none in it."""
+    """Return a file of certificates. Raises UsageError if there is none in it, or one that cannot be read."""
+    import ssl
+
     try:
-        found = Path(path).read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+        return Path(path).read_bytes()
+    except ssl.SSLError as error:
+        raise _no_bundle(path, f"that holds no certificates, or broken ones ({error.reason or error})") from error
     except OSError as error:
         raise _no_bundle(path, error.strerror or str(error)) from error
-    if b"-----BEGIN CERTIFICATE-----" not in found:
-        raise _no_bundle(path, "no certificate is in it")
-    return found
 
 
 def _no_bundle(path: str, why: str) -> UsageError:
-    hint = "A file of certificates in PEM; without the variable, this machine's own authorities are asked."
+    hint = "A file of certificates in PEM; without the variable, the usual public authorities are trusted."
     return UsageError(f"AWS_CA_BUNDLE (or ca_bundle in AWS's configuration) names {path}: {why}", hint=hint)

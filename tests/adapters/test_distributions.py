@@ -86,3 +86,24 @@ def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -
     value = os.pathsep.join([str(root / "src"), "lib", str(tmp_path / "other")])
     facts = distributions.outside(root, {"PYTHONPATH": value})
     assert facts["python.path.outside"] == str(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Metadata-Version: 2.1\nName: My_Own.tools\nVersion: 1.0\n\nName: another\nVersion: 9\n", "1.0"),
+        ("Name: my own.tools\r\nVersion: 1.0 beta\r\nKeywords: a\r\n\r\nVersion: 9\r\n", "1.0 beta"),
+        ("name: my-own-tools\nversion: 1\nVersion: 2\n", "1"),
+        ("Name:\n  my-own-tools\nVersion: 1.0\n", "1.0"),
+        ("Name: my-own-tools\n", ""),
+    ],
+)
+def test_a_head_of_any_form_says_name_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, version: str
+) -> None:
+    folder = tmp_path / "my_own_tools-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(text.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {name: said for name, said in distributions.installed().items() if name.replace(" ", "-") == "my-own-tools"}
+    assert list(found.values()) == [version]

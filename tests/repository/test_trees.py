@@ -1,6 +1,7 @@
 """Trees: a pure function of content, exact in both directions, and refused when they could write elsewhere."""
 
 import os
+import random
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,14 @@ _files = st.dictionaries(_names, st.tuples(st.binary(max_size=300), st.booleans(
 def _sources(folder: Path) -> list[SourceFile]:
     found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     return [SourceFile(path=os.fsencode(path.relative_to(folder)), location=path) for path in found]
+
+
+def _written(objects: Objects, folder: Path, dry_run: bool = False) -> capture.TreeWriter:
+    """Return what has written all files of a folder, but for their tree."""
+    writer = capture.TreeWriter(objects, None, dry_run, 0)
+    files = sorted(_sources(folder), key=lambda file: file.path)
+    writer.entries(files, [os.lstat(file.location) for file in files], None)
+    return writer
 
 
 def _read_back(folder: Path) -> dict[bytes, tuple[bytes, bool]]:
@@ -111,6 +120,33 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
     (source / "00000-more").write_bytes(b"more" * 50)
     after = packs()
     assert 1 <= len(after.keys() - before.keys()) <= len(after) // 4
+
+
+@pytest.mark.parametrize(("least", "most"), [(100, 300), (260, 500), (300, 301), (600, 1000)])
+def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path: Path, least: int, most: int) -> None:
+    """Sizes in 1,024ths of what the defaults are: up to the largest small file."""
+    repo = Repository.create(
+        LocalStore(tmp_path / "store"), Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
+    )
+    source = tmp_path / "source"
+    source.mkdir()
+    draw = random.Random(least)
+    for number in range(400):
+        (source / f"{number:05d}").write_bytes(draw.randbytes(draw.randrange(least, most)))
+    before = _written(repo.objects, source)
+    (source / "0").write_bytes(draw.randbytes(least))
+    after = _written(repo.objects, source)
+    assert least <= after.new_bytes <= before.new_bytes / 10
+
+
+def test_what_is_new_is_counted_once_however_many_files_hold_it(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number}").write_bytes(bytes(64 * 8))
+    for dry_run in (True, False):
+        assert _written(repo.objects, source, dry_run).new_bytes == 64
 
 
 def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ceph import Ceph
 from m5ws.errors import M5Error, UsageError
-from m5ws.ports import ObjectStore
+from m5ws.ports import Homed, ObjectStore
 from m5ws.store import open_store
 from m5ws.store.s3_connection import Connection
 from m5ws.store.s3_errors import StoreUnreachable
@@ -17,6 +17,7 @@ from s3_client import REGION, connect, fresh_bucket
 pytestmark = pytest.mark.services
 
 _KEY = "objects/ab/" + "ab" * 32
+_BROKEN = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_server_that_no_authority_vouches_for_is_not_spoken_with(
 
 
 @pytest.mark.usefixtures("s3_environment")
-@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+@pytest.mark.parametrize("content", [None, b"", b"no certificate", _BROKEN])
 def test_a_bundle_that_is_none_is_named(
     ceph: Ceph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None
 ) -> None:
@@ -73,6 +74,8 @@ def test_a_bundle_that_is_none_is_named(
     if content is not None:
         path.write_bytes(content)
     store = _open(ceph, monkeypatch, path)
+    if isinstance(store, Homed):
+        store.recall(REGION)  # as a workspace does that has joined the store
     for act in (lambda: store.stat(_KEY), lambda: store.create(_KEY, b"data"), lambda: store.get(_KEY)):
         with pytest.raises(M5Error, match=r"bundle\.pem") as caught:
             act()
