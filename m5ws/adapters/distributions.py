@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,11 @@ def _head(distribution: metadata.Distribution) -> tuple[str, str]:
     `Distribution.metadata` parses descriptions too, each time it is asked: a third of a second for 200 distributions.
     """
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
-    found = {name.lower(): value for name, value in reversed(_FIELD.findall(text.partition("\n\n")[0]))}
+    head = text.partition("\n\n")[0]
+    found = {name.lower(): value for name, value in reversed(_FIELD.findall(head))}
     if len(found) < 2:  # of another form than any installer writes
-        return (distribution.metadata["Name"] or "").strip(), (distribution.metadata["Version"] or "").strip()
+        fields = message_from_string(head)
+        return str(fields["Name"] or "").strip(), str(fields["Version"] or "").strip()
     return found["name"], found["version"]
 
 
