@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 class Memory:
-    """Memory for chunks, used again: fresh memory costs as much as reading a file into it. Safe to share by threads."""
+    """Memory for chunks, used again: fresh memory is paged in and cleared each time. Safe to share by threads."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
