@@ -49,7 +49,7 @@ class UnknownSchema(M5Error):
     """A record of a kind or version that this m5ws does not know."""
 
     exit_code = 3
-    hint = "A newer m5ws wrote it: upgrade m5ws."
+    hint = "Another version of m5ws wrote it, most likely a newer one: upgrade m5ws."
 
 
 class ConfigError(M5Error):

@@ -58,7 +58,8 @@ class Slice(Record, frozen=True, kw_only=True):
 class Entry(Record, frozen=True, kw_only=True):
     """One file of a tree. A symbolic link holds its target in `link` and no parts.
 
-    `path` is relative, `/`-separated, in the file system's own bytes. `parts` joined are the content.
+    `path` is relative, `/`-separated, in the file system's own bytes. `parts` joined are the content; as it is stored,
+    a file below `Format.small_bytes` has none: a `Packing` says where it lies (`trees.located`).
     """
 
     path: bytes
@@ -74,7 +75,7 @@ class Entry(Record, frozen=True, kw_only=True):
         return self.path.decode("utf-8", "backslashreplace")
 
 
-class Tree(Record, tag="tree/1", frozen=True, kw_only=True):
+class Tree(Record, tag="tree/2", frozen=True, kw_only=True):
     """Files sorted by path. A pure function of paths, modes and contents: no history is in it."""
 
     entries: tuple[Entry, ...]
@@ -82,6 +83,29 @@ class Tree(Record, tag="tree/1", frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries)
+
+
+class Pack(Record, frozen=True, kw_only=True):
+    """An object that is small files joined: their digests (32 bytes each) and sizes, in the order of their bytes."""
+
+    object: Digest
+    files: bytes
+    sizes_bytes: tuple[ObjectBytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes_bytes)
+
+    @property
+    def names(self) -> list[bytes]:
+        """The digests of its files."""
+        return [self.files[start : start + 32] for start in range(0, len(self.files), 32)]
+
+
+class Packing(Record, tag="packing/1", frozen=True, kw_only=True):
+    """Where small files lie, sorted by pack. It names files by content alone, and depends on what the store had."""
+
+    packs: tuple[Pack, ...]
 
 
 # --- the environment -------------------------------------------------------------------------------
@@ -207,7 +231,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
 
 
 class Annotation(Sealed, tag="annotation/1", frozen=True, kw_only=True):
-    """What is said about a snapshot without being part of it."""
+    """What is said about a snapshot without being part of it; `packings` are those of its trees, by the tree."""
 
     created_s: float
     author: str | None = None
@@ -218,6 +242,7 @@ class Annotation(Sealed, tag="annotation/1", frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     derived_from: Digest | None = None
     overrides: tuple[str, ...] = ()
+    packings: dict[Digest, Digest] = {}
 
 
 # --- runs ------------------------------------------------------------------------------------------
@@ -326,8 +351,9 @@ class Content(Record, tag="content/1", frozen=True, kw_only=True):
     """What a checkpoint holds, without who made it when: equal states have equal content digests.
 
     `format` tells how to read it: dcp (tensors by name), deepspeed (tensors by file and path),
-    files (only `tree`). `ranks` holds each rank's non-tensor state (RNG, loader, scheduler …) as plain
-    msgpack; `common` what is the same on all. `blobs` are opaque byte items by name.
+    files (only `tree`, and the `packing` of its small files). `ranks` holds each rank's non-tensor state
+    (RNG, loader, scheduler …) as plain msgpack; `common` what is the same on all. `blobs` are opaque byte
+    items by name.
     """
 
     format: Literal["dcp/1", "deepspeed/1", "files/1"]
@@ -337,6 +363,7 @@ class Content(Record, tag="content/1", frozen=True, kw_only=True):
     common: Slice | None = None
     ranks: tuple[Slice, ...] = ()
     tree: Digest | None = None
+    packing: Digest | None = None
 
 
 class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ _ODD = re.compile(r"[^/\w.\- :]")
 
 def params(repo: Repository, subject: Subject) -> dict[str, str]:
     """Return parameter names and values; those of several config files begin with the file's path."""
-    files = trees.load(repo.objects, subject.snapshot.config).entries
+    files = trees.located(repo.objects, subject.snapshot.config).entries
     found: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"

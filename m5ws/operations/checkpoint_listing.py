@@ -185,9 +185,12 @@ def _filled(row: CheckpointRow, found: _Read, seen: set[bytes]) -> CheckpointRow
 
 def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
     """Yield every part of a content, and of the tree of files it may have."""
-    yield from (found for found in named(repo.objects, digest, content) if isinstance(found, Slice))
-    if content.tree is not None:
-        yield from (part for entry in trees.load(repo.objects, content.tree).entries for part in entry.parts)
+    for found in named(repo.objects, digest, content):
+        if isinstance(found, Slice):
+            yield found
+        else:
+            record = repo.objects.get_record(*found)
+            yield from (part for part in named(repo.objects, found[0], record) if isinstance(part, Slice))
 
 
 def _tensors(content: Content) -> Iterable[TensorRow]:

@@ -74,7 +74,7 @@ def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[D
     _unmoved(tracked, before, after)
     if place.dry_run:
         return _dataset(tracked, written.digest, written.size_bytes), written
-    tree = _with_mode(place.repo, written.digest, tracked)
+    tree = _with_mode(place.repo, written.digest, written.packing, tracked)
     if whole:
         _remember(place, tracked, written.digest, tree)
     return _dataset(tracked, tree, written.size_bytes), written
@@ -102,6 +102,7 @@ def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -
     for mark in marks:
         _, seen, tree = mark.rsplit(":", 2)
         if probe.unchanged and seen == probe.digest and place.repo.objects.has(tree):
+            place.repo.objects.told.of(tree, probe.packing)
             return _dataset(tracked, tree, probe.size_bytes), probe
     return None
 
@@ -115,14 +116,16 @@ def _name(tracked: TrackedDataset) -> str:
     return f"{tracked.path.hex()}:{tracked.hash}:{int(tracked.executable)}"
 
 
-def _with_mode(repo: Repository, digest: Digest, tracked: TrackedDataset) -> Digest:
+def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked: TrackedDataset) -> Digest:
     """Return the tree with the mode that the pin records: on disk it depends on how DVC links its cache."""
     tree = trees.load(repo.objects, digest)
     mode = "exec" if tracked.executable else "file"
     if all(entry.mode == mode for entry in tree.entries):
         return digest
     entries = tuple(msgspec.structs.replace(entry, mode=mode) for entry in tree.entries)
-    return repo.objects.put_record(Tree(entries=entries))
+    changed = repo.objects.put_record(Tree(entries=entries))
+    repo.objects.told.of(changed, packing)
+    return changed
 
 
 def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
@@ -140,7 +143,7 @@ def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
 def _whole(repo: Repository, digest: Digest) -> int | None:
     """Return how many files a tree has, or None if an object of it is not in the store."""
     try:
-        tree = trees.load(repo.objects, digest)
+        tree = trees.located(repo.objects, digest)
     except NotFound:
         return None
     needed = {part.object for entry in tree.entries for part in entry.parts}

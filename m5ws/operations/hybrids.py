@@ -93,7 +93,7 @@ def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], c
     if taken == files:
         return new
     mixed = {pair.path: pair.new for pair in tree_diff.different(repo, old.tree, new.tree) if pair.path in taken}
-    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.load(repo.objects, old.tree).entries}
+    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.located(repo.objects, old.tree).entries}
     return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}))
 
 
@@ -104,7 +104,7 @@ def _config(
     taken = [element for element in chosen if element.change.part == "config"]
     if len(taken) in (0, len(keys)):
         return new if taken else old
-    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.load(repo.objects, old).entries}
+    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.located(repo.objects, old).entries}
     texts: dict[bytes, bytes] = {}
     for pair in tree_diff.different(repo, old, new):
         some = [element.keys for element in taken if element.file == pair.path]

@@ -58,7 +58,7 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     It is `snapshot_id` itself if they change nothing. Raises UsageError for a key that is not there.
     """
     base = snapshots.load(repo, snapshot_id)
-    tree = trees.load(repo.objects, base.config)
+    tree = trees.located(repo.objects, base.config)
     before = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries if entry.link is None}
     after = changed(before, [parse(text) for text in overrides])
     if after == before:

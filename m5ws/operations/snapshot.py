@@ -145,7 +145,7 @@ def _captured(look: Look, observer: Observer, contents: Contents, message: str |
         determinism=look.settings.determinism,
     )
     snapshot_id = look.repo.objects.digest(codec.encode(snapshot))
-    said = None if message else _said_before(look, snapshot_id)
+    said = None if message else _said_before(look, snapshot_id, snapshot)
     return Captured(
         id=snapshot_id,
         snapshot=snapshot,
@@ -185,14 +185,18 @@ def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id
     )
 
 
-def _said_before(look: Look, snapshot_id: Digest) -> Annotation | None:
+def _said_before(look: Look, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
     """Return the newest annotation of a snapshot that was taken from here, with all that is installed as it is now.
 
-    Looking at a machine costs more than the rest of an unchanged snapshot; each attempt of a run looks anyway.
+    It must say where small files lie now: packs that were lost may have been replaced by others. Looking at a machine
+    costs more than the rest of an unchanged snapshot; each attempt of a run looks anyway.
     """
     if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_SAID):
         return None
     said = snapshots.annotations(look.repo, snapshot_id)
+    if not look.dry_run:
+        packings = snapshots.packings(look.repo, snapshot)
+        said = [one for one in said if one.packings == packings]
     # What gc took away from under a publication that was late, or a disk lost, is written again.
     needed = {snapshot_id: 0} | ({said[-1].observed: 0} if said and said[-1].observed is not None else {})
     return said[-1] if said and not presence.missing(look.repo.objects, needed) else None

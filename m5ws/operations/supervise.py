@@ -132,7 +132,7 @@ def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
 
 def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
     parts = dict.fromkeys(snapshot.trees.values())
-    materialise(repo.objects, [trees.load(repo.objects, tree) for tree in parts], work, progress)
+    materialise(repo.objects, [trees.located(repo.objects, tree) for tree in parts], work, progress)
 
 
 def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
@@ -261,7 +261,7 @@ class _Attempt:
             return
         repo, run = self._ports.repo, self._plan.run
         written = trees.write_tree(repo.objects, files)
-        content = Content(format="files/1", world=run.spec.nproc, tree=written.digest)
+        content = Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
         label = checkpoints.name(self._last_step, self._plan.attempt)
         if label in self._published:
             label = checkpoints.name(self._last_step + 1, self._plan.attempt)

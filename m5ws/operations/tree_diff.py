@@ -68,7 +68,7 @@ def patch(repo: Repository, pair: FilePair) -> str:
 
 
 def _entries(repo: Repository, digest: Digest | None) -> dict[bytes, Entry]:
-    return {} if digest is None else {entry.path: entry for entry in trees.load(repo.objects, digest).entries}
+    return {} if digest is None else {entry.path: entry for entry in trees.located(repo.objects, digest).entries}
 
 
 def _identity(entry: Entry | None) -> object:

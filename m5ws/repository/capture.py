@@ -1,7 +1,8 @@
 """One pass over files in path order, making their bytes durable: the writing half of `trees`.
 
 What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
-again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs and `_IN_FLIGHT` + 1 chunks.
+again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT` + 1 chunks and
+`_WAITING_BYTES`.
 """
 
 import os
@@ -15,9 +16,10 @@ from typing import Literal
 
 import msgspec
 
+from m5ws import codec
 from m5ws.errors import M5Error
 from m5ws.ports import Buffer, Progress, SourceFile
-from m5ws.records import Digest, Entry, Slice
+from m5ws.records import Digest, Entry, Pack, Packing, Slice
 from m5ws.repository import presence
 from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
@@ -27,12 +29,15 @@ from m5ws.repository.objects import Objects
 _ATTEMPTS = 5
 _IN_FLIGHT = 4
 _PACKS_IN_FLIGHT = 16
+_WAITING_BYTES = 64 * 2**20
 _ASKED_BYTES = 2**20
 """What is smaller is sent without asking first whether it is there: the answer would take as long."""
-_LEAST_PACK = 16
-"""A pack has a sixteenth of `Format.pack_bytes` at least, and …"""
-_PACK_END = 32
-"""… a thirty-second more on the average, after which its content ends it."""
+_LEAST_PACK = 4
+"""A pack has a fourth of `Format.pack_bytes` at least, and …"""
+_PACK_END = 8
+"""… an eighth more on the average, after which its content ends it."""
+_SMALL_PACKS = 16
+"""So many packs below the least size are borne with: more are joined."""
 
 
 class FileChanged(M5Error):
@@ -44,7 +49,6 @@ class FileChanged(M5Error):
 class _Member(msgspec.Struct):
     """A small file on its way into a pack; `data` is None where the index knew the digest."""
 
-    position: int
     location: Path | str
     digest: Digest
     size: int
@@ -61,7 +65,10 @@ class _Chunked(msgspec.Struct):
 
 
 class TreeWriter:
-    """Writes packs and chunks; `needed` maps every object of the tree to its length."""
+    """Writes packs and chunks; `needed` maps every object of the tree to its length.
+
+    A small file that a pack in the store holds already is left there (`_held`).
+    """
 
     def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
         self._objects = objects
@@ -69,13 +76,15 @@ class TreeWriter:
         self._dry_run = dry_run
         self._began_ns = began_ns
         self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
-        self._lacking: set[Digest] | None = None
-        self._asking = threading.Lock()
         self._counting = threading.Lock()
         self._memory = Memory()
         self._pack: list[_Member] = []
         self._pack_bytes = 0
-        self._packs: list[tuple[list[_Member], Future[dict[Digest, Slice]]]] = []
+        self._packs: list[Future[Pack]] = []
+        self._held: dict[bytes, Pack] = {}
+        self._waiting_bytes = 0
+        self._placed: set[Digest] = set()
+        self._kept: dict[Digest, Pack] = {}
         self._chunked: list[_Chunked] = []
         self._sending: deque[Future[Slice]] = deque()
         self.needed: dict[Digest, int] = {}
@@ -101,24 +110,38 @@ class TreeWriter:
         entries: list[Entry] = []
         with self._pool:
             known = self._known_chunks(files, stats)
+            # Where packs are known, all files are looked at first: what is used of a pack decides what it is worth.
+            packs = self._known_packs(files, stats)
+            waiting = list[_Member]() if packs else None
             for position, (file, found) in enumerate(zip(files, stats, strict=True)):
                 if progress and position % 256 == 0:
                     progress("capturing files", position, len(files))
                 entry, member = self._capture(file, found, position, known.get(position))
                 entries.append(entry)
-                if member is not None:
+                if member is not None and waiting is None:
+                    self._add(member)
+                elif member is not None and waiting is not None:
+                    self._wait(member, waiting)
+            if waiting:
+                self._held = self._kept_packs(packs, waiting)
+                for member in waiting:
                     self._add(member)
             self._end_pack()
             for chunked in self._chunked:
                 entries[chunked.position] = self._finished(entries[chunked.position], chunked)
-            for members, future in self._packs:
-                slices = future.result()
-                for member in members:
-                    part = (slices[member.digest],)
-                    entries[member.position] = msgspec.structs.replace(entries[member.position], parts=part)
+            for future in self._packs:
+                future.result()
         if progress:
             progress("capturing files", len(files), len(files))
         return tuple(entries)
+
+    def packing(self) -> Digest | None:
+        """Make durable where the small files lie, and return it; None if there are none. After `entries`."""
+        written = {pack.object: pack for pack in (future.result() for future in self._packs)}
+        packs = tuple(pack for _, pack in sorted((self._kept | written).items()))
+        if self._index is not None and not self._dry_run:
+            self._index.remember_packs({pack.object: (pack.files, pack.sizes_bytes) for pack in packs})
+        return self.put(codec.encode(Packing(packs=packs))) if packs else None
 
     def _capture(
         self, file: SourceFile, found: os.stat_result, position: int, known: tuple[Slice, ...] | None
@@ -136,24 +159,41 @@ class TreeWriter:
                 return self._with_parts(entry, known), None
             self._chunked.append(self._large(file.location, position))
             return entry, None
-        member = self._small(file.location, stamp(found), position)
+        member = self._small(file.location, stamp(found))
         entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
         return entry, member if member.size else None
 
     # --- small files -------------------------------------------------------------------------------
 
-    def _small(self, location: Path | str, seen: Stamp, position: int) -> _Member:
+    def _small(self, location: Path | str, seen: Stamp) -> _Member:
         key = os.fsencode(location)
         known = self._index.file(key, seen) if self._index is not None else None
         if known is not None:
-            return _Member(position, location, known, seen[0], None)
+            return _Member(location, known, seen[0], None)
         data, seen = _read_steady(location)
+        if len(data) >= self._objects.format.small_bytes:
+            raise FileChanged(f"{location} is being written to")
         digest = self._objects.digest(data)
         if self._index is not None:
             self._index.remember_file(key, seen, digest, self._began_ns)
-        return _Member(position, location, digest, len(data), data)
+        return _Member(location, digest, len(data), data)
+
+    def _wait(self, member: _Member, waiting: list[_Member]) -> None:
+        """Have a file wait until all were looked at; what does not fit into memory is read again then."""
+        waiting.append(member)
+        self._waiting_bytes += member.size if member.data is not None else 0
+        if self._waiting_bytes > _WAITING_BYTES:
+            member.data = None
 
     def _add(self, member: _Member) -> None:
+        if member.digest in self._placed:
+            return
+        self._placed.add(member.digest)
+        if (held := self._held.get(bytes.fromhex(member.digest))) is not None:
+            self._kept[held.object] = held
+            with self._counting:
+                self.needed[held.object] = held.size_bytes
+            return
         if self._pack_bytes + member.size > self._objects.format.pack_bytes:
             self._end_pack()
         self._pack.append(member)
@@ -165,45 +205,69 @@ class TreeWriter:
     def _end_pack(self) -> None:
         if not self._pack:
             return
-        self._packs.append((self._pack, self._pool.submit(self._write_pack, self._pack)))
+        self._packs.append(self._pool.submit(self._write_pack, self._pack))
         self._pack, self._pack_bytes = [], 0
         if len(self._packs) > _PACKS_IN_FLIGHT:
-            self._packs[-_PACKS_IN_FLIGHT - 1][1].result()
+            self._packs[-_PACKS_IN_FLIGHT - 1].result()
 
-    def _write_pack(self, members: list[_Member]) -> dict[Digest, Slice]:
-        """Write a pack and return each member's slice by its digest; equal members are stored once."""
-        unique = list({member.digest: member for member in members}.values())
-        size = sum(member.size for member in unique)
-        pack = self._known_pack(unique) or self._new_pack(unique)
-        self.needed[pack] = size
-        slices, offset = {}, 0
-        for member in unique:
-            slices[member.digest] = Slice(object=pack, offset=offset, size_bytes=member.size, digest=member.digest)
-            offset += member.size
+    def _write_pack(self, members: list[_Member]) -> Pack:
+        digest = self.put(b"".join(self._data(member) for member in members))
         for member in members:
             member.data = None
-        return slices
+        names = bytes.fromhex("".join(member.digest for member in members))
+        return Pack(object=digest, files=names, sizes_bytes=tuple(member.size for member in members))
 
-    def _known_pack(self, unique: list[_Member]) -> Digest | None:
-        known = self._index.pack(self._members_key(unique)) if self._index is not None else None
-        return known if known is not None and known not in self._absent_packs() else None
+    def _known_packs(self, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> list[Pack]:
+        """Return packs that may hold some of the small files: of the index, and of recent snapshots if many are new.
 
-    def _absent_packs(self) -> set[Digest]:
-        """Return which of the packs that the index knows are not in the store: asked for all of them at once."""
-        with self._asking:
-            if self._lacking is None:
-                known = self._index.packs() if self._index is not None else ()
-                self._lacking = presence.missing(self._objects, dict.fromkeys(known, 0))
-            return self._lacking
+        Without an index nothing is known, so that what is written depends on nothing but the files.
+        """
+        if self._index is None:
+            return []
+        small_bytes, known, unknown_bytes = self._objects.format.small_bytes, False, 0
+        for file, found in zip(files, stats, strict=True):
+            if stat.S_ISREG(found.st_mode) and found.st_size < small_bytes:
+                seen = self._index.file(os.fsencode(file.location), stamp(found)) is not None
+                known, unknown_bytes = known or seen, unknown_bytes + (0 if seen else found.st_size)
+        asked = unknown_bytes >= self._objects.format.pack_bytes
+        packs = {pack.object: pack for pack in (self._objects.told.recent(self._objects) if asked else ())}
+        if packs or known:
+            packs |= {
+                pack: Pack(object=pack, files=names, sizes_bytes=sizes)
+                for pack, (names, sizes) in self._index.packs().items()
+            }
+        return list(packs.values())
 
-    def _new_pack(self, unique: list[_Member]) -> Digest:
-        pack = self.put(b"".join(self._data(member) for member in unique))
-        if self._index is not None and not self._dry_run:
-            self._index.remember_pack(self._members_key(unique), pack)
-        return pack
+    def _kept_packs(self, packs: Sequence[Pack], members: Sequence[_Member]) -> dict[bytes, Pack]:
+        """Return, by file, which of `packs` are in the store, hold some of `members` and are worth being left alone.
 
-    def _members_key(self, unique: list[_Member]) -> Digest:
-        return self._objects.digest("".join(member.digest for member in unique).encode())
+        Not those of which less than half is used, and not small ones if there are many: reading a tree costs at most
+        twice its bytes, and about as many requests as if all of it were packed anew. It does not depend on the order
+        of `packs`.
+        """
+        wanted = {bytes.fromhex(member.digest) for member in members}
+        held = {
+            pack.object: {n: s for n, s in zip(pack.names, pack.sizes_bytes, strict=True) if n in wanted}
+            for pack in packs
+        }
+        kept = {pack.object: pack for pack in packs if 0 < pack.size_bytes <= 2 * sum(held[pack.object].values())}
+        small = [pack for pack in kept.values() if pack.size_bytes < self._objects.format.pack_bytes // _LEAST_PACK]
+        if len(small) > _SMALL_PACKS:
+            kept = {name: kept[name] for name in kept.keys() - {pack.object for pack in small}}
+        sizes = {name: pack.size_bytes for name, pack in kept.items()}
+        for name in presence.missing(self._objects, sizes, lenient=True) if sizes else ():
+            del kept[name]
+        while True:
+            # A file that several hold counts for the one that holds most; the others may be worth nothing then.
+            places: dict[bytes, Pack] = {}
+            for pack in sorted(kept.values(), key=lambda pack: (sum(held[pack.object].values()), pack.object)):
+                places |= dict.fromkeys(held[pack.object], pack)
+            used = dict.fromkeys(kept, 0)
+            for file, pack in places.items():
+                used[pack.object] += held[pack.object][file]
+            if all(2 * used[name] >= pack.size_bytes or not used[name] for name, pack in kept.items()):
+                return places
+            kept = {name: pack for name, pack in kept.items() if 2 * used[name] >= pack.size_bytes}
 
     def _data(self, member: _Member) -> bytes:
         if member.data is not None:
@@ -239,7 +303,7 @@ class TreeWriter:
                 before = stamp(os.fstat(file.fileno()))
                 sizes, futures = self._send(file.fileno())
                 after = stamp(os.fstat(file.fileno()))
-            if before == after and sum(sizes) == after[0]:
+            if before == after and sum(sizes) == after[0] >= self._objects.format.small_bytes:
                 return _Chunked(position, location, after, futures)
         raise FileChanged(f"{location} is being written to")
 

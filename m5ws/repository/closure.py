@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from m5ws import codec
 from m5ws.errors import NotFound
-from m5ws.records import Checkpoint, Digest, Slice, Snapshot
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots
+from m5ws.records import Checkpoint, Digest, Packing, Slice, Snapshot
+from m5ws.repository import Repository, checkpoints, ledger, packings, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
@@ -80,9 +80,12 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     walked: set[Digest] = set()
     if kind == "snapshot":
         _walk(repo, name, Snapshot, needs, walked)
-        for said in snapshots.annotations(repo, name):
-            if said.observed is not None:
-                _bytes(repo, said.observed, needs)
+        said = snapshots.annotations(repo, name)
+        for one in said:
+            if one.observed is not None:
+                _bytes(repo, one.observed, needs)
+        for packing in packings.counting(repo.objects, [one.packings for one in said]):
+            _walk(repo, packing, Packing, needs, walked)
         return needs
     for attempt in ledger.attempts(repo, name):
         for rank in ledger.ranks(repo, name, attempt):

@@ -24,10 +24,11 @@ _IGNORED = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range
 
 
 def check(objects: Objects, entries: Sequence[Entry], what: str) -> None:
-    """Refuse a tree, called `what`, that says what no tree may say. Raises CorruptObject."""
+    """Refuse a tree as it is stored, called `what`, that says what no tree may say. Raises CorruptObject."""
     check_paths(entries, what)
-    check_claims(entries, what)
-    _check_digests(objects, entries, what)
+    small_bytes = objects.format.small_bytes
+    check_claims([entry for entry in entries if entry.parts or not 0 < entry.size_bytes < small_bytes], what)
+    _check_parts(objects, entries, what)
 
 
 def check_paths(files: Iterable[Entry | SourceFile], what: str) -> None:
@@ -63,11 +64,19 @@ def check_claims(entries: Iterable[Entry], what: str) -> None:
             raise CorruptObject(f"tree {what}: {_shown(entry.path)} has {size} bytes instead of {entry.size_bytes}")
 
 
-def _check_digests(objects: Objects, entries: Iterable[Entry], what: str) -> None:
-    """Refuse files that are not named by what they hold: trees are compared by these names. Raises CorruptObject."""
+def _check_parts(objects: Objects, entries: Iterable[Entry], what: str) -> None:
+    """Refuse files that are not named by what they hold: trees are compared by these names. Raises CorruptObject.
+
+    A small file is named by its bytes, which are held against its name when they are read.
+    """
+    small_bytes = objects.format.small_bytes
     for entry in entries:
         if entry.link is not None:
             digest = objects.digest(entry.link)
+        elif 0 < entry.size_bytes < small_bytes:
+            if entry.parts:
+                raise CorruptObject(f"tree {what}: {_shown(entry.path)} is small, and in chunks")
+            continue
         else:
             digest = joint_digest(objects, [part.digest for part in entry.parts])
         if entry.digest != digest:

@@ -5,12 +5,12 @@ and only if there is any.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
-from m5ws.records import Checkpoint, Digest, Record, Slice
+from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot
 from m5ws.repository.naming import Named, named
 from m5ws.repository.objects import Objects
 
@@ -32,6 +32,8 @@ class Records:
         self.least: dict[Digest, int] = {}
         self.exact: dict[Digest, int] = {}
         self.slices: dict[Digest, set[Slice]] = {}
+        self.trees: dict[Digest, tuple[Digest, ...]] = {}
+        self.placed: dict[tuple[Digest, tuple[Digest, ...]], set[Digest]] = {}
         self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
 
     def need(self, root: str, digest: Digest) -> None:
@@ -51,6 +53,16 @@ class Records:
                 self._claimed.add(claim)
             if new:
                 waiting += self._visit(*claim)
+
+    def lead(self, digest: Digest, other: Digest) -> None:
+        """Note that whoever needs an object needs another one too, which it does not name itself."""
+        with self._lock:
+            self._names.setdefault(digest, set()).add(other)
+
+    def place(self, holder: Digest, tree: Digest, packings: Sequence[Digest]) -> None:
+        """Note that a snapshot or content has a tree, and which packings are said to tell where its small files lie."""
+        with self._lock:
+            self.placed.setdefault((tree, tuple(dict.fromkeys(packings))), set()).add(holder)
 
     @property
     def needed(self) -> set[Digest]:
@@ -98,6 +110,10 @@ class Records:
         if isinstance(record, Checkpoint):
             with self._lock:
                 self.made.setdefault((record.run, record.attempt), {})[digest] = record
+        elif isinstance(record, Snapshot):
+            self.trees[digest] = tuple(dict.fromkeys(record.trees.values()))
+        elif isinstance(record, Content) and record.tree is not None:
+            self.place(digest, record.tree, [record.packing] if record.packing is not None else [])
         return self._remember(digest, found)
 
     def _remember(self, digest: Digest, found: Iterable[Named]) -> list[_Claim]:

@@ -3,7 +3,7 @@
 References are read before objects are listed: what a writer publishes meanwhile is there when it is looked for.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -12,14 +12,14 @@ from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Digest, Format, Record, Run, Snapshot
-from m5ws.repository import FORMAT, Repository, checkpoints, ledger, plans, runs
+from m5ws.records import Annotation, Checkpoint, Digest, Format, Packing, Record, Run, Snapshot
+from m5ws.repository import FORMAT, Repository, checkpoints, ledger, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records, unread
 from m5ws.repository.ledger import LAUNCHER
-from m5ws.repository.objects import is_digest
+from m5ws.repository.objects import is_digest, key
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class References:
         self._repo = repo
         self._records = records
         self._attempts: list[tuple[str, int]] = []
+        self._packings: list[tuple[str, list[dict[Digest, Digest]]]] = []
         self.damage: list[Damage] = []
         self.checkpoints: list[tuple[str, str, Digest]] = []
         self.snapshots: tuple[str, ...] = ()
@@ -54,6 +55,11 @@ class References:
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
+        for snapshot, said in self._packings:
+            for tree in self._records.trees.get(snapshot, ()):
+                self._records.place(snapshot, tree, [one[tree] for one in said if tree in one])
+        placed = self._records.placed.items()
+        _do([partial(self._placed, *pair, holders) for pair, holders in placed], "looking for small files", progress)
 
     def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
         self.damage.append(Damage(kind=kind, key=where, detail=detail, harms=roots))
@@ -68,11 +74,22 @@ class References:
             self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it away")
             return
         root = f"snapshot {snapshot_id}"
+        said, unreadable = list[dict[Digest, Digest]](), False
         for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
             annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
-            if annotation is not None and annotation.observed is not None:
+            if annotation is None:
+                unreadable = True
+                continue
+            said.append(annotation.packings)
+            if annotation.observed is not None:
                 self._records.need(root, annotation.observed)
+        for packing in packings.counting(self._repo.objects, said):
+            self._records.walk(root, packing, Packing)
+            self._records.lead(snapshot_id, packing)
         self._records.walk(root, snapshot_id, Snapshot)
+        # What an annotation says that is damaged is not known, and that it is damaged is named.
+        if not unreadable:
+            self._packings.append((snapshot_id, said))
 
     def _run(self, run_id: str) -> None:
         root = f"run {run_id}"
@@ -120,6 +137,26 @@ class References:
             return
         self.checkpoints.append((where, root, found))
         self._records.walk(root, found, Checkpoint)
+
+    # --- trees -------------------------------------------------------------------------------------
+
+    def _placed(self, tree: Digest, said: Sequence[Digest], holders: set[Digest]) -> None:
+        """Check that one of the packings says where all small files lie. What is damaged is named elsewhere."""
+        entries = self._read(lambda: trees.load(self._repo.objects, tree).entries)
+        if isinstance(entries, Exception) or not packings.needed(entries):
+            return
+        detail = "nothing says where its small files lie"
+        for digest in said:
+            found = self._read(partial(self._repo.objects.get_record, digest, Packing))
+            if isinstance(found, Exception) or isinstance(
+                self._read(partial(packings.check, found, digest)), Exception
+            ):
+                return
+            filled = self._read(partial(packings.filled, entries, found, tree, digest))
+            if not isinstance(filled, Exception):
+                return
+            detail = str(filled)
+        self._add("dangling", key(tree), detail, *sorted(set().union(*map(self._records.harms, holders))))
 
     # --- ledgers -----------------------------------------------------------------------------------
 

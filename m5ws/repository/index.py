@@ -18,6 +18,8 @@ from m5ws.records import Digest, Slice
 _FINE_NS = 20_000_000
 _COARSE_NS = 2_000_000_000
 _TREES = 64
+_PACKED_FILES = 2**18
+"""So many files' places are remembered beside those of the newest tree: some tens of milliseconds to read."""
 
 Stamp = tuple[int, int, int, int]
 """Size, mtime and ctime in nanoseconds, inode."""
@@ -38,10 +40,15 @@ def settled(seen: Stamp, read_ns: int) -> bool:
     return max(seen[1], seen[2]) < read_ns - tick_ns
 
 
+PackFiles = tuple[bytes, tuple[int, ...]]
+"""The digests of a pack's files, joined, and their sizes in bytes."""
+
+
 class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tree that was written from files with these stamps, and every object it needs with its length."""
 
     digest: Digest
+    packing: Digest | None
     files: int
     size_bytes: int
     objects: tuple[tuple[Digest, int], ...]
@@ -52,11 +59,11 @@ class _Files(msgspec.Struct, array_like=True):
 
     files: dict[bytes, tuple[Stamp, Digest]] = {}
     chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
-    packs: dict[Digest, Digest] = {}
+    packs: dict[Digest, PackFiles] = {}
 
 
 class _Content(msgspec.Struct, array_like=True):
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, msgspec.Raw] = {}
     notes: dict[str, bytes] = {}
@@ -133,17 +140,20 @@ class Index:
             self._files.chunks[location] = (seen, chunks)
             self._dirty = True
 
-    def pack(self, members: Digest) -> Digest | None:
-        """Return the digest of the pack with these members, or None."""
-        return self._files.packs.get(members)
+    def packs(self) -> dict[Digest, PackFiles]:
+        """Return what each pack that is remembered holds."""
+        return self._files.packs
 
-    def packs(self) -> frozenset[Digest]:
-        """Return every pack that is remembered."""
-        return frozenset(self._files.packs.values())
-
-    def remember_pack(self, members: Digest, digest: Digest) -> None:
-        self._files.packs[members] = digest
-        self._dirty = True
+    def remember_packs(self, packs: dict[Digest, PackFiles]) -> None:
+        """Remember what `packs` hold, and of other packs those that were used most lately."""
+        room, others = _PACKED_FILES, list[tuple[Digest, PackFiles]]()
+        for digest, found in reversed(self._files.packs.items()):
+            if digest not in packs and (room := room - len(found[1])) >= 0:
+                others.append((digest, found))
+        kept = dict(reversed(others)) | packs
+        if list(kept) != list(self._files.packs):
+            self._files.packs = kept
+            self._dirty = True
 
     def tree(self, signature: Digest) -> KnownTree | None:
         """Return the tree written from files with this signature, or None."""

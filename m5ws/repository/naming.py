@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot, Tree
+from m5ws.records import Checkpoint, Content, Digest, Packing, Record, Slice, Snapshot, Tree
+from m5ws.repository import packings
 from m5ws.repository.entries import check
 from m5ws.repository.objects import Objects
 
@@ -11,13 +12,15 @@ Named = Slice | tuple[Digest, type[Record]]
 
 
 def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
-    """Yield what a record, stored as `digest`, names directly. Raises CorruptObject for a tree that is refused."""
+    """Yield what a record, stored as `digest`, names directly. Raises CorruptObject for one that is refused."""
     if isinstance(record, Snapshot):
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
     elif isinstance(record, Tree):
         check(objects, record.entries, digest)
         for entry in record.entries:
             yield from entry.parts
+    elif isinstance(record, Packing):
+        yield from packings.slices(record, digest)
     elif isinstance(record, Checkpoint):
         yield record.content, Content
     elif isinstance(record, Content):
@@ -34,3 +37,5 @@ def _of_content(content: Content) -> Iterator[Named]:
         yield content.common
     if content.tree is not None:
         yield content.tree, Tree
+    if content.packing is not None:
+        yield content.packing, Packing

@@ -18,6 +18,7 @@ from m5ws.errors import CorruptObject, ObjectExists
 from m5ws.ports import Buffer, Flowing, Near, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
 from m5ws.repository import plans
+from m5ws.repository.packings import Told
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -75,11 +76,12 @@ class _Arriving:
 
 
 class Objects:
-    """The content-addressed part of a store."""
+    """The content-addressed part of a store. `told` is where small files lie, as far as this process knows."""
 
     def __init__(self, store: ObjectStore, form: Format) -> None:
         self.store = store
         self.format = form
+        self.told = Told(store)
         self._seen: set[Digest] = set()
         self._began: frozenset[str] | None = None
         self._beginning = threading.Lock()

@@ -21,11 +21,17 @@ _LISTED_EACH = 250
 """A listing is a fourth of a thousand objects for each wanted one: with a thousand to an answer, 1.25 requests each."""
 
 
-def missing(objects: Objects, needs: Mapping[Digest, int]) -> set[Digest]:
+def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = False) -> set[Digest]:
     """Return which of `needs` (digest to the least length in bytes) are not there.
 
-    Raises CorruptObject if one is there and shorter.
+    Raises CorruptObject if one is there and shorter; to the `lenient` it is not there.
     """
+    if lenient:
+        try:
+            return missing(objects, needs)
+        except CorruptObject:
+            there = {digest: objects.store.stat(key(digest)) for digest in needs}
+            return {digest for digest, one in there.items() if one is None or one.size_bytes < needs[digest]}
     objects.begin()
     ordered = sorted(needs)
     budget = len(ordered) // _WHOLE_EACH * 1000

@@ -3,7 +3,7 @@
 Memory: one entry of 32 bytes an object, however many roots lead to it.
 """
 
-from m5ws.records import Checkpoint, Content, Digest, Slice, Snapshot, Tree
+from m5ws.records import Annotation, Checkpoint, Content, Digest, Packing, Slice, Snapshot, Tree
 from m5ws.repository.naming import named
 from m5ws.repository.objects import Objects, R
 
@@ -22,6 +22,16 @@ class Reach:
     def add(self, digest: Digest) -> None:
         """Add an object that names no other."""
         self.digests.add(bytes.fromhex(digest))
+
+    def annotation(self, annotation: Annotation) -> None:
+        """Add what an annotation names, but for the snapshot that it is about."""
+        if annotation.observed is not None:
+            self.add(annotation.observed)
+        for packing in annotation.packings.values():
+            self.packing(packing)
+
+    def packing(self, digest: Digest) -> None:
+        self._record(digest, Packing)
 
     def snapshot(self, digest: Digest) -> None:
         self._record(digest, Snapshot)

@@ -17,7 +17,7 @@ from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
 from m5ws.records import Annotation, Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository import Repository, checkpoints, ledger, packings, runs
 from m5ws.repository.reach import Reach
 
 _RESUMABLE = ("dcp/1", "deepspeed/1")
@@ -82,10 +82,13 @@ def _pins(repo: Repository, reach: Reach, run: str) -> None:
 
 
 def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
-    for stat in repo.store.list(f"snapshots/{snapshot}/"):
-        observed = codec.decode(repo.store.get(stat.key), Annotation, stat.key).observed
-        if observed is not None:
-            reach.add(observed)
+    keys = [stat.key for stat in repo.store.list(f"snapshots/{snapshot}/")]
+    said = [codec.decode(repo.store.get(key), Annotation, key) for key in keys]
+    for annotation in said:
+        if annotation.observed is not None:
+            reach.add(annotation.observed)
+    for packing in packings.counting(repo.objects, [one.packings for one in said]):
+        reach.packing(packing)
     reach.snapshot(snapshot)
 
 

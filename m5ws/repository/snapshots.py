@@ -6,42 +6,60 @@ object that the snapshot names, so whoever finds it can read all of it (promise 
 
 import os
 
+import msgspec
+
 from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Digest, Snapshot
-from m5ws.repository import Repository, publishing
-from m5ws.repository.publishing import Patience
+from m5ws.repository import Repository, presence, publishing, trees
+from m5ws.repository.publishing import Patience, Vanished
 from m5ws.repository.reach import Reach
 
 
 def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation, patience: Patience | None = None) -> Digest:
-    """Publish a snapshot whose trees are durable already, and return its id.
+    """Publish a snapshot whose trees are durable already, and return its id; the annotation is given their packings.
 
     Raises Vanished if gc deleted some of it meanwhile, after which all is to be uploaded and published again.
     """
+    places = packings(repo, snapshot)
+    if lost := presence.missing(repo.objects, dict.fromkeys(places.values(), 0)):
+        repo.objects.told.forget()
+        raise Vanished(f"where small files lie was written, and is not there: packing {min(lost)}")
+    annotation = msgspec.structs.replace(annotation, packings=places)
     digest = repo.objects.put_record(snapshot)
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:
         reach = Reach(repo.objects)
         reach.snapshot(digest)
-        if annotation.observed is not None:
-            reach.add(annotation.observed)
+        reach.annotation(annotation)
         return reach.digests
 
     def create() -> None:
         # Published from here on.
         repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
 
-    publishing.publish(repo, needs, create, patience=patience)
+    try:
+        publishing.publish(repo, needs, create, patience=patience)
+    except Vanished:
+        repo.objects.told.forget()
+        raise
     return digest
 
 
+def packings(repo: Repository, snapshot: Snapshot) -> dict[Digest, Digest]:
+    """Return the packings of a snapshot's trees that were written or loaded by `repo`. Raises as `trees.located`."""
+    found = {tree: trees.packing_of(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())}
+    return {tree: packing for tree, packing in found.items() if packing is not None}
+
+
 def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
-    """Return a published snapshot. Raises NotFound, CorruptObject."""
+    """Return a published snapshot, whose files can be read by `trees.located` then. Raises NotFound, CorruptObject."""
     if not repo.store.names(f"snapshots/{snapshot_id}/"):
         raise NotFound(f"there is no snapshot {snapshot_id}")
-    return repo.objects.get_record(snapshot_id, Snapshot)
+    snapshot = repo.objects.get_record(snapshot_id, Snapshot)
+    repo.objects.told.by(snapshot_id, snapshot.trees.values())
+    return snapshot
 
 
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:

@@ -1,9 +1,8 @@
 """Files on disk to a tree, and a tree to files.
 
 A tree is a pure function of paths, modes and contents: files of at least `Format.small_bytes` are cut into
-chunks, smaller ones joined in path order into packs of 3/4 MiB on the average. A pack ends where a file's digest says
-so, once it has its least size, or before it would pass `Format.pack_bytes`; so a changed file rewrites its own pack
-and, at most, those up to the next end that both ways of cutting share (docs/format.md).
+chunks, smaller ones are named by their content alone. Where these lie is not part of it: a packing says so, which names
+packs that the store had already as well as new ones (docs/format.md).
 """
 
 import operator
@@ -14,21 +13,27 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws import codec
+from m5ws.errors import NotFound
 from m5ws.ports import Progress, SourceFile
-from m5ws.records import Digest, Entry, Tree
-from m5ws.repository import presence
+from m5ws.records import Digest, Entry, Packing, Tree
+from m5ws.repository import packings, presence
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.entries import check, check_paths
 from m5ws.repository.index import Index, KnownTree, settled, stamp
 from m5ws.repository.objects import Objects
 
+_TAKE_AGAIN = "Take the snapshot again where its files are: that says it anew."
 _STAMPED = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree that is durable (or would be, on a dry run): its digest, its size, and the bytes that were new."""
+    """A tree that is durable (or would be, on a dry run): its digest, its size, and the bytes that were new.
+
+    `packing` says where its small files lie; None if it has none.
+    """
 
     digest: Digest
+    packing: Digest | None
     files: int
     size_bytes: int
     new_bytes: int
@@ -55,13 +60,22 @@ def write_tree(
     writer = TreeWriter(objects, index, dry_run, began_ns)
     check_paths(ordered, "to be written")
     tree = Tree(entries=writer.entries(ordered, stats, progress))
+    packing = writer.packing()
     digest = writer.put(codec.encode(tree))
+    if not dry_run:
+        objects.told.of(digest, packing)
     if index is not None and not dry_run and all(settled(stamp(found), began_ns) for found in stats):
         known_tree = KnownTree(
-            digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, objects=tuple(writer.needed.items())
+            digest=digest,
+            packing=packing,
+            files=len(tree.entries),
+            size_bytes=tree.size_bytes,
+            objects=tuple(writer.needed.items()),
         )
         index.remember_tree(signature, known_tree)
-    return Written(digest=digest, files=len(tree.entries), size_bytes=tree.size_bytes, new_bytes=writer.new_bytes)
+    return Written(
+        digest=digest, packing=packing, files=len(tree.entries), size_bytes=tree.size_bytes, new_bytes=writer.new_bytes
+    )
 
 
 def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest: Digest) -> bool:
@@ -83,20 +97,67 @@ def present(objects: Objects, known: KnownTree | None) -> Written | None:
     """Return what was written before, if every object that it needs is still there."""
     if known is None or presence.missing(objects, dict(known.objects)):
         return None
-    return Written(digest=known.digest, files=known.files, size_bytes=known.size_bytes, new_bytes=0, unchanged=True)
+    objects.told.of(known.digest, known.packing)
+    return Written(
+        digest=known.digest,
+        packing=known.packing,
+        files=known.files,
+        size_bytes=known.size_bytes,
+        new_bytes=0,
+        unchanged=True,
+    )
 
 
 def load(objects: Objects, digest: Digest) -> Tree:
-    """Return a tree, whose entries are checked. Raises NotFound, CorruptObject."""
+    """Return a tree as it is stored, checked: small files have no parts. Raises NotFound, CorruptObject."""
     tree = objects.get_record(digest, Tree)
     check(objects, tree.entries, digest)
     return tree
 
 
+def located(objects: Objects, digest: Digest, packing: Digest | None = None) -> Tree:
+    """Return a tree whose files can be read: as `load`, with the parts of small files.
+
+    Where they lie says `packing`, or what `objects` was told: the snapshot was loaded, or the tree written, by it.
+    Raises NotFound if nobody has said it, CorruptObject.
+    """
+    tree = load(objects, digest)
+    if not packings.needed(tree.entries):
+        objects.told.of(digest, None)
+        return tree
+    trouble: Exception | None = None
+    several = [packing] if packing is not None else list(objects.told.packings(digest))
+    # Whole ones first: whether one is, is asked only where there is a choice.
+    for found in several if len(several) < 2 else sorted(several, key=lambda one: not packings.is_whole(objects, one)):
+        try:
+            entries = packings.filled(tree.entries, objects.get_record(found, Packing), digest, found)
+        except packings.UNSOUND as error:
+            trouble = trouble or error
+            continue
+        objects.told.of(digest, found)
+        return Tree(entries=entries)
+    raise trouble or NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+
+
+def packing_of(objects: Objects, digest: Digest) -> Digest | None:
+    """Return the packing of a tree, None if it has no small files. Raises as `located`."""
+    if (known := objects.told.known(digest)) is not None:
+        return known[0]
+    for found in objects.told.packings(digest):
+        if objects.has(found):
+            objects.told.of(digest, found)
+            return found
+    if packings.needed(load(objects, digest).entries):
+        raise NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+    objects.told.of(digest, None)
+    return None
+
+
 def read_file(objects: Objects, entry: Entry) -> bytes:
-    """Return a file's content, verified. A link's content is its target."""
+    """Return the content of a file of a located tree, verified. A link's content is its target."""
     if entry.link is not None:
         return entry.link
+    assert sum(part.size_bytes for part in entry.parts) == entry.size_bytes, f"{entry.name} was not located"
     return b"".join(objects.read(part) for part in entry.parts)
 
 

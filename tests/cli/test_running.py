@@ -120,7 +120,7 @@ def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Rep
 
 def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('x')\n")
-    tree = trees.load(home.objects, snapshots.load(home, snapshot).code.tree)
+    tree = trees.located(home.objects, snapshots.load(home, snapshot).code.tree)
     pack = tree.entries[0].parts[0].object
     (place / ".m5ws" / "store" / "objects" / pack[:2] / pack).unlink()
     done = _m5(place, "run", snapshot, "--detach", "--", "train.py")

@@ -73,7 +73,7 @@ def _all_whole(world: World) -> None:
 @pytest.mark.parametrize("graceful", [True, False])
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_that_was_published_is_lost(seed: int, graceful: bool) -> None:
-    world = World()
+    world = World(packed=seed % 2 == 0)
     _schedule(seed, world, graceful=graceful)
     world.ends_well()
 
@@ -83,7 +83,7 @@ def test_nothing_that_was_published_is_lost(seed: int, graceful: bool) -> None:
 @pytest.mark.parametrize("graceful", [True, False])
 def test_nothing_that_was_published_is_lost_in_thousands_of_schedules(graceful: bool) -> None:
     for seed in range(100, 5100):
-        world = World()
+        world = World(packed=seed % 2 == 0)
         _schedule(seed, world, graceful=graceful)
         world.ends_well()
 
@@ -196,7 +196,7 @@ class WaitsForNobody(PassingStore):
 )
 def test_a_broken_protocol_is_found(writers_lie: Lie, gc_lies: Lie, graceful: bool) -> None:
     for seed in range(2000):
-        world = World(writers_lie, gc_lies)
+        world = World(writers_lie, gc_lies, packed=False)
         try:
             _schedule(seed, world, graceful=graceful)
             world.ends_well()

@@ -94,7 +94,7 @@ class _Place:
         return {
             path_text(entry.path): trees.read_file(self.repo.objects, entry)
             for part in parts
-            for entry in trees.load(self.repo.objects, part).entries
+            for entry in trees.located(self.repo.objects, part).entries
         }
 
     def judge(self) -> None:

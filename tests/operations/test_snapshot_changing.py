@@ -35,7 +35,7 @@ def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repos
     captured = take(root, repo, said, source=source)
     assert source.look == 4
     assert captured.id == take(root, repo, said).id
-    found = {e.name: e for tree in captured.snapshot.trees.values() for e in trees.load(repo.objects, tree).entries}
+    found = {e.name: e for tree in captured.snapshot.trees.values() for e in trees.located(repo.objects, tree).entries}
     assert trees.read_file(repo.objects, found[name]) == b"look 2\n"
 
 

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from captures import SECRET, Machine, take
 from checkouts import git
 from m5ws.records import Observed
@@ -17,7 +19,8 @@ def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
     machine = Machine()
     captured = take(root, repo, machine=machine, message=f"try {SECRET}")
     (said,) = snapshots.annotations(repo, captured.id)
-    assert said == captured.annotation
+    assert msgspec.structs.replace(said, packings={}) == captured.annotation
+    assert said.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
     assert (said.branch, said.remote, said.message) == ("main", "https://example.org/r.git", "try ***")
     assert said.observed is not None
     assert repo.objects.get_record(said.observed, Observed).facts == {"python": "3.11", "threads": "1"}
@@ -48,7 +51,7 @@ def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, sto
     assert take(root, again).id == first.id
     assert first.id in snapshots.ids(again)
     for tree in first.snapshot.trees.values():
-        for entry in trees.load(again.objects, tree).entries:
+        for entry in trees.located(again.objects, tree).entries:
             trees.read_file(again.objects, entry)
 
 

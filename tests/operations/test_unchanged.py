@@ -236,7 +236,7 @@ def test_what_the_store_lost_is_written_again(places: dict[str, Place]) -> None:
         captured = place.take()
         assert captured.id == whole.id
         for tree in captured.snapshot.trees.values():
-            for entry in trees.load(place.repo.objects, tree).entries:
+            for entry in trees.located(place.repo.objects, tree).entries:
                 trees.read_file(place.repo.objects, entry)
 
 

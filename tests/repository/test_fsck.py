@@ -53,7 +53,7 @@ def test_every_single_flipped_bit_is_named(filled: tuple[Repository, str]) -> No
 
 def test_a_truncated_and_a_missing_object_are_told_apart_and_say_whom_they_harm(filled: tuple[Repository, str]) -> None:
     repo, snapshot_id = filled
-    tree = trees.load(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
+    tree = trees.located(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
     where = key(tree.entries[0].parts[0].object)
     path = _path(repo, where)
     data = path.read_bytes()

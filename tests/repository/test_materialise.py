@@ -28,7 +28,7 @@ def _written(repo: Repository, source: Path) -> tuple[Tree, dict[str, bytes]]:
     """Capture files of every size, some in folders, and return their tree and contents."""
     drawn = random.Random(1)
     contents = {f"{'deep/er/' * (number % 2)}{size}": drawn.randbytes(size) for number, size in enumerate(_SIZES)}
-    return trees.load(repo.objects, planted.tree(repo, source, contents)), contents
+    return trees.located(repo.objects, planted.tree(repo, source, contents)), contents
 
 
 def _read(target: Path) -> dict[str, bytes]:
@@ -90,7 +90,7 @@ def test_packs_are_read_not_files(tmp_path: Path) -> None:
     for number in range(300):
         (source / f"{number:03d}").write_bytes(b"%d" % number * 20)
     files = [SourceFile(path=path.name.encode(), location=path) for path in source.iterdir()]
-    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
+    tree = trees.located(repo.objects, trees.write_tree(repo.objects, files).digest)
     far.gets.clear()
     materialise.materialise(repo.objects, [tree], tmp_path / "target")
     assert sorted(far.gets) == sorted({key(entry.parts[0].object) for entry in tree.entries})
@@ -191,7 +191,7 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pyte
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))
     files = [SourceFile(path=b"large", location=tmp_path / "large")]
-    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
+    tree = trees.located(repo.objects, trees.write_tree(repo.objects, files).digest)
     begun, most, sizes = 0, 0, []
 
     def progress(what: str, done: int, total: int) -> None:

@@ -70,7 +70,7 @@ def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, 
         path.write_bytes(data)
         path.chmod(0o755 if executable else 0o644)
     written = trees.write_tree(repo.objects, _sources(source))
-    materialise(repo.objects, [trees.load(repo.objects, written.digest)], base / "target")
+    materialise(repo.objects, [trees.located(repo.objects, written.digest)], base / "target")
     assert _read_back(base / "target") == files
     again = trees.write_tree(repo.objects, _sources(base / "target"))
     assert again.digest == written.digest and again.new_bytes == 0
@@ -94,8 +94,8 @@ def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
     first = trees.write_tree(repo.objects, _sources(source))
     (source / "01500").write_bytes(b"changed")
     second = trees.write_tree(repo.objects, _sources(source))
-    old = {part.object for entry in trees.load(repo.objects, first.digest).entries for part in entry.parts}
-    new = {part.object for entry in trees.load(repo.objects, second.digest).entries for part in entry.parts}
+    old = {part.object for entry in trees.located(repo.objects, first.digest).entries for part in entry.parts}
+    new = {part.object for entry in trees.located(repo.objects, second.digest).entries for part in entry.parts}
     assert len(old) >= 8
     assert 1 <= len(new - old) <= 2
 
@@ -110,12 +110,12 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 
     def packs() -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for entry in trees.load(repo.objects, trees.write_tree(repo.objects, _sources(source)).digest).entries:
+        for entry in trees.located(repo.objects, trees.write_tree(repo.objects, _sources(source)).digest).entries:
             sizes[entry.parts[0].object] = sizes.get(entry.parts[0].object, 0) + entry.size_bytes
         return sizes
 
     before = packs()
-    assert min(list(before.values())[:-1]) >= form.pack_bytes // 16
+    assert min(list(before.values())[:-1]) >= form.pack_bytes // 4
     assert max(before.values()) <= form.pack_bytes
     (source / "00000-more").write_bytes(b"more" * 50)
     after = packs()
@@ -131,7 +131,7 @@ def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path
     source = tmp_path / "source"
     source.mkdir()
     draw = random.Random(least)
-    for number in range(400):
+    for number in range(1600):
         (source / f"{number:05d}").write_bytes(draw.randbytes(draw.randrange(least, most)))
     before = _written(repo.objects, source)
     (source / "0").write_bytes(draw.randbytes(least))
@@ -181,7 +181,7 @@ def test_a_lost_object_is_written_again(repo: Repository, tmp_path: Path) -> Non
         repo.store.delete(found.key)
     with Index(tmp_path / "index") as index:
         again = trees.write_tree(repo.objects, _sources(source), index)
-    tree = trees.load(repo.objects, again.digest)
+    tree = trees.located(repo.objects, again.digest)
     assert trees.read_file(repo.objects, tree.entries[0]) == b"content"
 
 
@@ -197,7 +197,7 @@ def test_a_tree_that_could_write_elsewhere_is_refused(repo: Repository, tmp_path
     entry = Entry(path=path, mode="file", size_bytes=0, digest=repo.objects.digest(b""))
     digest = repo.objects.put_record(Tree(entries=(entry,)))
     with pytest.raises(CorruptObject):
-        trees.load(repo.objects, digest)
+        trees.located(repo.objects, digest)
     with pytest.raises(CorruptObject):
         materialise(repo.objects, [Tree(entries=(entry,))], tmp_path / "target")
     assert not (tmp_path / "target").exists()

@@ -13,7 +13,7 @@ import pytest
 from filled_store import Scale, fill
 from m5ws.errors import NotFound
 from m5ws.ports import Vouching
-from m5ws.records import Annotation, Entry, Format, Slice, Snapshot, Tree
+from m5ws.records import Annotation, Entry, Format, Pack, Packing, Snapshot, Tree
 from m5ws.repository import Repository, fsck, snapshots
 from m5ws.repository.damage import Report
 from m5ws.store.local import LocalStore
@@ -177,10 +177,12 @@ def test_what_nothing_names_has_no_size_to_be_right_and_is_read(server: Scripted
 def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     pack = repo.objects.put(b"named, and not")
-    part = Slice(object=pack, offset=0, size_bytes=5, digest=repo.objects.digest(b"named"))
-    entry = Entry(path=b"a", mode="file", size_bytes=5, digest=part.digest, parts=(part,))
-    record = repo.objects.get_record(snapshots.ids(repo)[0], Snapshot)
-    snapshot = msgspec.structs.replace(record, config=repo.objects.put_record(Tree(entries=(entry,))))
+    name = repo.objects.digest(b"named")
+    packing = Packing(packs=(Pack(object=pack, files=bytes.fromhex(name), sizes_bytes=(5,)),))
+    tree = repo.objects.put_record(Tree(entries=(Entry(path=b"a", mode="file", size_bytes=5, digest=name),)))
+    repo.objects.told.of(tree, repo.objects.put_record(packing))
+    record = snapshots.load(repo, snapshots.ids(repo)[0])
+    snapshot = msgspec.structs.replace(record, config=tree)
     snapshots.publish(repo, snapshot, Annotation(created_s=1.0))
     assert fsck.check(repo).clean
     where = f"objects/{pack[:2]}/{pack}"

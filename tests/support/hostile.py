@@ -18,7 +18,7 @@ import msgspec
 import planted
 from m5ws import codec
 from m5ws.events import AttemptStarted, Batch, Event
-from m5ws.records import Annotation, Checkpoint, Content, Entry, LaunchSpec, Observed, Record, Run, Sealed, Tree
+from m5ws.records import Annotation, Checkpoint, Content, Entry, Format, LaunchSpec, Observed, Record, Run, Sealed, Tree
 from m5ws.repository import Repository
 from m5ws.repository.checkpoints import name
 from m5ws.repository.spool import chain, genesis
@@ -89,7 +89,8 @@ class World:
             canary.write_text("mine")
             os.utime(canary, (1, 1))
         (self.workspace / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
-        self.repo = Repository.create(LocalStore(self.store_dir))
+        # Whatever is not empty is a large file, whose parts its entry tells.
+        self.repo = Repository.create(LocalStore(self.store_dir), Format(small_bytes=1))
         self._commands = commands
 
     def m5ws(self, *arguments: str) -> Answer:

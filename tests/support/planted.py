@@ -23,9 +23,12 @@ from m5ws.records import (
     Entry,
     LaunchSpec,
     Observed,
+    Pack,
+    Packing,
     Run,
     Slice,
     Snapshot,
+    Tree,
 )
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.objects import Objects
@@ -41,6 +44,23 @@ def file(objects: Objects, path: bytes, data: bytes) -> Entry:
     """Store a file as an object of its own, and return its entry in a tree."""
     part = whole(objects, data)
     return Entry(path=path, mode="file", size_bytes=len(data), digest=part.digest, parts=(part,))
+
+
+def packed(repo: Repository, files: Mapping[bytes, bytes]) -> Digest:
+    """Store small files, each in a pack of its own, where they lie, and their tree; return the tree's digest."""
+    parts = {path: whole(repo.objects, data) for path, data in files.items() if data}
+    packs = {
+        part.object: Pack(object=part.object, files=bytes.fromhex(part.digest), sizes_bytes=(part.size_bytes,))
+        for part in parts.values()
+    }
+    packing = repo.objects.put_record(Packing(packs=tuple(packs.values()))) if packs else None
+    entries = [
+        Entry(path=path, mode="file", size_bytes=len(data), digest=repo.objects.digest(data))
+        for path, data in sorted(files.items())
+    ]
+    digest = repo.objects.put_record(Tree(entries=tuple(entries)))
+    repo.objects.told.of(digest, packing)
+    return digest
 
 
 def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Digest:

@@ -150,7 +150,7 @@ def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: 
     (annotation,) = snapshots.annotations(repo, derived)
     assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
     assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
-    tree = trees.load(repo.objects, snapshots.load(repo, derived).config)
+    tree = trees.located(repo.objects, snapshots.load(repo, derived).config)
     contents = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries}
     assert contents["model/size.yaml"] == b"depth: 3\n"
     assert b"lr: 0.5 " in contents["config.yaml"]

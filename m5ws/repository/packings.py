@@ -1,0 +1,172 @@
+"""Where small files lie: trees name them by content alone, and a packing beside a tree says which packs hold them.
+
+So a tree is a pure function of its files, and what the store had before decides only what is sent (docs/format.md).
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws import codec
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.ports import ObjectStore
+from m5ws.records import OBJECT_BYTES, Annotation, Digest, Entry, Pack, Packing, Slice
+
+if TYPE_CHECKING:
+    from m5ws.repository.objects import Objects
+
+UNSOUND = (NotFound, CorruptObject, UnknownSchema)
+"""What reading a record raises that is not there, damaged, or of another version."""
+_LISTED = 5000
+_RECENT = 4
+
+
+class Told:
+    """Which packings this process knows of: those that it wrote, and, when asked for, those that annotations name."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: dict[Digest, Digest | None] = {}
+        self._snapshots: dict[Digest, dict[Digest, None]] = {}
+        self._said: dict[Digest, list[dict[Digest, Digest]]] = {}
+        self._recent: list[Pack] | None = None
+
+    def of(self, tree: Digest, packing: Digest | None) -> None:
+        """Note the packing of a tree, which is in the store; None if the tree has no small files."""
+        self._known[tree] = packing
+
+    def by(self, snapshot: Digest, trees: Iterable[Digest]) -> None:
+        """Note that the annotations of `snapshot` name the packings of its `trees`."""
+        self._said.pop(snapshot, None)
+        for tree in trees:
+            self._snapshots.setdefault(tree, {})[snapshot] = None
+
+    def forget(self) -> None:
+        """Forget which packings were written: some of what was there has vanished."""
+        self._known.clear()
+
+    def known(self, tree: Digest) -> tuple[Digest | None] | None:
+        """Return a tree's packing, alone in a tuple, if it was noted."""
+        return (self._known[tree],) if tree in self._known else None
+
+    def packings(self, tree: Digest) -> Iterator[Digest]:
+        """Yield a tree's packings: what was noted, then what annotations say, newest first. What is damaged is mute."""
+        noted = self._known.get(tree)
+        seen = {noted, None}
+        if noted is not None:
+            yield noted
+        for snapshot in self._snapshots.get(tree, ()):
+            if snapshot not in self._said:
+                self._said[snapshot] = list(self._read(f"snapshots/{snapshot}/"))
+            for said in self._said[snapshot]:
+                packing = said.get(tree)
+                if packing is not None and packing not in seen:
+                    yield packing
+                seen.add(packing)
+
+    def recent(self, objects: "Objects") -> list[Pack]:
+        """Return the packs of snapshots that something was said of lately, for who does not know what a store holds.
+
+        Of the first `_LISTED` annotations the `_RECENT` newest are read, once. Nothing of it is sure to be there.
+        """
+        if self._recent is None:
+            packs: dict[Digest, Pack] = {}
+            for digest in dict.fromkeys(one for said in self._read("snapshots/") for one in said.values()):
+                with suppress(*UNSOUND):
+                    packing = objects.get_record(digest, Packing)
+                    check(packing, digest)
+                    packs |= {pack.object: pack for pack in packing.packs}
+            self._recent = list(packs.values())
+        return self._recent
+
+    def _read(self, prefix: str) -> Iterator[dict[Digest, Digest]]:
+        """Yield what the newest annotations below `prefix` say: all of one snapshot's, few of all snapshots'."""
+        found = itertools.islice(self._store.list(prefix), _LISTED)
+        keys = sorted((one.key for one in found), key=lambda key: key.rpartition("/")[2], reverse=True)
+        for key in keys[:_RECENT] if prefix == "snapshots/" else keys:
+            with suppress(*UNSOUND):
+                yield codec.decode(self._store.get(key), Annotation, key).packings
+
+
+def counting(objects: "Objects", said: Iterable[Mapping[Digest, Digest]]) -> list[Digest]:
+    """Return which of the packings that the annotations of a snapshot name are needed.
+
+    All, but for those of which something is not there where another one of the same tree is whole: what a store has
+    lost is replaced by taking the snapshot again, and then nobody needs the rest of it.
+    """
+    named: dict[Digest, dict[Digest, None]] = {}
+    for packings in said:
+        for tree, packing in packings.items():
+            named.setdefault(tree, {})[packing] = None
+    found: dict[Digest, None] = {}
+    for several in named.values():
+        whole = [one for one in several if len(several) > 1 and is_whole(objects, one)]
+        found |= dict.fromkeys(whole or several)
+    return list(found)
+
+
+def is_whole(objects: "Objects", packing: Digest) -> bool:
+    """Return whether a packing can be read, and all its packs are there."""
+    from m5ws.repository import presence
+
+    try:
+        record = objects.get_record(packing, Packing)
+        check(record, packing)
+    except PermissionError:
+        raise
+    except (*UNSOUND, OSError):
+        return False
+    return not presence.missing(objects, {pack.object: pack.size_bytes for pack in record.packs}, lenient=True)
+
+
+def needed(entries: Sequence[Entry]) -> bool:
+    """Return whether there are small files among `entries`, whose places a packing must say."""
+    return any(map(_is_small, entries))
+
+
+def _is_small(entry: Entry) -> bool:
+    return not entry.parts and entry.link is None and entry.size_bytes > 0
+
+
+def check(packing: Packing, what: str) -> None:
+    """Refuse a packing, called `what`, that contradicts itself. Raises CorruptObject."""
+    for pack in packing.packs:
+        if len(pack.files) != 32 * len(pack.sizes_bytes) or not pack.sizes_bytes:
+            raise CorruptObject(f"packing {what} has {len(pack.sizes_bytes)} sizes and another number of files")
+        if pack.size_bytes > OBJECT_BYTES:
+            raise CorruptObject(f"packing {what} has a pack of {pack.size_bytes} bytes, which no object has")
+
+
+def slices(packing: Packing, what: str) -> Iterator[Slice]:
+    """Yield where each file lies. Raises CorruptObject for a packing, called `what`, that contradicts itself."""
+    check(packing, what)
+    for pack in packing.packs:
+        offset = 0
+        for name, size in zip(pack.names, pack.sizes_bytes, strict=True):
+            yield Slice(object=pack.object, offset=offset, size_bytes=size, digest=name.hex())
+            offset += size
+
+
+def filled(entries: Sequence[Entry], packing: Packing, tree: Digest, what: str) -> tuple[Entry, ...]:
+    """Return `entries` of a tree with the parts of small files, which a packing, called `what`, names.
+
+    Raises CorruptObject if the two contradict each other, NotFound if it does not name all.
+    """
+    places = {place.digest: place for place in slices(packing, what)}
+    whole: list[Entry] = []
+    for entry in entries:
+        if not _is_small(entry):
+            whole.append(entry)
+            continue
+        place = places.get(entry.digest)
+        if place is None:
+            raise NotFound(f"packing {what} does not say where {entry.name} of tree {tree} lies")
+        if place.size_bytes != entry.size_bytes:
+            raise CorruptObject(
+                f"{entry.name} has {entry.size_bytes} bytes in tree {tree}, and {place.size_bytes} in packing {what}"
+            )
+        whole.append(msgspec.structs.replace(entry, parts=(place,)))
+    return tuple(whole)

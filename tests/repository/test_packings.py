@@ -1,0 +1,361 @@
+"""Where small files lie: what the store has stays where it is, whatever was there before gives the same tree, and
+packings that lie are refused.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import planted
+from checkouts import write
+from m5ws import codec
+from m5ws.errors import CorruptObject, NotFound
+from m5ws.gc_records import Rules
+from m5ws.ports import SourceFile
+from m5ws.records import Annotation, Digest, Format, Pack, Packing, Tree
+from m5ws.repository import Repository, closure, fsck, roots, snapshots, trees
+from m5ws.repository.capture import FileChanged
+from m5ws.repository.index import Index
+from m5ws.repository.materialise import materialise
+from m5ws.repository.publishing import Vanished
+from m5ws.store.local import LocalStore
+from settling import settle
+
+_FORM = Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
+
+
+class Workspace:
+    """A folder of small files, a store, and an index: `write` is what `snapshot` does with them."""
+
+    def __init__(self, root: Path, form: Format = _FORM) -> None:
+        self.files = root / "files"
+        self.files.mkdir(parents=True)
+        self.repo = Repository.create(LocalStore(root / "store", durable=False), form)
+        self.index = root / "index"
+
+    def write(self, *, known: bool = True) -> trees.Written:
+        settle(self.files)
+        if not known:
+            return trees.write_tree(self.repo.objects, self._sources())
+        with Index(self.index) as index:
+            return trees.write_tree(self.repo.objects, self._sources(), index)
+
+    def fill(self, draw: random.Random, names: Iterable[int], size: int = 300) -> None:
+        for name in names:
+            (self.files / f"{name:04d}").write_bytes(draw.randbytes(draw.randrange(1, size)))
+
+    def packing(self, written: trees.Written) -> Packing:
+        assert written.packing is not None
+        return self.repo.objects.get_record(written.packing, Packing)
+
+    def content(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.files.iterdir()}
+
+    def _sources(self) -> list[SourceFile]:
+        return planted.sources(self.files, os.listdir(self.files))
+
+
+def _read(repo: Repository, written: trees.Written, target: Path) -> dict[str, bytes]:
+    """Return a tree's files as a process reads them that was told of its packing alone."""
+    fresh = Repository.open(repo.store)
+    materialise(fresh.objects, [trees.located(fresh.objects, written.digest, written.packing)], target)
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+def test_a_changed_file_alone_is_sent(tmp_path: Path) -> None:
+    here, draw = Workspace(tmp_path), random.Random(1)
+    here.fill(draw, range(400))
+    first = here.packing(here.write())
+    here.fill(draw, [200])
+    changed = here.write()
+    second = here.packing(changed)
+    (new,) = [pack for pack in second.packs if pack not in first.packs]
+    assert new.size_bytes == (here.files / "0200").stat().st_size
+    assert {pack.object for pack in first.packs} < {pack.object for pack in second.packs}
+    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+
+
+def test_a_tree_is_the_same_whatever_the_store_had_before(tmp_path: Path) -> None:
+    here, there = Workspace(tmp_path / "a"), Workspace(tmp_path / "b")
+    here.fill(random.Random(1), range(100))
+    here.write()
+    here.fill(random.Random(2), range(0, 100, 7))
+    there.fill(random.Random(1), range(100))
+    there.fill(random.Random(2), range(0, 100, 7))
+    mine, other = here.write(), there.write()
+    assert mine.digest == other.digest and mine.packing != other.packing
+    for number, (place, written) in enumerate(((here, mine), (there, other))):
+        assert _read(place.repo, written, tmp_path / f"{number}") == here.content()
+    # The same files packed by two who know nothing of each other are the same packs.
+    assert there.write(known=False).packing == other.packing
+
+
+_Edits = st.lists(st.lists(st.integers(0, 40), max_size=40), max_size=12)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=_Edits, seed=st.integers(0, 100))
+def test_reading_never_costs_more_than_twice_the_bytes_or_many_small_packs(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[list[int]], seed: int
+) -> None:
+    root = tmp_path_factory.mktemp("packs")
+    here, draw = Workspace(root), random.Random(seed)
+    here.fill(draw, range(40))
+    for number, edit in enumerate([[], *edits]):
+        for name in edit:
+            (here.files / f"{name:04d}").unlink(missing_ok=True)
+        here.fill(draw, edit[::2])
+        written = here.write()
+        if written.packing is None:
+            assert not here.content()
+            continue
+        packs, content = here.packing(written).packs, here.content()
+        assert sum(pack.size_bytes for pack in packs) <= 2 * sum(map(len, content.values()))
+        assert sum(pack.size_bytes < _FORM.pack_bytes // 4 for pack in packs) <= 17
+        assert _read(here.repo, written, root / f"read-{number}") == content
+        assert written.digest == here.write(known=False).digest
+
+
+def test_a_folder_that_was_moved_is_read_and_not_sent(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    here.write()
+    here.fill(random.Random(2), [7])
+    written = here.write()
+    planted.publish(here.repo, planted.snapshot(written.digest))
+    before = here.packing(written)
+    here.files, here.repo = here.files.rename(tmp_path / "moved"), Repository.open(here.repo.store)
+    moved = here.write()
+    assert here.packing(moved) == before and moved.new_bytes == 0
+
+
+def test_who_knows_nothing_of_a_store_asks_what_recent_snapshots_hold(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    planted.publish(here.repo, planted.snapshot(first.digest))
+    here.index.unlink()
+    here.fill(random.Random(2), [7])
+    here.repo = Repository.open(here.repo.store)
+    changed = here.write()
+    assert len(set(here.packing(changed).packs) - set(here.packing(first).packs)) == 1
+    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+    # What recent snapshots say may be damaged: then all is sent.
+    (said,) = here.repo.store.list("snapshots/")
+    here.repo.store.delete(said.key)
+    here.repo.store.create(said.key, b"damaged")
+    here.index.unlink()
+    assert here.write().digest == changed.digest
+
+
+def test_packs_that_were_lost_are_replaced_where_the_snapshot_is_taken_again(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    here.write()
+    here.fill(random.Random(2), [7, 70])
+    written = here.write()
+    snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
+    # One that cannot be made again, since not all of its files are there any more.
+    live = {bytes.fromhex(here.repo.objects.digest(data)) for data in here.content().values()}
+    lost = next(pack for pack in here.packing(written).packs if not live.issuperset(pack.names))
+    here.repo.store.delete(f"objects/{lost.object[:2]}/{lost.object}")
+    assert [found.kind for found in fsck.check(here.repo).damage] == ["missing"]
+    again = here.write()
+    assert again.digest == written.digest and again.packing != written.packing
+    planted.publish(here.repo, planted.snapshot(again.digest), created_s=2.0)
+    fresh = Repository.open(here.repo.store)
+    tree = trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
+    materialise(fresh.objects, [tree], tmp_path / "read")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "read").iterdir()} == here.content()
+
+
+def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    here.write()
+    here.fill(random.Random(2), [7, 70])
+    written = here.write()
+    snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
+    live = {bytes.fromhex(here.repo.objects.digest(data)) for data in here.content().values()}
+    lost = next(pack for pack in here.packing(written).packs if not live.issuperset(pack.names))
+    for digest in (written.packing, lost.object):
+        here.repo.store.delete(f"objects/{str(digest)[:2]}/{digest}")
+    with pytest.raises(NotFound):
+        roots.read(here.repo, Rules(), lambda *_: False)
+    again = here.write()
+    planted.publish(here.repo, planted.snapshot(again.digest), created_s=2.0)
+    fresh = Repository.open(here.repo.store)
+    assert fsck.check(fresh).clean
+    reach = roots.read(fresh, Rules(), lambda *_: False).reach.digests
+    assert {bytes.fromhex(pack.object) for pack in here.packing(again).packs} <= reach
+    assert again.packing in closure.closure(fresh, "snapshot", snapshot)
+
+
+def test_somebody_else_s_damaged_pack_is_passed_over(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    planted.publish(here.repo, planted.snapshot(first.digest))
+    pack = here.packing(first).packs[0].object
+    data = here.repo.store.get(f"objects/{pack[:2]}/{pack}")
+    here.repo.store.delete(f"objects/{pack[:2]}/{pack}")
+    here.repo.store.create(f"objects/{pack[:2]}/{pack}", data[:-1])
+    here.index.unlink()
+    here.repo = Repository.open(here.repo.store)
+    here.fill(random.Random(2), range(0, 200, 20))
+    changed = here.write()
+    assert pack not in {one.object for one in here.packing(changed).packs}
+    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+
+
+def test_what_another_tree_has_made_known_hides_nothing_of_the_store(tmp_path: Path) -> None:
+    """A snapshot writes its code first: that the index knows its packs says nothing of the data's."""
+    here, other = Workspace(tmp_path / "a"), tmp_path / "code"
+    here.fill(random.Random(1), range(200))
+    planted.publish(here.repo, planted.snapshot(here.write().digest))
+    here.repo, here.index = Repository.open(here.repo.store), tmp_path / "fresh"
+    write(other, {"train.py": "print(1)"})
+    code = planted.sources(other, ["train.py"])
+    with Index(here.index) as index:
+        trees.write_tree(here.repo.objects, code, index)
+    assert here.write().new_bytes == 0
+
+
+def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path) -> None:
+    """Files with stamps of the future are read again by each look; one that only compares may think of other packs."""
+    here = Workspace(tmp_path)
+    for generation in range(24):
+        here.fill(random.Random(generation), [generation])
+        path = here.files / f"{generation:04d}"
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 3600))
+        sources = planted.sources(here.files, os.listdir(here.files))
+        with Index(here.index) as index:
+            written = trees.write_tree(here.repo.objects, sources, index)
+            assert trees.is_still(here.repo.objects, sources, index, written.digest)
+        snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
+        (said,) = snapshots.annotations(here.repo, snapshot)
+        assert set(said.packings.values()) == {written.packing}
+    assert fsck.check(here.repo).clean
+
+
+def test_a_packing_that_was_never_written_is_not_published(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    tree = planted.packed(repo, {b"a": b"content"})
+    repo.objects.told.of(tree, "3" * 64)
+    with pytest.raises(Vanished):
+        planted.publish(repo, planted.snapshot(tree))
+    assert repo.store.names("snapshots/") == ()
+
+
+def test_a_file_that_grows_or_shrinks_over_the_limit_meanwhile_is_not_captured_by_halves(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    for name, now, then in (("grows", 10, 2000), ("shrinks", 2000, 10)):
+        path = here.files / name
+        path.write_bytes(bytes(now))
+        seen = SourceFile(path=name.encode(), location=path, found=os.lstat(path))
+        path.write_bytes(bytes(then))
+        with pytest.raises(FileChanged):
+            trees.write_tree(here.repo.objects, [seen])
+
+
+# --- packings that lie -------------------------------------------------------------------------------------
+
+Lie = Callable[[Repository, Pack], Packing]
+
+
+def _pack(pack: Pack, **fields: object) -> Packing:
+    return Packing(packs=(msgspec.structs.replace(pack, **fields),))
+
+
+def _other(repo: Repository, pack: Pack) -> Packing:
+    data = b"x" * pack.size_bytes
+    return _pack(pack, object=repo.objects.put(data))
+
+
+LIES: dict[str, tuple[Lie, str, tuple[str, ...]]] = {
+    "nothing": (lambda repo, pack: Packing(packs=()), "does not say where", ("dangling",)),
+    "another file": (lambda repo, pack: _pack(pack, files=b"\1" * 32), "does not say where", ("dangling", "corrupt")),
+    "half a digest": (lambda repo, pack: _pack(pack, files=pack.files[:16]), "another number", ("unreadable",)),
+    "a size too many": (lambda repo, pack: _pack(pack, sizes_bytes=(7, 7)), "another number", ("unreadable",)),
+    "no files": (lambda repo, pack: _pack(pack, files=b"", sizes_bytes=()), "another number", ("unreadable",)),
+    "another size": (lambda repo, pack: _pack(pack, sizes_bytes=(6,)), "has 7 bytes in tree", ("dangling", "corrupt")),
+    "20 GB": (
+        lambda repo, pack: _pack(pack, files=pack.files * 5, sizes_bytes=(4 * 2**30,) * 5),
+        "which no object has",
+        ("unreadable",),
+    ),
+    "other bytes": (_other, "not what was written", ("corrupt",)),
+    "a pack that is not there": (lambda repo, pack: _pack(pack, object="2" * 64), "2" * 64, ("missing",)),
+}
+
+
+@pytest.mark.parametrize(("lie", "saying", "kinds"), LIES.values(), ids=LIES.keys())
+def test_a_packing_that_lies_is_refused_and_named(
+    tmp_path: Path, lie: Lie, saying: str, kinds: tuple[str, ...]
+) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    tree = planted.packed(repo, {b"a": b"content"})
+    packing = trees.packing_of(repo.objects, tree)
+    assert packing is not None
+    (pack,) = repo.objects.get_record(packing, Packing).packs
+    snapshot = repo.objects.put_record(planted.snapshot(tree))
+    lied = repo.objects.put_record(lie(repo, pack))
+    _annotate(repo, snapshot, {tree: lied})
+    fresh = Repository.open(repo.store)
+    with pytest.raises((CorruptObject, NotFound), match=saying):
+        _checkout(fresh, snapshot, tmp_path / "target")
+    damage = fsck.check(fresh).damage
+    assert tuple(sorted(one.kind for one in damage)) == tuple(sorted(kinds))
+    assert all(f"snapshot {snapshot}" in one.harms for one in damage)
+
+
+def test_a_tree_of_which_nobody_says_where_it_lies_is_named(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    tree = planted.packed(repo, {b"a": b"content"})
+    snapshot = repo.objects.put_record(planted.snapshot(tree))
+    _annotate(repo, snapshot, {})
+    fresh = Repository.open(repo.store)
+    with pytest.raises(NotFound, match="nothing says where"):
+        trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
+    (damage,) = fsck.check(fresh).damage
+    assert damage.kind == "dangling" and tree in damage.key and damage.harms == (f"snapshot {snapshot}",)
+
+
+def test_one_sound_packing_of_several_is_enough_and_all_are_copied(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    tree = planted.packed(repo, {b"a": b"content"})
+    packing = trees.packing_of(repo.objects, tree)
+    assert packing is not None
+    snapshot = repo.objects.put_record(planted.snapshot(tree))
+    _annotate(repo, snapshot, {tree: packing}, 1)
+    _annotate(repo, snapshot, {tree: repo.objects.put_record(Packing(packs=()))}, 2)
+    _annotate(repo, snapshot, {tree: repo.objects.put(b"\x81\xa4type\xa9packing/9")}, 3)
+    repo.store.create(f"snapshots/{snapshot}/{4:014d}-00000000", b"damaged")
+    fresh = Repository.open(repo.store)
+    found = trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
+    assert trees.read_file(fresh.objects, found.entries[0]) == b"content"
+    repo.store.delete(f"snapshots/{snapshot}/{4:014d}-00000000")
+    assert fsck.check(fresh).clean
+    assert {packing, tree, repo.objects.digest(b"content")} <= closure.closure(fresh, "snapshot", snapshot).keys()
+
+
+def test_a_small_file_in_chunks_is_refused(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    digest = repo.objects.put_record(Tree(entries=(planted.file(repo.objects, b"a", b"content"),)))
+    with pytest.raises(CorruptObject, match="is small, and in chunks"):
+        trees.load(repo.objects, digest)
+
+
+def _checkout(repo: Repository, snapshot: Digest, target: Path) -> None:
+    materialise(repo.objects, [trees.located(repo.objects, snapshots.load(repo, snapshot).code.tree)], target)
+
+
+def _annotate(repo: Repository, snapshot: Digest, packings: dict[Digest, Digest], when: int = 1) -> None:
+    said = Annotation(created_s=float(when), packings=packings)
+    repo.store.create(f"snapshots/{snapshot}/{when:014d}-00000000", codec.encode(said))
