@@ -33,7 +33,7 @@ def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str
 
 def read(repo: Repository, entry: Entry) -> bytes:
     """Return a file's content, verified. Raises NotFound, CorruptObject."""
-    return b"".join(repo.objects.read(part) for part in entry.parts)
+    return trees.read_file(repo.objects, entry)
 
 
 def _tokenizer(repo: Repository, record: Snapshot) -> Iterator[tuple[str, Entry]]:

@@ -2,7 +2,7 @@
 
 Nothing is ever written outside the target, whatever a tree says: its entries are checked, folders and files are
 created exclusively before any link exists, and links are made last. Packs are read, not files: 100,000 small files are
-hundreds of reads. Memory is bounded by _BUDGET_BYTES and one chunk, whatever is written.
+about a thousand reads. Memory is bounded by _BUDGET_BYTES and one chunk, whatever is written.
 """
 
 import os

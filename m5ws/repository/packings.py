@@ -74,7 +74,7 @@ class Told:
         """
         if self._recent is None:
             packs: dict[Digest, Pack] = {}
-            for digest in dict.fromkeys(one for said in self._read("snapshots/") for one in said.values()):
+            for digest in dict.fromkeys(one for said in self._read("snapshots/", _RECENT) for one in said.values()):
                 with suppress(*UNSOUND):
                     packing = objects.get_record(digest, Packing)
                     check(packing, digest)
@@ -82,11 +82,11 @@ class Told:
             self._recent = list(packs.values())
         return self._recent
 
-    def _read(self, prefix: str) -> Iterator[dict[Digest, Digest]]:
-        """Yield what the newest annotations below `prefix` say: all of one snapshot's, few of all snapshots'."""
+    def _read(self, prefix: str, most: int | None = None) -> Iterator[dict[Digest, Digest]]:
+        """Yield what the annotations below `prefix` say, newest first, or the newest `most` of them."""
         found = itertools.islice(self._store.list(prefix), _LISTED)
         keys = sorted((one.key for one in found), key=lambda key: key.rpartition("/")[2], reverse=True)
-        for key in keys[:_RECENT] if prefix == "snapshots/" else keys:
+        for key in keys[:most]:
             with suppress(*UNSOUND):
                 yield codec.decode(self._store.get(key), Annotation, key).packings
 

@@ -26,24 +26,18 @@ def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = Fa
 
     Raises CorruptObject if one is there and shorter; to the `lenient` it is not there.
     """
-    if lenient:
-        try:
-            return missing(objects, needs)
-        except CorruptObject:
-            there = {digest: objects.store.stat(key(digest)) for digest in needs}
-            return {digest for digest, one in there.items() if one is None or one.size_bytes < needs[digest]}
     objects.begin()
     ordered = sorted(needs)
     budget = len(ordered) // _WHOLE_EACH * 1000
     seen, last = _listed(objects, ordered, "objects/", budget) if budget else ({}, "")
-    found = set(_judged(ordered, seen, last, needs))
+    found = set(_judged(ordered, seen, last, needs, lenient))
     groups: dict[str, list[Digest]] = {}
     for digest in (digest for digest in ordered if digest > last):
         groups.setdefault(digest[:2], []).append(digest)
     if len(needs) <= 1 or not groups:
-        return found.union(*(_absent(objects, group, needs) for group in groups.values()))
+        return found.union(*(_absent(objects, group, needs, lenient) for group in groups.values()))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-presence") as pool:
-        jobs = [pool.submit(lambda group=group: list(_absent(objects, group, needs))) for group in _jobs(groups)]  # type: ignore[misc]
+        jobs = [pool.submit(_listed_absent, objects, group, needs, lenient) for group in _jobs(groups)]
         return found.union(*(job.result() for job in jobs))
 
 
@@ -56,24 +50,28 @@ def _jobs(groups: Mapping[str, list[Digest]]) -> Iterator[list[Digest]]:
             yield from ([digest] for digest in group)
 
 
-def _absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int]) -> Iterator[Digest]:
+def _absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int], lenient: bool) -> Iterator[Digest]:
     seen, last = dict[Digest, int](), ""
     if len(group) >= _DENSE:
         seen, last = _listed(objects, group, f"objects/{group[0][:2]}/", _LISTED_EACH * len(group))
     for digest in group:
         if digest > last and (found := objects.store.stat(key(digest))) is not None:
             seen[digest] = found.size_bytes
-    yield from _judged(group, seen, group[-1], needs)
+    yield from _judged(group, seen, group[-1], needs, lenient)
+
+
+def _listed_absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int], lenient: bool) -> list[Digest]:
+    return list(_absent(objects, group, needs, lenient))
 
 
 def _judged(
-    ordered: list[Digest], seen: Mapping[Digest, int], last: Digest, needs: Mapping[Digest, int]
+    ordered: list[Digest], seen: Mapping[Digest, int], last: Digest, needs: Mapping[Digest, int], lenient: bool
 ) -> Iterator[Digest]:
     """Yield which objects, of those up to `last`, are not among the `seen` ones."""
     for digest in ordered:
         if digest > last:
             return
-        if digest not in seen:
+        if digest not in seen or (lenient and seen[digest] < needs[digest]):
             yield digest
         elif seen[digest] < needs[digest]:
             raise CorruptObject(f"object {digest} has {seen[digest]} bytes instead of {needs[digest]}")

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import NotFound
 from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
-from m5ws.records import Annotation, Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, checkpoints, ledger, packings, runs
+from m5ws.records import Checkpoint, Content, Digest, Run
+from m5ws.repository import Repository, checkpoints, ledger, packings, runs, snapshots
 from m5ws.repository.reach import Reach
 
 _RESUMABLE = ("dcp/1", "deepspeed/1")
@@ -82,8 +81,7 @@ def _pins(repo: Repository, reach: Reach, run: str) -> None:
 
 
 def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
-    keys = [stat.key for stat in repo.store.list(f"snapshots/{snapshot}/")]
-    said = [codec.decode(repo.store.get(key), Annotation, key) for key in keys]
+    said = snapshots.annotations(repo, snapshot)
     for annotation in said:
         if annotation.observed is not None:
             reach.add(annotation.observed)

@@ -57,6 +57,11 @@ class Workspace:
     def content(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.files.iterdir()}
 
+    def irreplaceable(self, written: trees.Written) -> Pack:
+        """Return a pack that cannot be made again, since not all of its files are there any more."""
+        live = {bytes.fromhex(self.repo.objects.digest(data)) for data in self.content().values()}
+        return next(pack for pack in self.packing(written).packs if not live.issuperset(pack.names))
+
     def _sources(self) -> list[SourceFile]:
         return planted.sources(self.files, os.listdir(self.files))
 
@@ -161,9 +166,7 @@ def test_packs_that_were_lost_are_replaced_where_the_snapshot_is_taken_again(tmp
     here.fill(random.Random(2), [7, 70])
     written = here.write()
     snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
-    # One that cannot be made again, since not all of its files are there any more.
-    live = {bytes.fromhex(here.repo.objects.digest(data)) for data in here.content().values()}
-    lost = next(pack for pack in here.packing(written).packs if not live.issuperset(pack.names))
+    lost = here.irreplaceable(written)
     here.repo.store.delete(f"objects/{lost.object[:2]}/{lost.object}")
     assert [found.kind for found in fsck.check(here.repo).damage] == ["missing"]
     again = here.write()
@@ -182,8 +185,7 @@ def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path)
     here.fill(random.Random(2), [7, 70])
     written = here.write()
     snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
-    live = {bytes.fromhex(here.repo.objects.digest(data)) for data in here.content().values()}
-    lost = next(pack for pack in here.packing(written).packs if not live.issuperset(pack.names))
+    lost = here.irreplaceable(written)
     for digest in (written.packing, lost.object):
         here.repo.store.delete(f"objects/{str(digest)[:2]}/{digest}")
     with pytest.raises(NotFound):
