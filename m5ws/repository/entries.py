@@ -26,8 +26,7 @@ _IGNORED = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range
 def check(objects: Objects, entries: Sequence[Entry], what: str) -> None:
     """Refuse a tree as it is stored, called `what`, that says what no tree may say. Raises CorruptObject."""
     check_paths(entries, what)
-    small_bytes = objects.format.small_bytes
-    check_claims([entry for entry in entries if entry.parts or not 0 < entry.size_bytes < small_bytes], what)
+    check_claims([entry for entry in entries if not _is_small(objects, entry)], what)
     _check_parts(objects, entries, what)
 
 
@@ -69,18 +68,22 @@ def _check_parts(objects: Objects, entries: Iterable[Entry], what: str) -> None:
 
     A small file is named by its bytes, which are held against its name when they are read.
     """
-    small_bytes = objects.format.small_bytes
     for entry in entries:
-        if entry.link is not None:
-            digest = objects.digest(entry.link)
-        elif 0 < entry.size_bytes < small_bytes:
+        if _is_small(objects, entry):
             if entry.parts:
                 raise CorruptObject(f"tree {what}: {_shown(entry.path)} is small, and in chunks")
             continue
+        if entry.link is not None:
+            digest = objects.digest(entry.link)
         else:
             digest = joint_digest(objects, [part.digest for part in entry.parts])
         if entry.digest != digest:
             raise CorruptObject(f"tree {what}: {_shown(entry.path)} is not named by what it holds, {digest}")
+
+
+def _is_small(objects: Objects, entry: Entry) -> bool:
+    """Return whether an entry is of a file whose place a packing says."""
+    return entry.mode != "link" and entry.link is None and 0 < entry.size_bytes < objects.format.small_bytes
 
 
 def joint_digest(objects: Objects, chunks: Sequence[Digest]) -> Digest:

@@ -18,7 +18,7 @@ from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.gc_records import Rules
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Digest, Format, Pack, Packing, Tree
+from m5ws.records import Annotation, Digest, Entry, Format, Pack, Packing, Tree
 from m5ws.repository import Repository, closure, fsck, roots, snapshots, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
@@ -352,6 +352,22 @@ def test_a_small_file_in_chunks_is_refused(tmp_path: Path) -> None:
     digest = repo.objects.put_record(Tree(entries=(planted.file(repo.objects, b"a", b"content"),)))
     with pytest.raises(CorruptObject, match="is small, and in chunks"):
         trees.load(repo.objects, digest)
+
+
+LINKS: dict[str, Entry] = {
+    "without a target": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64),
+    "a file with a target": Entry(path=b"a", mode="file", size_bytes=7, digest="0" * 64, link=b"/target"),
+    "a zero byte": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64, link=b"/\0arget"),
+    "another size": Entry(path=b"a", mode="link", size_bytes=6, digest="0" * 64, link=b"/target"),
+    "another digest": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64, link=b"/target"),
+}
+
+
+@pytest.mark.parametrize("entry", LINKS.values(), ids=LINKS.keys())
+def test_a_link_that_lies_is_no_small_file(tmp_path: Path, entry: Entry) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    with pytest.raises(CorruptObject):
+        trees.load(repo.objects, repo.objects.put_record(Tree(entries=(entry,))))
 
 
 def _checkout(repo: Repository, snapshot: Digest, target: Path) -> None:
