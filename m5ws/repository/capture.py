@@ -20,7 +20,7 @@ from m5ws import codec
 from m5ws.errors import M5Error
 from m5ws.ports import Buffer, Progress, SourceFile
 from m5ws.records import Digest, Entry, Pack, Packing, Slice
-from m5ws.repository import presence
+from m5ws.repository import presence, reuse
 from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
@@ -32,12 +32,8 @@ _PACKS_IN_FLIGHT = 16
 _WAITING_BYTES = 64 * 2**20
 _ASKED_BYTES = 2**20
 """What is smaller is sent without asking first whether it is there: the answer would take as long."""
-_LEAST_PACK = 4
-"""A pack has a fourth of `Format.pack_bytes` at least, and …"""
 _PACK_END = 8
-"""… an eighth more on the average, after which its content ends it."""
-_SMALL_PACKS = 16
-"""So many packs below the least size are borne with: more are joined."""
+"""A pack that is no longer small has an eighth of `Format.pack_bytes` more on the average: then its content ends it."""
 
 
 class FileChanged(M5Error):
@@ -199,7 +195,7 @@ class TreeWriter:
         self._pack.append(member)
         self._pack_bytes += member.size
         limit = self._objects.format.pack_bytes
-        if self._pack_bytes >= limit // _LEAST_PACK and _ends_pack(member, limit // _PACK_END):
+        if self._pack_bytes >= limit // reuse.LEAST_PACK and _ends_pack(member, limit // _PACK_END):
             self._end_pack()
 
     def _end_pack(self) -> None:
@@ -239,35 +235,22 @@ class TreeWriter:
         return list(packs.values())
 
     def _kept_packs(self, packs: Sequence[Pack], members: Sequence[_Member]) -> dict[bytes, Pack]:
-        """Return, by file, which of `packs` are in the store, hold some of `members` and are worth being left alone.
+        """Return, by file, the packs of the store that are left as they are.
 
-        Not those of which less than half is used, and not small ones if there are many: reading a tree costs at most
-        twice its bytes, and about as many requests as if all of it were packed anew. It does not depend on the order
-        of `packs`.
+        What the index does not know of them is hearsay, and is held against the files themselves.
         """
-        wanted = {bytes.fromhex(member.digest) for member in members}
-        held = {
-            pack.object: {n: s for n, s in zip(pack.names, pack.sizes_bytes, strict=True) if n in wanted}
-            for pack in packs
-        }
-        kept = {pack.object: pack for pack in packs if 0 < pack.size_bytes <= 2 * sum(held[pack.object].values())}
-        small = [pack for pack in kept.values() if pack.size_bytes < self._objects.format.pack_bytes // _LEAST_PACK]
-        if len(small) > _SMALL_PACKS:
-            kept = {name: kept[name] for name in kept.keys() - {pack.object for pack in small}}
-        sizes = {name: pack.size_bytes for name, pack in kept.items()}
-        for name in presence.missing(self._objects, sizes, lenient=True) if sizes else ():
-            del kept[name]
-        while True:
-            # A file that several hold counts for the one that holds most; the others may be worth nothing then.
-            places: dict[bytes, Pack] = {}
-            for pack in sorted(kept.values(), key=lambda pack: (sum(held[pack.object].values()), pack.object)):
-                places |= dict.fromkeys(held[pack.object], pack)
-            used = dict.fromkeys(kept, 0)
-            for file, pack in places.items():
-                used[pack.object] += held[pack.object][file]
-            if all(2 * used[name] >= pack.size_bytes or not used[name] for name, pack in kept.items()):
-                return places
-            kept = {name: pack for name, pack in kept.items() if 2 * used[name] >= pack.size_bytes}
+        assert self._index is not None
+        files = {bytes.fromhex(member.digest): member for member in members}
+        known = self._index.packs()
+
+        def holds(pack: Pack) -> bool:
+            return reuse.holds(self._objects, pack, files, self._data)
+
+        def lying(chosen: Sequence[Pack]) -> set[Digest]:
+            heard = [pack for pack in chosen if pack.object not in known]
+            return {pack.object for pack, sound in zip(heard, self._pool.map(holds, heard), strict=True) if not sound}
+
+        return reuse.chosen(self._objects, packs, files.keys(), lying)
 
     def _data(self, member: _Member) -> bytes:
         if member.data is not None:

@@ -4,7 +4,7 @@ packings that lie are refused.
 
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,63 +14,17 @@ from hypothesis import strategies as st
 
 import planted
 from checkouts import write
-from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.gc_records import Rules
 from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Digest, Entry, Format, Pack, Packing, Tree
+from m5ws.records import Digest, Entry, Pack, Packing, Tree
 from m5ws.repository import Repository, closure, fsck, roots, snapshots, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
 from m5ws.repository.publishing import Vanished
 from m5ws.store.local import LocalStore
-from settling import settle
-
-_FORM = Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
-
-
-class Workspace:
-    """A folder of small files, a store, and an index: `write` is what `snapshot` does with them."""
-
-    def __init__(self, root: Path, form: Format = _FORM) -> None:
-        self.files = root / "files"
-        self.files.mkdir(parents=True)
-        self.repo = Repository.create(LocalStore(root / "store", durable=False), form)
-        self.index = root / "index"
-
-    def write(self, *, known: bool = True) -> trees.Written:
-        settle(self.files)
-        if not known:
-            return trees.write_tree(self.repo.objects, self._sources())
-        with Index(self.index) as index:
-            return trees.write_tree(self.repo.objects, self._sources(), index)
-
-    def fill(self, draw: random.Random, names: Iterable[int], size: int = 300) -> None:
-        for name in names:
-            (self.files / f"{name:04d}").write_bytes(draw.randbytes(draw.randrange(1, size)))
-
-    def packing(self, written: trees.Written) -> Packing:
-        assert written.packing is not None
-        return self.repo.objects.get_record(written.packing, Packing)
-
-    def content(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.files.iterdir()}
-
-    def irreplaceable(self, written: trees.Written) -> Pack:
-        """Return a pack that cannot be made again, since not all of its files are there any more."""
-        live = {bytes.fromhex(self.repo.objects.digest(data)) for data in self.content().values()}
-        return next(pack for pack in self.packing(written).packs if not live.issuperset(pack.names))
-
-    def _sources(self) -> list[SourceFile]:
-        return planted.sources(self.files, os.listdir(self.files))
-
-
-def _read(repo: Repository, written: trees.Written, target: Path) -> dict[str, bytes]:
-    """Return a tree's files as a process reads them that was told of its packing alone."""
-    fresh = Repository.open(repo.store)
-    materialise(fresh.objects, [trees.located(fresh.objects, written.digest, written.packing)], target)
-    return {path.name: path.read_bytes() for path in target.iterdir()}
+from small_files import FORM, Workspace, annotate, read
 
 
 def test_a_changed_file_alone_is_sent(tmp_path: Path) -> None:
@@ -83,7 +37,7 @@ def test_a_changed_file_alone_is_sent(tmp_path: Path) -> None:
     (new,) = [pack for pack in second.packs if pack not in first.packs]
     assert new.size_bytes == (here.files / "0200").stat().st_size
     assert {pack.object for pack in first.packs} < {pack.object for pack in second.packs}
-    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+    assert read(here.repo, changed, tmp_path / "read") == here.content()
 
 
 def test_a_tree_is_the_same_whatever_the_store_had_before(tmp_path: Path) -> None:
@@ -96,7 +50,7 @@ def test_a_tree_is_the_same_whatever_the_store_had_before(tmp_path: Path) -> Non
     mine, other = here.write(), there.write()
     assert mine.digest == other.digest and mine.packing != other.packing
     for number, (place, written) in enumerate(((here, mine), (there, other))):
-        assert _read(place.repo, written, tmp_path / f"{number}") == here.content()
+        assert read(place.repo, written, tmp_path / f"{number}") == here.content()
     # The same files packed by two who know nothing of each other are the same packs.
     assert there.write(known=False).packing == other.packing
 
@@ -122,8 +76,8 @@ def test_reading_never_costs_more_than_twice_the_bytes_or_many_small_packs(
             continue
         packs, content = here.packing(written).packs, here.content()
         assert sum(pack.size_bytes for pack in packs) <= 2 * sum(map(len, content.values()))
-        assert sum(pack.size_bytes < _FORM.pack_bytes // 4 for pack in packs) <= 17
-        assert _read(here.repo, written, root / f"read-{number}") == content
+        assert sum(pack.size_bytes < FORM.pack_bytes // 4 for pack in packs) <= 17
+        assert read(here.repo, written, root / f"read-{number}") == content
         assert written.digest == here.write(known=False).digest
 
 
@@ -150,7 +104,7 @@ def test_who_knows_nothing_of_a_store_asks_what_recent_snapshots_hold(tmp_path: 
     here.repo = Repository.open(here.repo.store)
     changed = here.write()
     assert len(set(here.packing(changed).packs) - set(here.packing(first).packs)) == 1
-    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+    assert read(here.repo, changed, tmp_path / "read") == here.content()
     # What recent snapshots say may be damaged: then all is sent.
     (said,) = here.repo.store.list("snapshots/")
     here.repo.store.delete(said.key)
@@ -213,7 +167,7 @@ def test_somebody_else_s_damaged_pack_is_passed_over(tmp_path: Path) -> None:
     here.fill(random.Random(2), range(0, 200, 20))
     changed = here.write()
     assert pack not in {one.object for one in here.packing(changed).packs}
-    assert _read(here.repo, changed, tmp_path / "read") == here.content()
+    assert read(here.repo, changed, tmp_path / "read") == here.content()
 
 
 def test_what_another_tree_has_made_known_hides_nothing_of_the_store(tmp_path: Path) -> None:
@@ -308,7 +262,7 @@ def test_a_packing_that_lies_is_refused_and_named(
     (pack,) = repo.objects.get_record(packing, Packing).packs
     snapshot = repo.objects.put_record(planted.snapshot(tree))
     lied = repo.objects.put_record(lie(repo, pack))
-    _annotate(repo, snapshot, {tree: lied})
+    annotate(repo, snapshot, {tree: lied})
     fresh = Repository.open(repo.store)
     with pytest.raises((CorruptObject, NotFound), match=saying):
         _checkout(fresh, snapshot, tmp_path / "target")
@@ -321,7 +275,7 @@ def test_a_tree_of_which_nobody_says_where_it_lies_is_named(tmp_path: Path) -> N
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = planted.packed(repo, {b"a": b"content"})
     snapshot = repo.objects.put_record(planted.snapshot(tree))
-    _annotate(repo, snapshot, {})
+    annotate(repo, snapshot, {})
     fresh = Repository.open(repo.store)
     with pytest.raises(NotFound, match="nothing says where"):
         trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
@@ -335,9 +289,9 @@ def test_one_sound_packing_of_several_is_enough_and_all_are_copied(tmp_path: Pat
     packing = trees.packing_of(repo.objects, tree)
     assert packing is not None
     snapshot = repo.objects.put_record(planted.snapshot(tree))
-    _annotate(repo, snapshot, {tree: packing}, 1)
-    _annotate(repo, snapshot, {tree: repo.objects.put_record(Packing(packs=()))}, 2)
-    _annotate(repo, snapshot, {tree: repo.objects.put(b"\x81\xa4type\xa9packing/9")}, 3)
+    annotate(repo, snapshot, {tree: packing}, 1)
+    annotate(repo, snapshot, {tree: repo.objects.put_record(Packing(packs=()))}, 2)
+    annotate(repo, snapshot, {tree: repo.objects.put(b"\x81\xa4type\xa9packing/9")}, 3)
     repo.store.create(f"snapshots/{snapshot}/{4:014d}-00000000", b"damaged")
     fresh = Repository.open(repo.store)
     found = trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
@@ -372,8 +326,3 @@ def test_a_link_that_lies_is_no_small_file(tmp_path: Path, entry: Entry) -> None
 
 def _checkout(repo: Repository, snapshot: Digest, target: Path) -> None:
     materialise(repo.objects, [trees.located(repo.objects, snapshots.load(repo, snapshot).code.tree)], target)
-
-
-def _annotate(repo: Repository, snapshot: Digest, packings: dict[Digest, Digest], when: int = 1) -> None:
-    said = Annotation(created_s=float(when), packings=packings)
-    repo.store.create(f"snapshots/{snapshot}/{when:014d}-00000000", codec.encode(said))
