@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from store_tools import AwsSync, Dvc, M5ws, Raw, Restic, Server, Tool
+from store_tools import AwsSync, Dvc, M5ws, M5wsWithoutCache, Raw, Restic, Server, Tool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 Row = dict[str, float]
 _SETTLING_S = 65.0
-_TOOLS = ("m5ws", "raw limit", "dvc add+push", "restic", "aws s3 sync")
+_TOOLS = ("m5ws", "m5ws without cache", "raw limit", "dvc add+push", "restic", "aws s3 sync")
 _OPERATIONS = ("upload", "no-op", "materialise", "upload 1 % changed")
 
 
@@ -110,7 +110,11 @@ def servers(arguments: argparse.Namespace, folder: Path) -> Iterator[Server]:
 
 def tools(arguments: argparse.Namespace, server: Server, prefix: str, place: Path) -> dict[str, Tool]:
     """Return the tools that are there, each with its own prefix; the caller gives each a place of its own."""
-    found: dict[str, Tool] = {"m5ws": M5ws(place, server, prefix), "raw limit": Raw(place, server, prefix)}
+    found: dict[str, Tool] = {
+        "m5ws": M5ws(place, server, prefix),
+        "m5ws without cache": M5wsWithoutCache(place, server, prefix),
+        "raw limit": Raw(place, server, prefix),
+    }
     for name, program, kind in (
         ("dvc add+push", arguments.dvc, Dvc),
         ("restic", shutil.which("restic"), Restic),
@@ -230,10 +234,10 @@ def in_place(
     arguments: argparse.Namespace, server: Server, folder: Path, kind: str, name: str, prefix: str, around: Around
 ) -> dict[str, Row]:
     """Do one round of one tool in a place of its own, below `places`, and leave the server as it was."""
-    place = folder / "places" / f"{prefix}-{name.partition(' ')[0]}"
+    place = folder / "places" / f"{prefix}-{name.replace(' ', '-')}"
     place.mkdir(parents=True)
     shutil.copytree(folder / kind, place / "data")
-    tool = tools(arguments, server, f"{prefix}-{name.partition(' ')[0]}", place)[name]
+    tool = tools(arguments, server, f"{prefix}-{name.replace(' ', '-')}", place)[name]
     rows = one_round(tool, place, kind, around)
     empty_bucket(server)
     return rows

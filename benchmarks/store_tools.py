@@ -80,7 +80,10 @@ class M5ws:
         if self._server.endpoint.startswith("https:"):
             # As one would against AWS: TLS keeps the bytes on the way, and a CRC is cheaper than a signature of them.
             text = _said(text, "store", 'integrity = "crc64nvme"')
-        configuration.write_text(text)
+        configuration.write_text(self._set(text))
+
+    def _set(self, text: str) -> str:
+        return text
 
     def upload(self) -> None:
         self._snapshot = self._m5ws("snapshot").strip()
@@ -92,6 +95,13 @@ class M5ws:
 
     def _m5ws(self, *words: str) -> str:
         return call([sys.executable, "-m", "m5ws", "-q", *words], self._place, self._environment)
+
+
+class M5wsWithoutCache(M5ws):
+    """As m5ws, but that it keeps no copies on this machine: restic keeps none of data either."""
+
+    def _set(self, text: str) -> str:
+        return _said(text, "store", "cache_limit = 0")
 
 
 def _said(text: str, section: str, line: str) -> str:

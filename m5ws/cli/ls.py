@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
     from m5ws.operations.listing import RunRow, SnapshotRow
@@ -27,8 +27,9 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
     from m5ws.operations import listing
 
     repo = names.settled(names.workspace(context))
-    snapshots = listing.list_snapshots(repo) if only != "runs" else []
-    runs = listing.list_runs(repo) if only != "snapshots" else []
+    with progress.Bar() as bar:
+        snapshots = listing.list_snapshots(repo, bar) if only != "runs" else []
+        runs = listing.list_runs(repo, bar) if only != "snapshots" else []
     if as_json:
         return output.print_json({"snapshots": snapshots, "runs": runs})
     if snapshots:

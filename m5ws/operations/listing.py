@@ -3,15 +3,20 @@
 A damaged or newer record does not hide the others: its row says what is wrong with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.operations import lineage
 from m5ws.operations.state import RunState, Standing, load, load_newest
+from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot
-from m5ws.repository import Repository, checkpoints, runs, snapshots, trees
+from m5ws.repository import Repository, checkpoints, flight, runs, snapshots, trees
+
+Row = TypeVar("Row")
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +105,25 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     joint: JointVerdict | None = None
 
 
-def list_snapshots(repo: Repository) -> list[SnapshotRow]:
+def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[SnapshotRow]:
     """Return every snapshot, newest first."""
-    return sorted((_snapshot_row(repo, name) for name in snapshots.ids(repo)), key=lambda row: -row.created_s)
+    rows = _rows(partial(_snapshot_row, repo), snapshots.ids(repo), "reading snapshots", progress)
+    return sorted(rows, key=lambda row: -row.created_s)
 
 
-def list_runs(repo: Repository) -> list[RunRow]:
+def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow]:
     """Return every run, newest first."""
-    return sorted((_run_row(repo, name) for name in runs.ids(repo)), key=lambda row: -row.created_s)
+    return sorted(
+        _rows(partial(_run_row, repo), runs.ids(repo), "reading runs", progress), key=lambda row: -row.created_s
+    )
+
+
+def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
+    """Yield what is read of each, many at a time: a store that is far away answers each after a while."""
+    for done, row in enumerate(flight.each(read, names)):
+        if progress:
+            progress(what, done, len(names))
+        yield row
 
 
 def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
@@ -132,7 +148,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
     others = sorted(runs.readable(repo), key=lambda other: other.created_s)
-    said = runs.verdicts(repo, run_id)
+    said = runs.verdicts(repo, run_id, others)
     chain, whole = lineage.chain(repo, run)
     return RunView(
         run=run,
@@ -140,14 +156,22 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
-            CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name))
-            for name in checkpoints.valid(repo, run_id)
+            flight.each(
+                lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name)),
+                checkpoints.valid(repo, run_id),
+            )
         ),
         verdict=next((one for one in said if run_id in one.replays), None),
-        replays=tuple(_replay(repo, other.id, said) for other in others if other.reproduces == run_id),
+        replays=tuple(
+            flight.each(
+                lambda other: _replay(repo, other.id, said), (one for one in others if one.reproduces == run_id)
+            )
+        ),
         lineage=chain,
         lineage_whole=whole,
-        forks=tuple(_run_row(repo, other.id) for other in others if _is_fork(other, run_id)),
+        forks=tuple(
+            flight.each(lambda other: _run_row(repo, other.id), (one for one in others if _is_fork(one, run_id)))
+        ),
         joint=runs.joint(repo, run_id),
     )
 
@@ -172,7 +196,8 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
 
 def _run_row(repo: Repository, run_id: str) -> RunRow:
     try:
-        run, state, verdict = (runs.load(repo, run_id), load_newest(repo, run_id), runs.verdict(repo, run_id))
+        run, state = runs.load(repo, run_id), load_newest(repo, run_id)
+        verdict = runs.verdict(repo, run_id) if run.reproduces else None
     except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
     return RunRow(

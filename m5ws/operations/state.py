@@ -16,10 +16,11 @@ from m5ws.events import (
     Notice,
     RankEnded,
     RankStarted,
+    State,
     Step,
 )
 from m5ws.records import Digest
-from m5ws.repository import Repository, ledger
+from m5ws.repository import Repository, flight, ledger
 
 Standing = Literal["created", "running", "finished", "failed", "interrupted"]
 
@@ -76,20 +77,50 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(repo: Repository, run_id: str) -> RunState:
     """Return the state of a run, from its whole ledger. Raises CorruptObject where a chain is broken."""
-    attempts = []
-    for attempt in ledger.attempts(repo, run_id):
-        chains = {rank: ledger.events(repo, run_id, attempt, rank) for rank in ledger.ranks(repo, run_id, attempt)}
-        attempts.append(fold_attempt(attempt, chains))
-    return RunState(run=run_id, attempts=tuple(attempts))
+    numbers = ledger.attempts(repo, run_id)
+    ranks = flight.each(lambda attempt: ledger.ranks(repo, run_id, attempt), numbers)
+    chains = {attempt: dict[str, list[AnyEvent]]() for attempt in numbers}
+    which = [(attempt, rank) for attempt, found in zip(numbers, ranks, strict=True) for rank in found]
+    said = flight.each(lambda chain: _telling(repo, run_id, *chain), which)
+    for (attempt, rank), events in zip(which, said, strict=True):
+        chains[attempt][rank] = events
+    return RunState(run=run_id, attempts=tuple(fold_attempt(*pair) for pair in chains.items()))
+
+
+def _telling(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
+    """Return what of a whole chain makes a difference to a state: of many steps the last alone."""
+    found: list[AnyEvent] = []
+    step: list[AnyEvent] = []
+    for batch in ledger.read(repo, run_id, attempt, rank):
+        for event in map(ledger.decode_event, batch.events):
+            if isinstance(event, Step):
+                step = [event]
+            elif not isinstance(event, State):
+                found.append(event)
+    return found + step
 
 
 def load_newest(repo: Repository, run_id: str) -> RunState:
-    """Return the state of a run from its newest attempt's launcher and rank 0 only, for a list of many runs."""
+    """Return how a run stands and how far it came, for a list of many.
+
+    It is told by its newest attempt's launcher and the end of rank 0's chain, however long that is; nothing else is
+    in it.
+    """
     newest = max(ledger.attempts(repo, run_id), default=None)
     if newest is None:
         return RunState(run=run_id)
-    chains = {rank: ledger.events(repo, run_id, newest, rank) for rank in (ledger.LAUNCHER, "0")}
+    chains = {ledger.LAUNCHER: ledger.events(repo, run_id, newest, ledger.LAUNCHER), "0": _last(repo, run_id, newest)}
     return RunState(run=run_id, attempts=(fold_attempt(newest, chains),))
+
+
+def _last(repo: Repository, run_id: str, attempt: int) -> list[AnyEvent]:
+    """Return the last events of rank 0, back to its last step at least."""
+    found: list[AnyEvent] = []
+    for batch in ledger.backwards(repo, run_id, attempt, "0"):
+        found = [ledger.decode_event(event) for event in batch.events] + found
+        if any(isinstance(event, Step) for event in found):
+            break
+    return found
 
 
 def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:

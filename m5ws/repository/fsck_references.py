@@ -16,14 +16,13 @@ from m5ws.records import Annotation, Checkpoint, Digest, Format, Packing, Record
 from m5ws.repository import FORMAT, Repository, checkpoints, ledger, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
-from m5ws.repository.flight import Job, fly
+from m5ws.repository.flight import each
 from m5ws.repository.fsck_records import Records, unread
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
 
 T = TypeVar("T")
 
-_THREADS = 16
 _READS = 2
 """A bit that flips on the way here is no damage: what is wrong is read again."""
 FOREIGN = "m5ws did not write this; move it away"
@@ -245,6 +244,6 @@ def _said(error: Exception) -> str:
 
 
 def _do(jobs: Iterable[Callable[[], None]], what: str, progress: Progress) -> None:
-    flights: list[Job[None]] = [(0, job) for job in jobs]
-    for position, _ in enumerate(fly(flights, _THREADS, 0)):
-        progress(what, position, len(flights))
+    waiting = list(jobs)
+    for position, _ in enumerate(each(lambda job: job(), waiting)):
+        progress(what, position, len(waiting))

@@ -4,6 +4,7 @@ Batch n of a rank is published once, under its number, and names the chain's hea
 after its last event. A dropped, reordered, edited or foreign batch breaks the chain and is an error.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch
-from m5ws.repository import Repository, plans, publishing
+from m5ws.repository import Repository, flight, plans, publishing
 from m5ws.repository.spool import chain, genesis
 
 LAUNCHER = "launcher"
@@ -99,9 +100,11 @@ def read(
     head = after.head if after else genesis(run, attempt, rank)
     seq = after.seq + 1 if after else 0
     present = {name for name in repo.store.names(prefix) if is_number(name)}
-    while f"{seq:08d}" in present:
-        key = f"{prefix}{seq:08d}"
-        data = repo.store.get(key)
+    numbers = (f"{number:08d}" for number in itertools.count(seq))
+    keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
+    # Many look at the first batch alone; who reads on is given the others without waiting for each.
+    found = itertools.chain(map(repo.store.get, keys[:1]), flight.each(repo.store.get, keys[1:]))
+    for key, data in zip(keys, found, strict=True):
         batch = codec.decode(data, Batch, key)
         _check(batch, key, run, attempt, rank, seq, head)
         stored(data)
@@ -109,6 +112,23 @@ def read(
         yield batch
     if any(name >= f"{seq:08d}" for name in present):
         raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+
+
+def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:
+    """Yield a chain's batches, the last one first, for who needs the end of a long chain alone.
+
+    Each is good in itself; whether it follows the one before is not looked at. Raises CorruptObject if one is missing.
+    """
+    prefix = _prefix(run, attempt, rank)
+    present = sorted(name for name in repo.store.names(prefix) if is_number(name))
+    for seq, name in enumerate(present):
+        if name != f"{seq:08d}":
+            raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+    for seq in reversed(range(len(present))):
+        key = f"{prefix}{seq:08d}"
+        batch = codec.decode(repo.store.get(key), Batch, key)
+        _check(batch, key, run, attempt, rank, seq, batch.previous)
+        yield batch
 
 
 def _check(batch: Batch, key: str, run: str, attempt: int, rank: str, seq: int, head: str) -> None:

@@ -14,6 +14,7 @@ from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.ports import ObjectStore
 from m5ws.records import OBJECT_BYTES, Annotation, Digest, Entry, Pack, Packing, Slice
+from m5ws.repository import flight
 
 if TYPE_CHECKING:
     from m5ws.repository.objects import Objects
@@ -83,12 +84,16 @@ class Told:
         return self._recent
 
     def _read(self, prefix: str, most: int | None = None) -> Iterator[dict[Digest, Digest]]:
-        """Yield what the annotations below `prefix` say, newest first, or the newest `most` of them."""
+        """Return what the annotations below `prefix` say, newest first, or the newest `most` of them."""
         found = itertools.islice(self._store.list(prefix), _LISTED)
         keys = sorted((one.key for one in found), key=lambda key: key.rpartition("/")[2], reverse=True)
-        for key in keys[:most]:
-            with suppress(*UNSOUND):
-                yield codec.decode(self._store.get(key), Annotation, key).packings
+        return (said for said in flight.each(self._packings_in, keys[:most]) if said is not None)
+
+    def _packings_in(self, key: str) -> dict[Digest, Digest] | None:
+        try:
+            return codec.decode(self._store.get(key), Annotation, key).packings
+        except UNSOUND:
+            return None
 
 
 def counting(objects: "Objects", said: Iterable[Mapping[Digest, Digest]]) -> list[Digest]:

@@ -1,12 +1,13 @@
 """Runs and their verdicts: written once, under the run's own name."""
 
 import os
+from collections.abc import Iterable, Sequence
 
 from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.records import Run
-from m5ws.repository import Repository, presence, publishing
+from m5ws.repository import Repository, flight, presence, publishing
 from m5ws.repository.reach import Reach
 
 
@@ -89,17 +90,25 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
     return codec.decode(repo.store.get(key), JointVerdict, key)
 
 
-def verdicts(repo: Repository, run_id: str) -> list[Verdict]:
-    """Return the verdicts that name a run, as the original or as a replay, oldest first."""
-    run = load(repo, run_id)
-    names = [run_id, *replays(repo, run_id), *(replays(repo, run.reproduces) if run.reproduces else ())]
-    found = [one for one in (verdict(repo, name) for name in dict.fromkeys(names)) if one is not None]
-    return sorted((one for one in found if run_id in (one.run, *one.replays)), key=lambda one: one.created_s)
+def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) -> list[Verdict]:
+    """Return the verdicts that name a run, as the original or as a replay, oldest first.
+
+    `among`: all runs, if the caller has read them.
+    """
+    run, everyone = load(repo, run_id), readable(repo) if among is None else among
+    names = [run_id, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
+    found = flight.each(lambda name: verdict(repo, name), dict.fromkeys(names))
+    said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
+    return sorted(said, key=lambda one: one.created_s)
 
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    found = [run for run in readable(repo) if run.reproduces == run_id]
+    return _replays(readable(repo), run_id)
+
+
+def _replays(among: Iterable[Run], run_id: str) -> list[str]:
+    found = [run for run in among if run.reproduces == run_id]
     return [run.id for run in sorted(found, key=lambda run: run.created_s)]
 
 
@@ -109,10 +118,11 @@ UNREADABLE = (CorruptObject, NotFound, UnknownSchema, UsageError)
 
 def readable(repo: Repository) -> list[Run]:
     """Return all runs but those that cannot be read: one damaged run does not hide the others, and fsck names it."""
-    found = []
-    for name in ids(repo):
+
+    def one(name: str) -> Run | None:
         try:
-            found.append(load(repo, name))
+            return load(repo, name)
         except UNREADABLE:
-            continue
-    return found
+            return None
+
+    return [run for run in flight.each(one, ids(repo)) if run is not None]

@@ -11,7 +11,7 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Digest, Snapshot
-from m5ws.repository import Repository, presence, publishing, trees
+from m5ws.repository import Repository, flight, presence, publishing, trees
 from m5ws.repository.publishing import Patience, Vanished
 from m5ws.repository.reach import Reach
 
@@ -65,7 +65,7 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return what has been said about a snapshot, oldest first."""
     found = repo.store.list(f"snapshots/{snapshot_id}/")
-    return [codec.decode(repo.store.get(stat.key), Annotation, stat.key) for stat in found]
+    return list(flight.each(lambda stat: codec.decode(repo.store.get(stat.key), Annotation, stat.key), found))
 
 
 def ids(repo: Repository) -> list[Digest]:

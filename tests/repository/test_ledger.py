@@ -105,7 +105,7 @@ def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path
     writer.append(Step(step=4, quantities={"loss": "0x1p+0"}))
     # The supervisor is killed here; another one begins from the spool's first byte.
     again = Delivery(repo, "r", 1, spools)
-    assert [event.step for _, event in again.finish() if isinstance(event, Step)] == [4]
+    again.finish()
     assert _numbers(repo) == [1, 2, 3, 4]
     assert (tmp_path / "a" / DELIVERED).exists()
 
@@ -116,10 +116,11 @@ def test_a_store_that_does_not_answer_loses_nothing(repo: Repository, tmp_path: 
     delivery = Delivery(repo, "r", 1, spools)
     runs_dir = Path(repo.store.url) / "runs"
     runs_dir.write_text("a file where the folder belongs: every create fails")
-    assert delivery.finish() == []
+    delivery.finish()
     assert not (tmp_path / DELIVERED).exists()
     runs_dir.unlink()
-    assert len(delivery.finish()) == 3
+    delivery.finish()
+    assert (tmp_path / DELIVERED).exists()
     assert _numbers(repo) == [1, 2, 3]
 
 
