@@ -91,7 +91,7 @@ class Delivery:
         return self._errors[0] if self._errors else None
 
     def _said(self, rank: str, path: Path) -> list[AnyEvent]:
-        """Return what a rank has said since the last look, but for the attempt's beginning, which was published first."""
+        """Return what a rank has said since the last look, but for the attempt's beginning: it was published before."""
         found = self._seen.setdefault(rank, SpoolReader(path)).read()
         self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))
         events = [ledger.decode_event(event) for event in found]

@@ -69,7 +69,9 @@ def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) ->
     """Publish a hybrid's snapshot, if it is new, and return its id. Raises Vanished if gc took some of it away."""
     digest = repo.objects.put_record(hybrid.snapshot)
     if repo.store.names(f"snapshots/{digest}/"):
-        return digest
+        found = snapshots.load(repo, digest).trees.values()
+        if all(trees.is_found(repo.objects, tree) for tree in found):
+            return digest
     message = f"bisect: run {good.id} with {what or 'nothing'} from run {bad.id}"
     annotation = Annotation(created_s=time.time(), message=message, derived_from=good.snapshot)
     # Published from here on: the trees are durable, and all that they name was before.

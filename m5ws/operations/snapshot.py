@@ -195,8 +195,9 @@ def _said_before(look: Look, snapshot_id: Digest, snapshot: Snapshot) -> Annotat
         return None
     said = snapshots.annotations(look.repo, snapshot_id)
     if not look.dry_run:
+        # The newest is what is read first.
         packings = snapshots.packings(look.repo, snapshot)
-        said = [one for one in said if one.packings == packings]
+        said = said[-1:] if said and said[-1].packings == packings else []
     # What gc took away from under a publication that was late, or a disk lost, is written again.
     needed = {snapshot_id: 0} | ({said[-1].observed: 0} if said and said[-1].observed is not None else {})
     return said[-1] if said and not presence.missing(look.repo.objects, needed) else None

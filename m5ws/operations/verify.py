@@ -12,8 +12,8 @@ from m5ws.errors import CorruptObject, NotFound
 from m5ws.operations import claims, segments
 from m5ws.operations.claims import Finding
 from m5ws.ports import Progress
-from m5ws.records import Checkpoint, Digest, Run, Snapshot
-from m5ws.repository import Repository, checkpoints, ledger, presence, runs
+from m5ws.records import Checkpoint, Digest, Packing, Run, Snapshot
+from m5ws.repository import Repository, checkpoints, ledger, packings, presence, runs, snapshots, trees
 from m5ws.repository.chains import Chain
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records
@@ -209,10 +209,23 @@ class _Check:
 
     # --- objects -----------------------------------------------------------------------------------
 
+    def _small_files(self, records: Records) -> None:
+        """Have what holds the snapshot's small files checked too, and check that it is known."""
+        repo, snapshot = self._repo, self._told.snapshot
+        try:
+            said = [one.packings for one in snapshots.annotations(repo, snapshot)]
+            for packing in packings.counting(repo.objects, said, lenient=True):
+                records.walk("snapshot", packing, Packing)
+            for tree in snapshots.load(repo, snapshot).trees.values():
+                trees.located(repo.objects, tree)
+        except packings.UNSOUND as error:
+            self._find(f"snapshots/{snapshot}", str(error))
+
     def _objects(self, *, read_data: bool) -> tuple[int, int]:
         """Check all that snapshot and checkpoints lead to; return how many objects were read, and only asked for."""
         records = Records(self._repo.objects)
         records.walk("snapshot", self._told.snapshot, Snapshot)
+        self._small_files(records)
         for line in self._told.checkpoints:
             records.walk(line.name, line.record.name.rpartition("/")[2], Checkpoint)
         for digest, detail in {**records.corrupt, **records.unreadable}.items():

@@ -5,6 +5,7 @@ again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 
 `_WAITING_BYTES`.
 """
 
+import itertools
 import os
 import stat
 import threading
@@ -32,6 +33,8 @@ _PACKS_IN_FLIGHT = 16
 _WAITING_BYTES = 64 * 2**20
 _ASKED_BYTES = 2**20
 """What is smaller is sent without asking first whether it is there: the answer would take as long."""
+_ROUNDS = 3
+"""So often what others say of packs is held against the files, if some of it was a lie."""
 _PACK_END = 8
 """A pack that is no longer small has an eighth of `Format.pack_bytes` more on the average: then its content ends it."""
 
@@ -241,14 +244,18 @@ class TreeWriter:
         """
         assert self._index is not None
         files = {bytes.fromhex(member.digest): member for member in members}
-        known = self._index.packs()
+        known, found = self._index.packs(), list[dict[Digest, bool]]()
 
         def holds(pack: Pack) -> bool:
             return reuse.holds(self._objects, pack, files, self._data)
 
         def lying(chosen: Sequence[Pack]) -> set[Digest]:
-            heard = [pack for pack in chosen if pack.object not in known]
-            return {pack.object for pack, sound in zip(heard, self._pool.map(holds, heard), strict=True) if not sound}
+            told = {name: sound for one in found for name, sound in one.items()}
+            heard = [pack for pack in chosen if pack.object not in known and pack.object not in told]
+            # Who lies again and again is not listened to.
+            sound = self._pool.map(holds, heard) if len(found) < _ROUNDS else itertools.repeat(False, len(heard))
+            found.append({pack.object: whether for pack, whether in zip(heard, sound, strict=True)})
+            return {name for name, whether in found[-1].items() if not whether}
 
         return reuse.chosen(self._objects, packs, files.keys(), lying)
 

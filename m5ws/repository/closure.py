@@ -1,11 +1,12 @@
 """All that a snapshot or a run needs: the objects, and the references in the order in which they are published."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from m5ws import codec
 from m5ws.errors import NotFound
-from m5ws.records import Checkpoint, Digest, Packing, Slice, Snapshot
-from m5ws.repository import Repository, checkpoints, ledger, packings, runs, snapshots
+from m5ws.records import Annotation, Checkpoint, Digest, Packing, Slice, Snapshot
+from m5ws.repository import Repository, checkpoints, flight, ledger, packings, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
@@ -44,7 +45,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys = [f"snapshots/{name}/{said}" for said in repo.store.names(f"snapshots/{name}/")]
         if not keys:
             raise NotFound(f"there is no snapshot {name}")
-        return keys
+        # The first that is there makes it known: it is one whose packings are among what the snapshot needs.
+        said = dict(zip(keys, flight.each(partial(_packings_in, repo), keys), strict=True))
+        needed = set(packings.counting(repo.objects, said.values(), lenient=True))
+        return sorted(keys, key=lambda key: not needed.issuperset(said[key].values()))
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # The launcher first: its last event speaks of what the ranks had written by then.
@@ -61,6 +65,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys.append(f"runs/{name}/verdict")
     keys += [f"{runs.joints_of(name)}{said}" for said in repo.store.names(runs.joints_of(name))]
     return keys
+
+
+def _packings_in(repo: Repository, key: str) -> Mapping[Digest, Digest]:
+    return codec.decode(repo.store.get(key), Annotation, key).packings
 
 
 def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
@@ -84,7 +92,7 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
         for one in said:
             if one.observed is not None:
                 _bytes(repo, one.observed, needs)
-        for packing in packings.counting(repo.objects, [one.packings for one in said]):
+        for packing in packings.counting(repo.objects, [one.packings for one in said], lenient=True):
             _walk(repo, packing, Packing, needs, walked)
         return needs
     for attempt in ledger.attempts(repo, name):

@@ -82,7 +82,7 @@ class References:
             said.append(annotation.packings)
             if annotation.observed is not None:
                 self._records.need(root, annotation.observed)
-        for packing in packings.counting(self._repo.objects, said):
+        for packing in packings.counting(self._repo.objects, said, lenient=True):
             self._records.walk(root, packing, Packing)
             self._records.lead(snapshot_id, packing)
         self._records.walk(root, snapshot_id, Snapshot)

@@ -63,7 +63,7 @@ class _Files(msgspec.Struct, array_like=True):
 
 
 class _Content(msgspec.Struct, array_like=True):
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, msgspec.Raw] = {}
     notes: dict[str, bytes] = {}

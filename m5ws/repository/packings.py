@@ -4,6 +4,7 @@ So a tree is a pure function of its files, and what the store had before decides
 """
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.errors import CorruptObject, M5Error, NotFound, UnknownSchema
 from m5ws.ports import ObjectStore
 from m5ws.records import OBJECT_BYTES, Annotation, Digest, Entry, Pack, Packing, Slice
 from m5ws.repository import flight
@@ -23,6 +24,7 @@ UNSOUND = (NotFound, CorruptObject, UnknownSchema)
 """What reading a record raises that is not there, damaged, or of another version."""
 _LISTED = 5000
 _RECENT = 4
+_DAY_S = 86_400.0
 
 
 class Told:
@@ -53,20 +55,18 @@ class Told:
         """Return a tree's packing, alone in a tuple, if it was noted."""
         return (self._known[tree],) if tree in self._known else None
 
-    def packings(self, tree: Digest) -> Iterator[Digest]:
-        """Yield a tree's packings: what was noted, then what annotations say, newest first. What is damaged is mute."""
-        noted = self._known.get(tree)
-        seen = {noted, None}
-        if noted is not None:
-            yield noted
+    def said(self, tree: Digest) -> Iterator[Digest]:
+        """Yield a tree's packings of which annotations tell, newest first. What is damaged is mute."""
+        seen = set[Digest]()
         for snapshot in self._snapshots.get(tree, ()):
             if snapshot not in self._said:
-                self._said[snapshot] = list(self._read(f"snapshots/{snapshot}/"))
+                keys = [f"snapshots/{snapshot}/{name}" for name in self._store.names(f"snapshots/{snapshot}/")]
+                self._said[snapshot] = list(self._said_by(_newest_first(keys)))
             for said in self._said[snapshot]:
                 packing = said.get(tree)
                 if packing is not None and packing not in seen:
                     yield packing
-                seen.add(packing)
+                    seen.add(packing)
 
     def recent(self, objects: "Objects") -> list[Pack]:
         """Return the packs of snapshots that something was said of lately, for who does not know what a store holds.
@@ -75,56 +75,85 @@ class Told:
         """
         if self._recent is None:
             packs: dict[Digest, Pack] = {}
-            for digest in dict.fromkeys(one for said in self._read("snapshots/", _RECENT) for one in said.values()):
-                with suppress(*UNSOUND):
-                    packing = objects.get_record(digest, Packing)
-                    check(packing, digest)
-                    packs |= {pack.object: pack for pack in packing.packs}
-            self._recent = list(packs.values())
+            # Who cannot ask sends all: nothing that others have there fails a snapshot.
+            with suppress(M5Error, OSError):
+                for digest in dict.fromkeys(one for said in self._newest() for one in said.values()):
+                    with suppress(*UNSOUND):
+                        packing = objects.get_record(digest, Packing)
+                        check(packing, digest)
+                        packs = {pack.object: pack for pack in packing.packs} | packs
+            self._recent = [pack for pack in packs.values() if pack.size_bytes <= objects.format.pack_bytes]
         return self._recent
 
-    def _read(self, prefix: str, most: int | None = None) -> Iterator[dict[Digest, Digest]]:
-        """Return what the annotations below `prefix` say, newest first, or the newest `most` of them."""
-        found = itertools.islice(self._store.list(prefix), _LISTED)
-        keys = sorted((one.key for one in found), key=lambda key: key.rpartition("/")[2], reverse=True)
-        return (said for said in flight.each(self._packings_in, keys[:most]) if said is not None)
+    def _newest(self) -> Iterator[dict[Digest, Digest]]:
+        """Return what the newest annotations of all snapshots say."""
+        found = itertools.islice(self._store.list("snapshots/"), _LISTED)
+        return self._said_by(_newest_first(stat.key for stat in found)[:_RECENT])
+
+    def _said_by(self, keys: Iterable[str]) -> Iterator[dict[Digest, Digest]]:
+        return (said for said in flight.each(self._packings_in, keys) if said is not None)
 
     def _packings_in(self, key: str) -> dict[Digest, Digest] | None:
         try:
             return codec.decode(self._store.get(key), Annotation, key).packings
-        except UNSOUND:
+        except (M5Error, OSError):
             return None
 
 
-def counting(objects: "Objects", said: Iterable[Mapping[Digest, Digest]]) -> list[Digest]:
+def _newest_first(keys: Iterable[str]) -> list[str]:
+    """Return keys of annotations by when they were made. One of a day to come is of a wrong clock, or a lie."""
+    latest = f"{int((time.time() + _DAY_S) * 1000):014d}"
+    return sorted(keys, key=lambda key: (_stamp(key) <= latest, _stamp(key)), reverse=True)
+
+
+def _stamp(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def counting(objects: "Objects", said: Iterable[Mapping[Digest, Digest]], *, lenient: bool = False) -> list[Digest]:
     """Return which of the packings that the annotations of a snapshot name are needed.
 
     All, but for those of which something is not there where another one of the same tree is whole: what a store has
-    lost is replaced by taking the snapshot again, and then nobody needs the rest of it.
+    lost is replaced by taking the snapshot again, and then nobody needs the rest of it. Raises what is wrong with the
+    store, and UnknownSchema, since a newer m5ws may need what it wrote; to the `lenient` such a packing is not whole.
     """
+    from m5ws.repository import trees
+
     named: dict[Digest, dict[Digest, None]] = {}
     for packings in said:
         for tree, packing in packings.items():
             named.setdefault(tree, {})[packing] = None
     found: dict[Digest, None] = {}
-    for several in named.values():
-        whole = [one for one in several if len(several) > 1 and is_whole(objects, one)]
+    for tree, several in named.items():
+        whole = list[Digest]()
+        if len(several) > 1:
+            with suppress(NotFound, CorruptObject):
+                entries = trees.load(objects, tree).entries
+                whole = [one for one in several if is_whole(objects, tree, entries, one, lenient=lenient)]
         found |= dict.fromkeys(whole or several)
     return list(found)
 
 
-def is_whole(objects: "Objects", packing: Digest) -> bool:
-    """Return whether a packing can be read, and all its packs are there."""
+def is_whole(
+    objects: "Objects", tree: Digest, entries: Sequence[Entry], packing: Digest, *, lenient: bool = True
+) -> bool:
+    """Return whether a packing says where all files of a tree lie, and all its packs are there.
+
+    To the `lenient`, who can use another one, what cannot be read now is not whole; else that is raised.
+    """
     from m5ws.repository import presence
 
     try:
         record = objects.get_record(packing, Packing)
-        check(record, packing)
-    except PermissionError:
-        raise
-    except (*UNSOUND, OSError):
+        filled(entries, record, tree, packing)
+        needs = {pack.object: pack.size_bytes for pack in record.packs}
+        return not presence.missing(objects, needs, lenient=True)
+    except (NotFound, CorruptObject):
         return False
-    return not presence.missing(objects, {pack.object: pack.size_bytes for pack in record.packs}, lenient=True)
+    except (M5Error, OSError):
+        if lenient:
+            return False
+        raise
 
 
 def needed(entries: Sequence[Entry]) -> bool:

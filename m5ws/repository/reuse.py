@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from m5ws.errors import M5Error
 from m5ws.ports import Near
 from m5ws.records import Digest, Pack
-from m5ws.repository import packings, presence
+from m5ws.repository import presence
 from m5ws.repository.objects import Objects, key
 
 LEAST_PACK = 4
@@ -31,9 +32,6 @@ def chosen(
         pack.object: {n: s for n, s in zip(pack.names, pack.sizes_bytes, strict=True) if n in wanted} for pack in packs
     }
     kept = {pack.object: pack for pack in packs if 0 < pack.size_bytes <= 2 * sum(held[pack.object].values())}
-    small = [pack for pack in kept.values() if pack.size_bytes < objects.format.pack_bytes // LEAST_PACK]
-    if len(small) > _SMALL_PACKS:
-        kept = {name: kept[name] for name in kept.keys() - {pack.object for pack in small}}
     sizes = {name: pack.size_bytes for name, pack in kept.items()}
     for name in presence.missing(objects, sizes, lenient=True) if sizes else ():
         del kept[name]
@@ -47,10 +45,12 @@ def chosen(
             used[pack.object] += held[pack.object][file]
         worth = {name: pack for name, pack in kept.items() if 2 * used[name] >= pack.size_bytes}
         if all(name in worth or not used[name] for name in kept):
-            lies = lying(list(worth.values()))
-            if not lies:
+            # Those that others make needless are not counted, or there would be ever more of them.
+            small = {name for name, pack in worth.items() if pack.size_bytes < objects.format.pack_bytes // LEAST_PACK}
+            bad = small if len(small) > _SMALL_PACKS else lying(list(worth.values()))
+            if not bad:
                 return places
-            worth = {name: pack for name, pack in kept.items() if name not in lies}
+            worth = {name: pack for name, pack in kept.items() if name not in bad}
         kept = worth
 
 
@@ -61,15 +61,16 @@ def holds(objects: Objects, pack: Pack, at_hand: Mapping[bytes, _File], read: Ca
     """
     try:
         there = _lacking(objects, pack, at_hand)
-        hasher, offset = objects.hasher(), 0
-        for name, size in zip(pack.names, pack.sizes_bytes, strict=True):
-            data = read(at_hand[name]) if name in at_hand else there.get(offset, b"")
-            if len(data) != size or (name not in at_hand and objects.digest(data) != name.hex()):
-                return False
-            hasher.update(data)
-            offset += size
-    except packings.UNSOUND:
+    except (M5Error, OSError):
+        # What cannot be read is not relied on; what is at hand and cannot be read is an error.
         return False
+    hasher, offset = objects.hasher(), 0
+    for name, size in zip(pack.names, pack.sizes_bytes, strict=True):
+        data = read(at_hand[name]) if name in at_hand else there.get(offset, b"")
+        if len(data) != size or (name not in at_hand and objects.digest(data) != name.hex()):
+            return False
+        hasher.update(data)
+        offset += size
     return hasher.hexdigest() == pack.object
 
 

@@ -8,7 +8,7 @@ packs that the store had already as well as new ones (docs/format.md).
 import operator
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -126,9 +126,7 @@ def located(objects: Objects, digest: Digest, packing: Digest | None = None) -> 
         objects.told.of(digest, None)
         return tree
     trouble: Exception | None = None
-    several = [packing] if packing is not None else list(objects.told.packings(digest))
-    # Whole ones first: whether one is, is asked only where there is a choice.
-    for found in several if len(several) < 2 else sorted(several, key=lambda one: not packings.is_whole(objects, one)):
+    for found in [packing] if packing is not None else _packings(objects, digest, tree.entries):
         try:
             entries = packings.filled(tree.entries, objects.get_record(found, Packing), digest, found)
         except packings.UNSOUND as error:
@@ -139,18 +137,38 @@ def located(objects: Objects, digest: Digest, packing: Digest | None = None) -> 
     raise trouble or NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
 
 
+def is_found(objects: Objects, digest: Digest) -> bool:
+    """Return whether annotations say where a tree's files lie, and all that holds them is there."""
+    entries = load(objects, digest).entries
+    if not packings.needed(entries):
+        return True
+    return any(packings.is_whole(objects, digest, entries, one) for one in objects.told.said(digest))
+
+
 def packing_of(objects: Objects, digest: Digest) -> Digest | None:
     """Return the packing of a tree, None if it has no small files. Raises as `located`."""
     if (known := objects.told.known(digest)) is not None:
         return known[0]
-    for found in objects.told.packings(digest):
+    entries = load(objects, digest).entries
+    if not packings.needed(entries):
+        objects.told.of(digest, None)
+        return None
+    for found in _packings(objects, digest, entries):
         if objects.has(found):
             objects.told.of(digest, found)
             return found
-    if packings.needed(load(objects, digest).entries):
-        raise NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
-    objects.told.of(digest, None)
-    return None
+    raise NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+
+
+def _packings(objects: Objects, digest: Digest, entries: Sequence[Entry]) -> Iterator[Digest]:
+    """Yield the packings of a tree: what was noted, then whole ones, which is asked only where there is a choice."""
+    known = objects.told.known(digest)
+    if known is not None and known[0] is not None:
+        yield known[0]
+    several = list(objects.told.said(digest))
+    yield from sorted(
+        several, key=lambda one: len(several) > 1 and not packings.is_whole(objects, digest, entries, one)
+    )
 
 
 def read_file(objects: Objects, entry: Entry) -> bytes:

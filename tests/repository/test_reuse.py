@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -106,6 +107,81 @@ def test_parts_that_are_near_are_read_at_once(tmp_path: Path) -> None:
     at_hand = {digests[position]: data[position] for position in (1, 3, 5)}
     assert reuse.holds(objects, pack, at_hand, bytes)
     assert far.reads == [(0, 10 + 100 + 20 + 2**17 + 30), (sum(sizes[:6]), 40)]
+
+
+def test_small_changes_one_after_the_other_send_little_each(tmp_path: Path) -> None:
+    """Packs that joining made needless count no more: or each change after the sixteenth would join them again."""
+    here, draw = Workspace(tmp_path), random.Random(5)
+    here.fill(draw, range(400))
+    before, joined = set(here.packing(here.write()).packs), 0
+    for _ in range(60):
+        here.fill(draw, [draw.randrange(400)])
+        packs = set(here.packing(here.write()).packs)
+        joined += any(len(pack.sizes_bytes) > 1 for pack in packs - before)
+        before |= packs
+    assert 1 <= joined <= 4
+
+
+def test_what_is_wrongly_said_of_a_pack_hides_nothing_that_is_rightly_said_later(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    packs = here.packing(first).packs
+    lied = here.repo.objects.put_record(Packing(packs=tuple(map(_swapped, packs))))
+    annotate(here.repo, here.repo.objects.put_record(planted.snapshot(first.digest)), {first.digest: lied}, 1)
+    assert first.packing is not None
+    annotate(here.repo, "2" * 64, {first.digest: first.packing}, 2)
+    here.index.unlink()
+    here.repo = Repository.open(here.repo.store)
+    assert here.write().new_bytes == 0
+
+
+def test_a_pack_of_others_that_is_larger_than_any_of_ours_is_let_be(tmp_path: Path) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    content = list(here.content().values())
+    names = b"".join(bytes.fromhex(here.repo.objects.digest(data)) for data in content)
+    one = Pack(object=here.repo.objects.put(b"".join(content)), files=names, sizes_bytes=tuple(map(len, content)))
+    assert one.size_bytes > here.repo.format.pack_bytes
+    said = here.repo.objects.put_record(Packing(packs=(one,)))
+    annotate(here.repo, here.repo.objects.put_record(planted.snapshot(first.digest)), {first.digest: said})
+    here.index.unlink()
+    here.repo = Repository.open(here.repo.store)
+    assert one not in here.packing(here.write()).packs
+
+
+@pytest.mark.parametrize("lies", [1, 12])
+def test_lies_do_not_have_what_is_true_checked_again(tmp_path: Path, lies: int) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    packs = here.packing(first).packs
+    # Each lie holds the files of a true pack, and one byte that nobody wants, so that it seems to hold as much.
+    lied = [
+        Pack(
+            object=here.repo.objects.put(bytes([number]) * (packs[0].size_bytes)),
+            files=packs[0].files,
+            sizes_bytes=packs[0].sizes_bytes,
+        )
+        for number in range(lies)
+    ]
+    said = here.repo.objects.put_record(Packing(packs=(*packs, *lied)))
+    annotate(here.repo, here.repo.objects.put_record(planted.snapshot(first.digest)), {first.digest: said})
+    here.index.unlink()
+    asked: list[str] = []
+    honest = reuse.holds
+
+    def holds(objects: Any, pack: Pack, at_hand: Any, read: Any) -> bool:
+        asked.append(pack.object)
+        return honest(objects, pack, at_hand, read)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reuse, "holds", holds)
+        here.repo = Repository.open(here.repo.store)
+        written = here.write()
+    assert len(asked) == len(set(asked)) <= len(packs) + 3
+    assert read(here.repo, written, tmp_path / "read") == here.content()
 
 
 class _Measured(PassingStore):

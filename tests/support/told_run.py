@@ -21,7 +21,7 @@ from m5ws.events import (
     Step,
 )
 from m5ws.records import Checkpoint, Content, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, ledger, parts, runs, trees
+from m5ws.repository import Repository, checkpoints, ledger, parts, runs
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.spool import chain, genesis
 from memory_store import MemoryStore
@@ -34,7 +34,7 @@ SAVED = 5
 def made() -> Repository:
     """Return a store with both runs. The replay's ledger is the original's but for its name."""
     repo = Repository.create(MemoryStore())
-    tree = trees.write_tree(repo.objects, []).digest
+    tree = planted.packed(repo, {b"train.py": b"print(1)"})
     snapshot = planted.publish(repo, planted.snapshot(tree))
     spec = LaunchSpec(command=("train.py",), nproc=2)
     run = Run(id=RUN, snapshot=snapshot, spec=spec, created_s=1.0)

@@ -1,0 +1,172 @@
+"""Where several packings of one tree are named: what is whole is used and kept, whoever has named what is not."""
+
+import errno
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import planted
+from m5ws.gc_records import Rules
+from m5ws.operations import overrides, transfer
+from m5ws.records import Digest, Packing
+from m5ws.repository import Repository, fsck, roots, snapshots, trees
+from m5ws.repository.materialise import materialise
+from m5ws.repository.objects import key
+from m5ws.store.local import LocalStore
+from passing_store import PassingStore
+from small_files import Workspace, annotate, read
+
+
+class Two(Workspace):
+    """A snapshot of a tree with two packings: `kept`, which uses an old pack, and `anew`, of packs of its own."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.fill(random.Random(1), range(200))
+        self.write()
+        self.fill(random.Random(2), [7, 70])
+        self.kept, self.anew = self.write(), self.write(known=False)
+        assert self.kept.digest == self.anew.digest and self.kept.packing != self.anew.packing
+        config = planted.packed(self.repo, {b"config.yaml": b"lr: 1"})
+        self._others = {config: trees.packing_of(self.repo.objects, config)}
+        self.snapshot = self.repo.objects.put_record(planted.snapshot(self.anew.digest, config=config))
+
+    def say(self, packing: Digest | None, when: int) -> None:
+        assert packing is not None
+        others = {tree: digest for tree, digest in self._others.items() if digest is not None}
+        annotate(self.repo, self.snapshot, {self.anew.digest: packing, **others}, when)
+
+    def names_nothing(self) -> Digest:
+        return self.repo.objects.put_record(Packing(packs=()))
+
+    def lose(self, digest: Digest | None) -> None:
+        assert digest is not None
+        self.repo.store.delete(key(digest))
+
+    def readable(self, snapshot: Digest, target: Path) -> bool:
+        fresh = Repository.open(self.repo.store)
+        parts = [trees.located(fresh.objects, tree) for tree in snapshots.load(fresh, snapshot).trees.values()]
+        materialise(fresh.objects, parts, target)
+        return True
+
+
+def _reached(repo: Repository) -> set[bytes]:
+    return roots.read(Repository.open(repo.store), Rules(), lambda *_: False).reach.digests
+
+
+@pytest.mark.parametrize("lost", ["a pack", "the packing"])
+def test_a_packing_that_names_nothing_stands_for_no_other(tmp_path: Path, lost: str) -> None:
+    here = Two(tmp_path)
+    here.say(here.anew.packing, 1)
+    here.say(here.names_nothing(), 2)
+    packs = here.packing(here.anew).packs
+    here.lose(packs[0].object if lost == "a pack" else here.anew.packing)
+    damage = fsck.check(Repository.open(here.repo.store)).damage
+    assert [(one.kind, one.harms) for one in damage] == [("missing", (f"snapshot {here.snapshot}",))]
+    if lost == "a pack":
+        assert {bytes.fromhex(pack.object) for pack in packs} <= _reached(here.repo)
+
+
+@pytest.mark.parametrize("newest", ["a broken one", "one that names nothing"])
+def test_what_is_derived_from_a_snapshot_names_what_is_whole(tmp_path: Path, newest: str) -> None:
+    here = Two(tmp_path)
+    here.say(here.anew.packing, 1)
+    here.say(here.kept.packing if newest == "a broken one" else here.names_nothing(), 2)
+    if newest == "a broken one":
+        here.lose(here.irreplaceable(here.kept).object)
+    derived = overrides.derive(Repository.open(here.repo.store), here.snapshot, ["lr=2"])
+    assert here.readable(derived, tmp_path / "derived")
+    assert fsck.check(Repository.open(here.repo.store)).clean
+
+
+def test_what_cannot_be_read_now_is_needed_for_all_that_gc_knows(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.kept.packing, 1)
+    here.say(here.anew.packing, 2)
+
+    def before(operation: str, where: str) -> None:
+        if operation == "get" and where == key(str(here.anew.packing)):
+            raise OSError(errno.ESTALE, "Stale file handle", where)
+
+    with pytest.raises(OSError, match="Stale"):
+        _reached(Repository.open(PassingStore(here.repo.store, before)))
+    # A reader takes the other one.
+    far = Repository.open(PassingStore(here.repo.store, before))
+    snapshots.load(far, here.snapshot)
+    assert trees.located(far.objects, here.anew.digest).entries
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_push_that_is_killed_has_published_what_can_be_read(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.kept.packing, 1)
+    here.say(here.anew.packing, 2)
+    here.lose(here.irreplaceable(here.kept).object)
+    target = Workspace(tmp_path / "target").repo
+
+    def created(where: str) -> None:
+        if where.startswith("snapshots/"):
+            raise Killed
+
+    to = Repository.open(PassingStore(target.store, None, created))
+    with pytest.raises(Killed):
+        transfer.copy(Repository.open(here.repo.store), to, [("snapshot", here.snapshot)])
+    here.repo = target
+    assert here.readable(here.snapshot, tmp_path / "read")
+    assert fsck.check(Repository.open(target.store)).clean
+
+
+def _annotations(here: Workspace, packing: Digest) -> Callable[[str], bool]:
+    return lambda where: where.startswith("snapshots/")
+
+
+def _packings(here: Workspace, packing: Digest) -> Callable[[str], bool]:
+    return lambda where: where == key(packing)
+
+
+def _packs(here: Workspace, packing: Digest) -> Callable[[str], bool]:
+    packs = {key(pack.object) for pack in here.repo.objects.get_record(packing, Packing).packs}
+    return packs.__contains__
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("which", [_annotations, _packings, _packs])
+def test_what_others_have_there_fails_no_snapshot(
+    tmp_path: Path, which: Callable[[Workspace, Digest], Callable[[str], bool]], error: int
+) -> None:
+    here = Workspace(tmp_path)
+    here.fill(random.Random(1), range(200))
+    first = here.write()
+    planted.publish(here.repo, planted.snapshot(first.digest))
+    here.fill(random.Random(3), range(0, 200, 30))
+    here.index.unlink()
+    matches = which(here, str(first.packing))
+
+    def before(operation: str, where: str) -> None:
+        if operation == "get" and matches(where):
+            raise OSError(error, "no", where)
+
+    store = here.repo.store
+    here.repo = Repository.open(PassingStore(store, before))
+    written = here.write()
+    here.repo = Repository.open(store)
+    assert read(here.repo, written, tmp_path / "read") == here.content()
+
+
+def test_a_foreign_file_among_annotations_hides_no_snapshot(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.anew.packing, 1)
+    store = tmp_path / "store" / "snapshots"
+    (one,) = (store / here.snapshot).iterdir()
+    (store / here.snapshot / f"{one.name} (conflicted copy)").write_bytes(one.read_bytes())
+    (store / "~notes.txt").write_text("x")
+    assert here.readable(here.snapshot, tmp_path / "read")
+    here.index.unlink()
+    here.fill(random.Random(4), [3])
+    here.repo = Repository.open(LocalStore(tmp_path / "store", durable=False))
+    assert here.write().files == 200
