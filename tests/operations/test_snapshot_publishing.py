@@ -7,11 +7,12 @@ import msgspec
 
 from captures import SECRET, Machine, take
 from checkouts import git
-from m5ws.records import Observed
+from m5ws.records import Digest, Observed, Packing
 from m5ws.repository import Repository, fsck, snapshots, trees
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from settling import settle
+from small_files import annotate
 
 
 def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
@@ -61,3 +62,23 @@ def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repo
     repo.store.delete(key(first.id))
     assert take(root, repo).id == first.id
     assert fsck.check(repo).clean
+
+
+def test_a_snapshot_that_a_lie_made_unreadable_is_readable_once_it_is_taken_again(root: Path, repo: Repository) -> None:
+    settle(root)
+    first = take(root, repo)
+    (said,) = snapshots.annotations(repo, first.id)
+    lied = {tree: repo.objects.put_record(_of_other_bytes(repo, packing)) for tree, packing in said.packings.items()}
+    annotate(repo, first.id, lied, int(said.created_s * 1000) + 1)
+    assert not take(root, repo).annotated
+    for tree in snapshots.load(fresh := Repository.open(repo.store), first.id).trees.values():
+        for entry in trees.located(fresh.objects, tree).entries:
+            trees.read_file(fresh.objects, entry)
+    assert take(root, repo).annotated
+
+
+def _of_other_bytes(repo: Repository, packing: Digest) -> Packing:
+    """Return a packing by which the same files are in packs that do not hold them."""
+    packs = repo.objects.get_record(packing, Packing).packs
+    put = repo.objects.put
+    return Packing(packs=tuple(msgspec.structs.replace(one, object=put(b"x" * one.size_bytes)) for one in packs))
