@@ -36,6 +36,8 @@ class Told:
         self._snapshots: dict[Digest, dict[Digest, None]] = {}
         self._said: dict[Digest, list[dict[Digest, Digest]]] = {}
         self._recent: list[Pack] | None = None
+        self.trouble: M5Error | OSError | None = None
+        """What was wrong with the store when an annotation could not be read: it may say what is looked for."""
 
     def of(self, tree: Digest, packing: Digest | None) -> None:
         """Note the packing of a tree, which is in the store; None if the tree has no small files."""
@@ -60,6 +62,7 @@ class Told:
         seen = set[Digest]()
         for snapshot in self._snapshots.get(tree, ()):
             if snapshot not in self._said:
+                self.trouble = None
                 keys = [f"snapshots/{snapshot}/{name}" for name in self._store.names(f"snapshots/{snapshot}/")]
                 self._said[snapshot] = list(self._said_by(_newest_first(keys)))
             for said in self._said[snapshot]:
@@ -96,7 +99,10 @@ class Told:
     def _packings_in(self, key: str) -> dict[Digest, Digest] | None:
         try:
             return codec.decode(self._store.get(key), Annotation, key).packings
-        except (M5Error, OSError):
+        except UNSOUND:
+            return None
+        except (M5Error, OSError) as error:
+            self.trouble = error
             return None
 
 

@@ -134,7 +134,7 @@ def located(objects: Objects, digest: Digest, packing: Digest | None = None) -> 
             continue
         objects.told.of(digest, found)
         return Tree(entries=entries)
-    raise trouble or NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+    raise trouble or _not_said(objects, digest)
 
 
 def is_found(objects: Objects, digest: Digest) -> bool:
@@ -157,7 +157,13 @@ def packing_of(objects: Objects, digest: Digest) -> Digest | None:
         if objects.has(found):
             objects.told.of(digest, found)
             return found
-    raise NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+    raise _not_said(objects, digest)
+
+
+def _not_said(objects: Objects, digest: Digest) -> Exception:
+    """Return why it is not known where a tree's small files lie: what says it may only be out of reach."""
+    nobody = NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
+    return objects.told.trouble or nobody
 
 
 def _packings(objects: Objects, digest: Digest, entries: Sequence[Entry]) -> Iterator[Digest]:

@@ -98,6 +98,21 @@ def test_what_cannot_be_read_now_is_needed_for_all_that_gc_knows(tmp_path: Path)
     assert trees.located(far.objects, here.anew.digest).entries
 
 
+def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thing(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.anew.packing, 1)
+
+    def before(operation: str, where: str) -> None:
+        if operation == "get" and where.startswith("snapshots/"):
+            raise PermissionError(errno.EACCES, "no", where)
+
+    far = Repository.open(PassingStore(here.repo.store, before))
+    snapshots.load(far, here.snapshot)
+    for look in (trees.located, trees.packing_of):
+        with pytest.raises(PermissionError):
+            look(far.objects, here.anew.digest)
+
+
 class Killed(BaseException):
     pass
 

@@ -70,7 +70,8 @@ def test_a_lie_about_a_pack_is_not_taken_over(
     assert read(here.repo, written, tmp_path / "read") == here.content()
     assert written.packing is not None and lied != written.packing
     # What is right about a pack, whoever made it, is used none the less: the same files make the same packs.
-    assert {pack.object for pack in here.packing(written).packs} & {pack.object for pack in packs} or changed
+    if not changed:
+        assert {pack.object for pack in here.packing(written).packs} & {pack.object for pack in packs}
 
 
 def test_of_a_pack_that_others_made_only_what_is_not_at_hand_is_read(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_lies_do_not_have_what_is_true_checked_again(tmp_path: Path, lies: int) 
     here.fill(random.Random(1), range(200))
     first = here.write()
     packs = here.packing(first).packs
-    # Each lie holds the files of a true pack, and one byte that nobody wants, so that it seems to hold as much.
+    # Each lie is said to hold just what a true pack holds.
     lied = [
         Pack(
             object=here.repo.objects.put(bytes([number]) * (packs[0].size_bytes)),
