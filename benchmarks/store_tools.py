@@ -71,7 +71,7 @@ class M5ws:
     def prepare(self) -> None:
         """Make the store, which tries the server, and a snapshot of no data, which asks torch about this machine."""
         call(["git", "init", "-q"], self._place, {})
-        (self._place / ".gitignore").write_text("/data/\n/.m5ws/\n/cache/\n")
+        (self._place / ".gitignore").write_text("/data/\n/back/\n/.m5ws/\n/cache/\n")
         store = ["--store", self._url, "--endpoint-url", self._server.endpoint, "--region", "us-east-1"]
         self._m5ws("init", *store)
         self._m5ws("snapshot")
@@ -81,6 +81,8 @@ class M5ws:
             # As one would against AWS: TLS keeps the bytes on the way, and a CRC is cheaper than a signature of them.
             text = _said(text, "store", 'integrity = "crc64nvme"')
         configuration.write_text(self._set(text))
+        call(["git", "add", "."], self._place, {})
+        call(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", "commit", "-qm", "all"], self._place, {})
 
     def _set(self, text: str) -> str:
         return text

@@ -35,7 +35,14 @@ class AmbiguousId(M5Error):
 
 
 class ObjectExists(M5Error):
-    """A create found its key taken. Callers that publish content-named bytes take this for success."""
+    """A create found its key taken. Callers that publish content-named bytes take this for success.
+
+    `size_bytes` is the length of what is there, if that was asked for.
+    """
+
+    def __init__(self, message: str, size_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
 
 
 class CorruptObject(M5Error):

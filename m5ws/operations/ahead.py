@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from m5ws.ports import Glance, Observer, SourceControl, SourceState
-from m5ws.records import Observed
+from m5ws.records import Digest, Observed
 
 
 class Ahead:
@@ -42,23 +42,27 @@ class Ahead:
 
 
 class Observation:
-    """What `observer` says of this machine, asked once, from `begin` on. Safe to begin in any thread."""
+    """What `observer` says of this machine, asked once and kept by `keep`, from `begin` on.
 
-    def __init__(self, observer: Observer, variables: Mapping[str, str]) -> None:
+    Safe to begin in any thread.
+    """
+
+    def __init__(self, observer: Observer, variables: Mapping[str, str], keep: Callable[[Observed], Digest]) -> None:
         self._observer = observer
         self._variables = variables
+        self._keep = keep
         self._lock = threading.Lock()
-        self._found: Future[Observed] | None = None
+        self._found: Future[Digest] | None = None
 
-    def begin(self) -> Future[Observed]:
+    def begin(self) -> Future[Digest]:
         """Begin, unless that was done, and return what is to come."""
         with self._lock:
             if self._found is None:
                 pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-observe")
-                self._found = pool.submit(self._observer.observe, self._variables)
+                self._found = pool.submit(lambda: self._keep(self._observer.observe(self._variables)))
                 pool.shutdown(wait=False)
             return self._found
 
-    def result(self) -> Observed:
-        """Return it; raises as `Observer.observe`."""
+    def result(self) -> Digest:
+        """Return what it was kept as; raises as `Observer.observe` and `keep`."""
         return self.begin().result()

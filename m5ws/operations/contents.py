@@ -141,9 +141,10 @@ def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written
     """Return code and config as they were written, if these very files were checked and written before."""
     if not look.index.marks(_CHECKED):
         return None
-    code, config = look.known(divided.code), look.known(divided.config)
-    if code is None or config is None:
+    known = look.known(divided.code, divided.config)
+    if known is None:
         return None
+    code, config = known
     mark = f"{allowed}:{code.digest}:{config.digest}"
     return (code, config) if mark in look.index.marks(_CHECKED) else None
 

@@ -42,10 +42,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         if self.progress:
             self.progress(what, done, total)
 
-    def known(self, files: Sequence[SourceFile]) -> trees.Written | None:
-        """Return what `files` were written as, if all of them are as they were then; a stat per file."""
-        written = trees.write_tree(self.repo.objects, files, self.index, None, dry_run=True)
-        return written if written.unchanged else None
+    def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
+        """Return what each of `parts` was written as, if all files are as they were then; a stat per file."""
+        recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
+        return trees.present(self.repo.objects, recorded)
 
 
 class Contents(msgspec.Struct, kw_only=True):

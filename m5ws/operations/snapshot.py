@@ -109,7 +109,11 @@ def capture(
             staging=staging,
             dry_run=dry_run,
             progress=progress,
-            observation=Observation(observer, determinism.environment(settings.determinism) | settings.run.environment),
+            observation=Observation(
+                observer,
+                determinism.environment(settings.determinism) | settings.run.environment,
+                repo.objects.put_record,
+            ),
         )
         local_installs.refuse(look, observer, _installation(look))
         for _ in range(_ATTEMPTS):
@@ -171,7 +175,7 @@ def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id
     state = contents.state
     observed = None
     if not look.dry_run:
-        observed = look.repo.objects.put_record(look.observation.result())
+        observed = look.observation.result()
         recent = sorted(look.index.marks(_SAID))[-_SAID_LIMIT:]
         look.index.remember_marks(_SAID, {*recent, f"{_installation(look)}:{snapshot_id}"})
     return Annotation(

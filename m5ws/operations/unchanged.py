@@ -57,11 +57,15 @@ def recall(look: Look, glance: Glance | None) -> Kept | None:
     if known.key != _key(look, glance):
         return None
     config = _config(look, known)
-    code = trees.present(look.repo.objects, known.code)
-    written = look.known(config) if config is not None else None
-    if code is None or config is None or written is None:
+    if config is None:
         return None
-    return Kept(state=known.state, dirty=known.dirty, pins=known.pins, code=code, config=written, config_files=config)
+    written = trees.present(look.repo.objects, [known.code, trees.recorded(look.repo.objects, config, look.index)])
+    if written is None:
+        return None
+    code, config_tree = written
+    return Kept(
+        state=known.state, dirty=known.dirty, pins=known.pins, code=code, config=config_tree, config_files=config
+    )
 
 
 def remember(

@@ -4,7 +4,10 @@ Invariant: leaves are written before what names them, and a reference is written
 killed when, everything that can be reached is whole.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -12,11 +15,14 @@ from m5ws import codec
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.ports import Homed, ObjectStore
 from m5ws.records import Format
+from m5ws.repository import plans
 from m5ws.repository.objects import Objects
+from m5ws.repository.plans import Standings
 
 if TYPE_CHECKING:
     from m5ws.repository.publishing import Patience
 
+T = TypeVar("T")
 FORMAT = "format"
 
 
@@ -27,23 +33,30 @@ class Repository:
     `patience` is how publishing waits for a `gc` that is in its way, where it is not as usual.
     """
 
-    def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
+    def __init__(
+        self, store: ObjectStore, form: Format, note: str = "", looking: Future[Standings] | None = None
+    ) -> None:
         self.store = store
         self.format = form
         self.note = note
-        self.objects = Objects(store, form)
+        self.objects = Objects(store, form, looking)
+        self._looking = looking
         self.patience: Patience | None = None
 
     @classmethod
-    def open(cls, store: ObjectStore) -> "Repository":
-        """Open an existing store. Raises NotFound if there is none, UnknownSchema if it is of another version."""
+    def open(cls, store: ObjectStore, *, writing: bool = False) -> "Repository":
+        """Open an existing store. Raises NotFound if there is none, UnknownSchema if it is of another version.
+
+        Who is `writing` asks for gc's plans first of all: where that is a round trip, it is made meanwhile.
+        """
+        looking = _begun(partial(plans.look, store)) if writing and isinstance(store, Homed) else None
         try:
             data = store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"there is no m5ws store at {store.url}", hint="`m5ws init` makes one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
         note = store.visit(form.home_region) if isinstance(store, Homed) else ""
-        return cls(store, form, note)
+        return cls(store, form, note, looking)
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
@@ -63,7 +76,7 @@ class Repository:
 
     def through(self, store: ObjectStore) -> "Repository":
         """Return the same store as `store` shows it, which keeps copies of it."""
-        return Repository(store, self.format, self.note)
+        return Repository(store, self.format, self.note, self._looking)
 
     @classmethod
     def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
@@ -72,10 +85,17 @@ class Repository:
 
     @classmethod
     def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
-        repository = cls.open(store)
+        repository = cls.open(store, writing=True)
         if form is not None and msgspec.structs.replace(repository.format, home_region=form.home_region) != form:
             raise UsageError(f"the store at {store.url} has another format: {repository.format}")
         return repository
+
+
+def _begun(work: Callable[[], T]) -> Future[T]:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-begin")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
 
 
 __all__ = ["Repository"]

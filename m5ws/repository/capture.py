@@ -20,8 +20,8 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import M5Error
 from m5ws.ports import Buffer, Progress, SourceFile
-from m5ws.records import Digest, Entry, Pack, Packing, Slice
-from m5ws.repository import presence, reuse
+from m5ws.records import Digest, Entry, Pack, Packing, Record, Slice, Tree
+from m5ws.repository import flight, presence, reuse
 from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
@@ -134,13 +134,19 @@ class TreeWriter:
             progress("capturing files", len(files), len(files))
         return tuple(entries)
 
-    def packing(self) -> Digest | None:
-        """Make durable where the small files lie, and return it; None if there are none. After `entries`."""
+    def finish(self, tree: Tree) -> tuple[Digest, Digest | None]:
+        """Make a tree durable and where its small files lie, None if it has none; return both. After `entries`."""
+        packs = self._all_packs()
+        records: list[Record] = [tree, *([Packing(packs=packs)] if packs else [])]
+        digest, *packing = flight.each(lambda record: self.put(codec.encode(record)), records)
+        return digest, packing[0] if packing else None
+
+    def _all_packs(self) -> tuple[Pack, ...]:
         written = {pack.object: pack for pack in (future.result() for future in self._packs)}
         packs = tuple(pack for _, pack in sorted((self._kept | written).items()))
         if self._index is not None and not self._dry_run:
             self._index.remember_packs({pack.object: (pack.files, pack.sizes_bytes) for pack in packs})
-        return self.put(codec.encode(Packing(packs=packs))) if packs else None
+        return packs
 
     def _capture(
         self, file: SourceFile, found: os.stat_result, position: int, known: tuple[Slice, ...] | None

@@ -12,13 +12,14 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from m5ws.errors import M5Error, UsageError
+from m5ws.errors import CorruptObject, M5Error, NotFound, UsageError
 from m5ws.ports import OnDisk, Progress
 from m5ws.records import Digest, Entry, Slice, Tree, path_text
 from m5ws.repository import copying
 from m5ws.repository.entries import check_claims, check_paths
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import Objects, key
+from m5ws.repository.trees import read_elsewhere
 
 _THREADS = 16
 """More than there are processors: from a store that is far away, most of them wait."""
@@ -127,6 +128,10 @@ class _Writer:
         try:
             if not self._copied(file, part, position):
                 self._poured(file, part, position)
+        except (NotFound, CorruptObject) as trouble:
+            # A small file that is a pack of its own may be in another one too.
+            (data,) = read_elsewhere(self._objects, (part,), trouble)
+            copying.write(file.descriptor, data, position)
         finally:
             file.leave()
         return part.size_bytes
@@ -155,7 +160,12 @@ class _Writer:
             os.close(source)
 
     def _pack(self, pack: Digest, entries: list[Entry]) -> int:
-        pieces = self._objects.pieces(pack, [entry.parts[0] for entry in entries])
+        parts = [entry.parts[0] for entry in entries]
+        pieces: Iterable[memoryview]
+        try:
+            pieces = self._objects.pieces(pack, parts)
+        except (NotFound, CorruptObject) as trouble:
+            pieces = read_elsewhere(self._objects, parts, trouble)
         for entry, piece in zip(entries, pieces, strict=True):
             self._whole(entry, piece)
         return sum(entry.size_bytes for entry in entries)

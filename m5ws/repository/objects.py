@@ -8,6 +8,7 @@ fresh bytes before that.
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from m5ws.ports import Buffer, Flowing, Near, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
 from m5ws.repository import plans
 from m5ws.repository.packings import Told
+from m5ws.repository.plans import Standings
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -76,13 +78,17 @@ class _Arriving:
 
 
 class Objects:
-    """The content-addressed part of a store. `told` is where small files lie, as far as this process knows."""
+    """The content-addressed part of a store. `told` is where small files lie, as far as this process knows.
 
-    def __init__(self, store: ObjectStore, form: Format) -> None:
+    `looking` is a look at gc's plans that was begun before, for `begin` to take over.
+    """
+
+    def __init__(self, store: ObjectStore, form: Format, looking: Future[Standings] | None = None) -> None:
         self.store = store
         self.format = form
         self.told = Told(store)
         self._seen: set[Digest] = set()
+        self._looking = looking
         self._began: frozenset[str] | None = None
         self._beginning = threading.Lock()
 
@@ -94,7 +100,8 @@ class Objects:
         if self._began is None:
             with self._beginning:
                 if self._began is None:
-                    self._began = plans.look(self.store).done
+                    looking, self._looking = self._looking, None
+                    self._began = (looking.result() if looking is not None else plans.look(self.store)).done
         return self._began
 
     def digest(self, data: Buffer) -> Digest:
@@ -127,8 +134,12 @@ class Objects:
         self.begin()
         try:
             self.store.create(key(digest), data)
-        except ObjectExists:
-            self.has(digest, memoryview(data).nbytes)
+        except ObjectExists as there:
+            size_bytes = memoryview(data).nbytes
+            if there.size_bytes is None:
+                self.has(digest, size_bytes)
+            else:
+                _check_length(digest, there.size_bytes, size_bytes)
             return False
         return True
 
@@ -157,8 +168,8 @@ class Objects:
         found = self.store.stat(key(digest))
         if found is None:
             return False
-        if size_bytes is not None and found.size_bytes != size_bytes:
-            raise CorruptObject(f"object {digest} has {found.size_bytes} bytes instead of {size_bytes}")
+        if size_bytes is not None:
+            _check_length(digest, found.size_bytes, size_bytes)
         return True
 
     def get(self, digest: Digest) -> bytes:
@@ -225,6 +236,11 @@ class Objects:
     def get_record(self, digest: Digest, kind: type[R]) -> R:
         """Return the record stored as `digest`. Raises NotFound, CorruptObject, UnknownSchema."""
         return codec.decode(self.get(digest), kind, f"object {digest}")
+
+
+def _check_length(digest: Digest, found_bytes: int, size_bytes: int) -> None:
+    if found_bytes != size_bytes:
+        raise CorruptObject(f"object {digest} has {found_bytes} bytes instead of {size_bytes}")
 
 
 def _not_as_written(part: Slice) -> CorruptObject:

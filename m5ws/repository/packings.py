@@ -4,6 +4,7 @@ So a tree is a pure function of its files, and what the store had before decides
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,10 @@ class Told:
         self._snapshots: dict[Digest, dict[Digest, None]] = {}
         self._said: dict[Digest, list[dict[Digest, Digest]]] = {}
         self._recent: list[Pack] | None = None
+        self._packings: list[tuple[Packing, str]] | None = None
+        self._reading = threading.Lock()
+        self.warned = False
+        """Whether it was said that files are read from other packs than those where they were looked for first."""
         self.trouble: M5Error | OSError | None = None
         """What was wrong with the store when an annotation could not be read: it may say what is looked for."""
 
@@ -46,6 +51,7 @@ class Told:
     def by(self, snapshot: Digest, trees: Iterable[Digest]) -> None:
         """Note that the annotations of `snapshot` name the packings of its `trees`."""
         self._said.pop(snapshot, None)
+        self._packings = None
         for tree in trees:
             self._snapshots.setdefault(tree, {})[snapshot] = None
 
@@ -70,6 +76,32 @@ class Told:
                 if packing is not None and packing not in seen:
                     yield packing
                     seen.add(packing)
+
+    def elsewhere(self, objects: "Objects", parts: Iterable[Slice]) -> dict[Digest, list[Slice]]:
+        """Return in which other packs the small files of `parts` lie, by file, as annotations say of noted snapshots.
+
+        What cannot be read is mute.
+        """
+        with self._reading:
+            if self._packings is None:
+                self._packings = list(self._all_packings(objects))
+        avoided = {part.digest: part.object for part in parts}
+        found: dict[Digest, list[Slice]] = {}
+        for place in itertools.chain.from_iterable(itertools.starmap(slices, self._packings)):
+            if avoided.get(place.digest, place.object) != place.object:
+                found.setdefault(place.digest, []).append(place)
+        return found
+
+    def _all_packings(self, objects: "Objects") -> Iterator[tuple[Packing, str]]:
+        named: dict[Digest, None] = {}
+        for tree in list(self._snapshots):
+            with suppress(M5Error, OSError):
+                named |= dict.fromkeys(self.said(tree))
+        for digest in named:
+            with suppress(M5Error, OSError):
+                packing = objects.get_record(digest, Packing)
+                check(packing, digest)
+                yield packing, digest
 
     def recent(self, objects: "Objects") -> list[Pack]:
         """Return the packs of snapshots that something was said of lately, for who does not know what a store holds.

@@ -5,6 +5,7 @@ object that the snapshot names, so whoever finds it can read all of it (promise 
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -22,11 +23,13 @@ def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation, patien
     Raises Vanished if gc deleted some of it meanwhile, after which all is to be uploaded and published again.
     """
     places = packings(repo, snapshot)
-    if lost := presence.missing(repo.objects, dict.fromkeys(places.values(), 0)):
+    with ThreadPoolExecutor(1, thread_name_prefix="m5ws-publish") as pool:
+        record = pool.submit(repo.objects.put_record, snapshot)
+        lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
+    if lost:
         repo.objects.told.forget()
         raise Vanished(f"where small files lie was written, and is not there: packing {min(lost)}")
-    annotation = msgspec.structs.replace(annotation, packings=places)
-    digest = repo.objects.put_record(snapshot)
+    annotation, digest = msgspec.structs.replace(annotation, packings=places), record.result()
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:

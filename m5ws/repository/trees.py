@@ -5,23 +5,26 @@ chunks, smaller ones are named by their content alone. Where these lie is not pa
 packs that the store had already as well as new ones (docs/format.md).
 """
 
+import logging
 import operator
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import NotFound
+from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress, SourceFile
-from m5ws.records import Digest, Entry, Packing, Tree
+from m5ws.records import Digest, Entry, Packing, Slice, Tree
 from m5ws.repository import packings, presence
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.entries import check, check_paths
 from m5ws.repository.index import Index, KnownTree, settled, stamp
 from m5ws.repository.objects import Objects
 
+_log = logging.getLogger(__name__)
 _TAKE_AGAIN = "Take the snapshot again where its files are: that says it anew."
 _STAMPED = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
@@ -55,13 +58,12 @@ def write_tree(
     ordered = sorted(files, key=lambda file: file.path)
     stats = [file.found or os.lstat(file.location) for file in ordered]
     signature = _signature(objects, ordered, stats)
-    if index is not None and (known := present(objects, index.tree(signature))):
-        return known
+    if index is not None and (known := present(objects, [index.tree(signature)])):
+        return known[0]
     writer = TreeWriter(objects, index, dry_run, began_ns)
     check_paths(ordered, "to be written")
     tree = Tree(entries=writer.entries(ordered, stats, progress))
-    packing = writer.packing()
-    digest = writer.put(codec.encode(tree))
+    digest, packing = writer.finish(tree)
     if not dry_run:
         objects.told.of(digest, packing)
     if index is not None and not dry_run and all(settled(stamp(found), began_ns) for found in stats):
@@ -88,16 +90,24 @@ def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest
 
 
 def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> KnownTree | None:
-    """Return the tree that `files`, as `lstat` says now that they are, were written as; None if they were not."""
+    """Return the tree that `files` were written as, None if they were not: by `found`, or as `lstat` says now."""
     ordered = sorted(files, key=lambda file: file.path)
-    return index.tree(_signature(objects, ordered, [os.lstat(file.location) for file in ordered]))
+    return index.tree(_signature(objects, ordered, [file.found or os.lstat(file.location) for file in ordered]))
 
 
-def present(objects: Objects, known: KnownTree | None) -> Written | None:
-    """Return what was written before, if every object that it needs is still there."""
-    if known is None or presence.missing(objects, dict(known.objects)):
+def present(objects: Objects, known: Sequence[KnownTree | None]) -> tuple[Written, ...] | None:
+    """Return what was written before, if every object that all of it needs is still there; asked for at once."""
+    trees = [tree for tree in known if tree is not None]
+    if len(trees) < len(known) or presence.missing(
+        objects, {name: size for tree in trees for name, size in tree.objects}
+    ):
         return None
-    objects.told.of(known.digest, known.packing)
+    for tree in trees:
+        objects.told.of(tree.digest, tree.packing)
+    return tuple(map(_written_before, trees))
+
+
+def _written_before(known: KnownTree) -> Written:
     return Written(
         digest=known.digest,
         packing=known.packing,
@@ -182,7 +192,35 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
     if entry.link is not None:
         return entry.link
     assert sum(part.size_bytes for part in entry.parts) == entry.size_bytes, f"{entry.name} was not located"
-    return b"".join(objects.read(part) for part in entry.parts)
+    try:
+        return b"".join(objects.read(part) for part in entry.parts)
+    except (NotFound, CorruptObject) as trouble:
+        if len(entry.parts) != 1:
+            raise
+        return bytes(next(read_elsewhere(objects, entry.parts, trouble)))
+
+
+def read_elsewhere(objects: Objects, parts: Sequence[Slice], trouble: M5Error) -> Iterator[memoryview]:
+    """Yield what small files hold, verified, where the pack that has them all by a packing was met with `trouble`.
+
+    Other packings of their trees may name other packs: who took the same snapshot has said so, or took it again. One
+    pack suffices, whatever became of the others, and whatever was said of them. Raises `trouble` if none has a file.
+    """
+    others = objects.told.elsewhere(objects, parts)
+    if not others:
+        raise trouble
+    level = logging.INFO if objects.told.warned else logging.WARNING
+    _log.log(level, "files are read from other packs, `m5ws fsck --read-data` names what is damaged: %s", trouble)
+    objects.told.warned = True
+    for part in parts:
+        yield memoryview(_read_one_of(objects, (*others.get(part.digest, ()), part), trouble))
+
+
+def _read_one_of(objects: Objects, places: Sequence[Slice], trouble: M5Error) -> bytes:
+    for place in places:
+        with suppress(NotFound, CorruptObject):
+            return objects.read(place)
+    raise trouble
 
 
 def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> Digest:

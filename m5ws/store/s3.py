@@ -67,9 +67,10 @@ class S3Store:
         if self._created(path, upload, surely=False):
             return
         # obstore says of a conflict (409) too that the key is taken: then nothing is there, and boto3 knows better.
-        if self.stat(key) is None and self._created(path, upload, surely=True):
+        found = self.stat(key)
+        if found is None and self._created(path, upload, surely=True):
             return
-        raise ObjectExists(key)
+        raise ObjectExists(key, found.size_bytes if found is not None else None)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         for found in self._listing.walk(self.location.prefix + prefix):

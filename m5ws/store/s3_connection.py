@@ -189,6 +189,6 @@ class Connection:
             # Some servers look at the checksum, or at Object Lock's need of one, by this header alone.
             options["default_headers"] = {"x-amz-sdk-checksum-algorithm": checksum}
         authorities = self._settings.authorities
-        if authorities:
+        if authorities and scheme == "https":
             options["root_certificate"] = bundle(authorities)
         return options

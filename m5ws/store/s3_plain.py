@@ -5,6 +5,7 @@ endpoint) comes from two files. Where neither is there, the variables are all th
 (https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
 """
 
+import functools
 import os
 from pathlib import Path
 
@@ -55,12 +56,21 @@ def bundle(path: str) -> bytes:
     import ssl
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-        return Path(path).read_bytes()
+        found = os.stat(path)
+        return _checked(path, (found.st_size, found.st_mtime_ns, found.st_ino))
     except ssl.SSLError as error:
         raise _no_bundle(path, f"that holds no certificates, or broken ones ({error.reason or error})") from error
     except OSError as error:
         raise _no_bundle(path, error.strerror or str(error)) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _checked(path: str, _stamp: tuple[int, ...]) -> bytes:
+    """Read a bundle that looks like this, once: one of all public authorities takes as long as many a request."""
+    import ssl
+
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    return Path(path).read_bytes()
 
 
 def _no_bundle(path: str, why: str) -> UsageError:

@@ -5,28 +5,30 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import planted
+from m5ws.errors import CorruptObject
 from m5ws.gc_records import Rules
 from m5ws.operations import overrides, transfer
-from m5ws.records import Digest, Packing
+from m5ws.records import Digest, Pack, Packing
 from m5ws.repository import Repository, fsck, roots, snapshots, trees
 from m5ws.repository.materialise import materialise
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
-from small_files import Workspace, annotate, read
+from small_files import FORM, Workspace, annotate, read
 
 
 class Two(Workspace):
     """A snapshot of a tree with two packings: `kept`, which uses an old pack, and `anew`, of packs of its own."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.fill(random.Random(1), range(200))
+    def __init__(self, root: Path, size: int = 300, pack_bytes: int = FORM.pack_bytes) -> None:
+        super().__init__(root, msgspec.structs.replace(FORM, pack_bytes=pack_bytes))
+        self.fill(random.Random(1), range(200), size)
         self.write()
-        self.fill(random.Random(2), [7, 70])
+        self.fill(random.Random(2), [7, 70], size)
         self.kept, self.anew = self.write(), self.write(known=False)
         assert self.kept.digest == self.anew.digest and self.kept.packing != self.anew.packing
         config = planted.packed(self.repo, {b"config.yaml": b"lr: 1"})
@@ -111,6 +113,70 @@ def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thi
     for look in (trees.located, trees.packing_of):
         with pytest.raises(PermissionError):
             look(far.objects, here.anew.digest)
+
+
+def _lie(here: Two) -> Digest:
+    """Say of packs of other bytes that they hold what the true ones do."""
+    draw = random.Random(5)
+    lies = [
+        Pack(
+            object=here.repo.objects.put(draw.randbytes(pack.size_bytes)),
+            files=pack.files,
+            sizes_bytes=pack.sizes_bytes,
+        )
+        for pack in here.packing(here.anew).packs
+    ]
+    return here.repo.objects.put_record(Packing(packs=tuple(lies)))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("way", ["materialised", "read one by one"])
+def test_a_lie_costs_a_reader_a_reading_and_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, alone: bool
+) -> None:
+    here = Two(tmp_path, size=1024, pack_bytes=1024) if alone else Two(tmp_path)
+    here.say(here.anew.packing, 1)
+    lie = _lie(here)
+    here.say(lie, 2)
+    assert alone == any(len(pack.sizes_bytes) == 1 for pack in here.packing(here.anew).packs)
+    if way == "materialised":
+        assert here.readable(here.snapshot, tmp_path / "read")
+        found = {path.name: path.read_bytes() for path in (tmp_path / "read").iterdir() if path.name != "config.yaml"}
+    else:
+        fresh = Repository.open(here.repo.store)
+        snapshots.load(fresh, here.snapshot)
+        tree = trees.located(fresh.objects, here.anew.digest)
+        found = {entry.name: trees.read_file(fresh.objects, entry) for entry in tree.entries}
+    assert found == here.content()
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert "files are read from other packs" in caplog.text
+    # It is none the less named.
+    named = {one.key for one in fsck.check(Repository.open(here.repo.store), read_data=True).damage}
+    assert named == {key(pack.object) for pack in here.repo.objects.get_record(lie, Packing).packs}
+
+
+def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.kept.packing, 1)
+    here.say(here.anew.packing, 2)
+    one, other = (here.packing(written).packs for written in (here.anew, here.kept))
+    rotten = {pack.object for pack in one} - {pack.object for pack in other}
+    assert rotten
+    for name in rotten:
+        _rot(tmp_path / "store" / key(name))
+    assert here.readable(here.snapshot, tmp_path / "read")
+    # With the other one gone too, it is an error, and nothing is made up.
+    for name in {pack.object for pack in other}:
+        _rot(tmp_path / "store" / key(name))
+    with pytest.raises(CorruptObject, match="not what was written"):
+        here.readable(here.snapshot, tmp_path / "lost")
+
+
+def _rot(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[::50] = (byte ^ 1 for byte in data[::50])
+    path.chmod(0o644)
+    path.write_bytes(data)
 
 
 class Killed(BaseException):
