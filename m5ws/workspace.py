@@ -142,13 +142,15 @@ class Workspace:
             ignore.write_text("*\n")
         return self.home
 
-    def repository(self, *, create: bool = False, imagined: bool = False, near: bool = True) -> "Repository":
-        """Open the store, or make it with `create`. Raises NotFound if there is none.
+    def repository(
+        self, *, create: bool = False, imagined: bool = False, near: bool = True, form: Format | None = None
+    ) -> "Repository":
+        """Open the store, or make it with `create`, of the format `form`. Raises NotFound if there is none.
 
         With `imagined`, for a dry run, one that is not there is returned as it would be made. Without `near`, all
         that is read is the store's own, and no copy on this machine's disk.
         """
-        repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined)
+        repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined, form=form)
         if not near or self.cache_dir is None:
             return repository
         limit_bytes = self.settings.store.cache_limit_bytes

@@ -1,15 +1,8 @@
 """`m5ws push`."""
 
-from typing import TYPE_CHECKING
-
 import click
-import msgspec
 
 from m5ws.cli import names, transfer
-
-if TYPE_CHECKING:
-    from m5ws.records import Format
-    from m5ws.repository import Repository
 
 
 @click.command("push")
@@ -36,10 +29,5 @@ def command(
     here = names.workspace(context)
     source = names.settled(here)
     wanted = transfer.chosen(source, ids, everything)
-    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=_alike(source))
+    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=source.alike)
     return transfer.copy(source, target, wanted, dry_run, as_json)
-
-
-def _alike(source: "Repository") -> "Format":
-    """Return the format of a store that snapshots and runs of `source` can go to, wherever it is."""
-    return msgspec.structs.replace(source.format, home_region=None)

@@ -88,10 +88,10 @@ def copy(
 
 
 def _refuse_foreign(source: Repository, target: Repository) -> None:
-    ours, theirs = (msgspec.structs.replace(repo.format, home_region=None) for repo in (source, target))
-    if ours != theirs:
+    if source.alike != target.alike:
         raise UsageError(
-            f"the stores {source.store.url} and {target.store.url} have different formats: {ours} and {theirs}",
+            f"the stores {source.store.url} and {target.store.url} have different formats: {source.alike} and "
+            f"{target.alike}",
             hint="Ids are made of the store's hash and sizes: make the new store with those of the old one.",
         )
     if source.store.url == target.store.url:

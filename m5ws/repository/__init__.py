@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORMAT = "format"
+_NEW = Format(file_chunk_bytes=16 * 2**20)
+"""What a store is made as that nobody has asked for anything else."""
 
 
 class Repository:
@@ -64,7 +66,7 @@ class Repository:
         try:
             return cls._joined(store, form)
         except NotFound:
-            wanted = form or Format()
+            wanted = form or _NEW
         if isinstance(store, Homed):
             wanted = msgspec.structs.replace(wanted, home_region=store.home())
             store.probe()
@@ -74,6 +76,11 @@ class Repository:
             return cls._joined(store, form)
         return cls(store, wanted)
 
+    @property
+    def alike(self) -> Format:
+        """The format of a store that snapshots and runs of this one can go to, wherever it is."""
+        return msgspec.structs.replace(self.format, home_region=None)
+
     def through(self, store: ObjectStore) -> "Repository":
         """Return the same store as `store` shows it, which keeps copies of it."""
         return Repository(store, self.format, self.note, self._looking)
@@ -81,13 +88,17 @@ class Repository:
     @classmethod
     def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return a store that is not there as it would be made; nothing is written."""
-        return cls(store, form or Format())
+        return cls(store, form or _NEW)
 
     @classmethod
     def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
         repository = cls.open(store, writing=True)
-        if form is not None and msgspec.structs.replace(repository.format, home_region=form.home_region) != form:
-            raise UsageError(f"the store at {store.url} has another format: {repository.format}")
+        wanted = form and msgspec.structs.replace(form, home_region=None)
+        if wanted not in (None, repository.alike):
+            raise UsageError(
+                f"the store at {store.url} has another format, {repository.alike}, and {wanted} is needed",
+                hint="Ids are made of the store's hash and sizes: copy into a store that is not there yet.",
+            )
         return repository
 
 

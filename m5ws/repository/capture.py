@@ -1,8 +1,8 @@
 """One pass over files in path order, making their bytes durable: the writing half of `trees`.
 
 What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
-again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT` + 1 chunks and
-`_WAITING_BYTES`.
+again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a
+chunk, and `_WAITING_BYTES`.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
 
 _ATTEMPTS = 5
-_IN_FLIGHT = 4
+_IN_FLIGHT_BYTES = 256 * 2**20
 _PACKS_IN_FLIGHT = 16
 _WAITING_BYTES = 64 * 2**20
 _ASKED_BYTES = 2**20
@@ -306,11 +306,13 @@ class TreeWriter:
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
         """Send the chunks of a file; return their sizes, and their slices to come. Other files' may be on their way."""
         sizes, futures = list[int](), list[Future[Slice]]()
-        for chunk in read_chunks(descriptor, self._objects.format.chunk_bytes, self._memory):
+        form = self._objects.format
+        chunk_bytes = form.file_chunk_bytes or form.chunk_bytes
+        for chunk in read_chunks(descriptor, chunk_bytes, self._memory):
             sizes.append(chunk.nbytes)
             futures.append(self._pool.submit(self._put_chunk, chunk))
             self._sending.append(futures[-1])
-            if len(self._sending) > _IN_FLIGHT:
+            if len(self._sending) * chunk_bytes > _IN_FLIGHT_BYTES:
                 self._sending.popleft().result()
         return sizes, futures
 

@@ -49,6 +49,24 @@ def test_a_new_store_gets_the_format_of_the_one_it_is_filled_from(m5: Any, place
     assert Repository.open(LocalStore(tmp_path / "team")).format.hash == "sha256"
 
 
+def test_who_pulls_first_gets_a_store_cut_as_the_one_pulled_from(m5: Any, place: Path, tmp_path: Path) -> None:
+    # As stores were made before files were cut into smaller chunks than tensors.
+    Repository.create(LocalStore(place / ".m5ws" / "store"), Format())
+    assert m5("snapshot").status == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "m5ws.toml").write_text("")
+    assert m5("-C", elsewhere, "pull", "--all", "--from", place / ".m5ws" / "store").status == 0
+    assert m5("-C", elsewhere, "ls", "--json").document["snapshots"]
+    # One that is there already is cut in its own way: this is said, and nothing is lost.
+    later = tmp_path / "later"
+    later.mkdir()
+    (later / "m5ws.toml").write_text("")
+    assert m5("-C", later, "snapshot").status == 0
+    done = m5("-C", later, "pull", "--all", "--from", place / ".m5ws" / "store")
+    assert done.status == 2 and "file_chunk_bytes=None" in done.err and "not there yet" in done.err
+
+
 def test_init_with_a_store_that_cannot_be_made_writes_nothing(m5: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert m5("-C", tmp_path, "init", "--store", tmp_path / "file" / "store", "w").status == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.ports import ObjectStore, SourceFile
 from m5ws.records import Entry, Format, Tree
-from m5ws.repository import Repository, capture, entries, trees
+from m5ws.repository import Repository, capture, entries, parts, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.chunking import read_chunks
 from m5ws.repository.index import Index
@@ -232,6 +232,26 @@ class _Meeting(PassingStore):
         if operation == "create" and key.startswith("objects/"):
             with suppress(threading.BrokenBarrierError):
                 self._gate.wait(60)
+
+
+@pytest.mark.parametrize(("said", "cut"), [(1024, [1024, 1024, 952]), (None, [3000])])
+def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
+    tmp_path: Path, said: int | None, cut: list[int]
+) -> None:
+    form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
+    Repository.create(LocalStore(tmp_path / "store"), form)
+    objects = Repository.open(LocalStore(tmp_path / "store")).objects
+    (tmp_path / "source").mkdir()
+    data = random.Random(1).randbytes(3000)
+    (tmp_path / "source" / "large").write_bytes(data)
+    (entry,) = trees.load(objects, trees.write_tree(objects, _sources(tmp_path / "source")).digest).entries
+    assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, entry) == data
+    assert [part.size_bytes for part in parts.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
+
+
+def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
+    form = Repository.create(LocalStore(tmp_path / "store")).format
+    assert form.file_chunk_bytes is not None and form.small_bytes < form.file_chunk_bytes < form.chunk_bytes
 
 
 def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
