@@ -163,12 +163,18 @@ class Workspace:
 
         One that is made gets the format `form`. Raises UsageError if one that is there has another.
         """
-        from m5ws.repository import Repository
+        from m5ws.repository import FORMAT, Repository
         from m5ws.store import joined
 
-        store = cast(Callable[[str], ObjectStore], _load("store"))(self._located(url))
+        opened, where = cast(Callable[[str], ObjectStore], _load("store")), self._located(url)
+        store = opened(where)
         if create or imagined:
             self.prepare()
+        if form is not None and Repository.is_blank(store, form):
+            if not create:
+                return Repository.imagined(store, form)
+            store.delete(FORMAT)
+            store = opened(where)
         joined.recall(self.home / "joined", store)
         if create:
             repository = Repository.create(store, form)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.errors import NotFound
+from m5ws.errors import CorruptObject, M5Error, UnknownSchema
 from m5ws.operations import pinned_files
 from m5ws.operations.parts import Claim
 from m5ws.ports import DatasetSource, Progress, SourceFile, TrackedDataset
@@ -141,10 +141,15 @@ def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
 
 
 def _whole(repo: Repository, digest: Digest) -> int | None:
-    """Return how many files a tree has, or None if an object of it is not in the store."""
+    """Return how many files a tree has, None if an object of it is not there or nobody can say now where files lie.
+
+    Raises CorruptObject, UnknownSchema.
+    """
     try:
         tree = trees.located(repo.objects, digest)
-    except NotFound:
+    except (CorruptObject, UnknownSchema):
+        raise
+    except (M5Error, OSError):
         return None
     needed = {part.object for entry in tree.entries for part in entry.parts}
     return len(tree.entries) if all(map(repo.objects.has, needed)) else None

@@ -76,6 +76,15 @@ class Repository:
             return cls._joined(store, form)
         return cls(store, wanted)
 
+    @staticmethod
+    def is_blank(store: ObjectStore, form: Format) -> bool:
+        """Return whether a store in a directory has another format than `form` and holds nothing: `init` made it."""
+        try:
+            other = not isinstance(store, Homed) and Repository.open(store).alike != form
+        except NotFound:
+            return False
+        return other and all(found.key == FORMAT for found in store.list(""))
+
     @property
     def alike(self) -> Format:
         """The format of a store that snapshots and runs of this one can go to, wherever it is."""
@@ -97,7 +106,8 @@ class Repository:
         if wanted not in (None, repository.alike):
             raise UsageError(
                 f"the store at {store.url} has another format, {repository.alike}, and {wanted} is needed",
-                hint="Ids are made of the store's hash and sizes: copy into a store that is not there yet.",
+                hint="Ids are made of the store's hash and sizes: copy into a store that is not there yet, or is "
+                "empty, or have the workspace use the other store itself (`[store] url` in m5ws.toml).",
             )
         return repository
 
@@ -109,4 +119,4 @@ def _begun(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-__all__ = ["Repository"]
+__all__ = ["FORMAT", "Repository"]

@@ -26,7 +26,7 @@ _IGNORED = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range
 def check(objects: Objects, entries: Sequence[Entry], what: str) -> None:
     """Refuse a tree as it is stored, called `what`, that says what no tree may say. Raises CorruptObject."""
     check_paths(entries, what)
-    check_claims([entry for entry in entries if not _is_small(objects, entry)], what)
+    check_claims([entry for entry in entries if not is_small(objects, entry)], what)
     _check_parts(objects, entries, what)
 
 
@@ -69,7 +69,7 @@ def _check_parts(objects: Objects, entries: Iterable[Entry], what: str) -> None:
     A small file is named by its bytes, which are held against its name when they are read.
     """
     for entry in entries:
-        if _is_small(objects, entry):
+        if is_small(objects, entry):
             if entry.parts:
                 raise CorruptObject(f"tree {what}: {_shown(entry.path)} is small, and in chunks")
             continue
@@ -81,7 +81,7 @@ def _check_parts(objects: Objects, entries: Iterable[Entry], what: str) -> None:
             raise CorruptObject(f"tree {what}: {_shown(entry.path)} is not named by what it holds, {digest}")
 
 
-def _is_small(objects: Objects, entry: Entry) -> bool:
+def is_small(objects: Objects, entry: Entry) -> bool:
     """Return whether an entry is of a file whose place a packing says."""
     return entry.mode != "link" and entry.link is None and 0 < entry.size_bytes < objects.format.small_bytes
 

@@ -157,7 +157,7 @@ class Index:
 
     def tree(self, signature: Digest) -> KnownTree | None:
         """Return the tree written from files with this signature, or None."""
-        return self._old_trees.get(signature) or self._content.trees.get(signature)
+        return self._content.trees.get(signature) or self._old_trees.get(signature)
 
     def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
         self._content.trees[signature] = tree

@@ -12,11 +12,11 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from m5ws.errors import CorruptObject, M5Error, NotFound, UsageError
+from m5ws.errors import M5Error, UsageError
 from m5ws.ports import OnDisk, Progress
 from m5ws.records import Digest, Entry, Slice, Tree, path_text
 from m5ws.repository import copying
-from m5ws.repository.entries import check_claims, check_paths
+from m5ws.repository.entries import check_claims, check_paths, is_small
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import Objects, key
 from m5ws.repository.trees import read_elsewhere
@@ -106,7 +106,7 @@ class _Writer:
         for entry in entries:
             if entry.link is not None:
                 continue
-            if len(entry.parts) == 1 and entry.parts[0].object != entry.parts[0].digest:
+            if is_small(self._objects, entry) or (len(entry.parts) == 1 and entry.parts[0].object != entry.digest):
                 packs.setdefault(entry.parts[0].object, []).append(entry)
             else:
                 yield from self._chunks(entry)
@@ -128,10 +128,6 @@ class _Writer:
         try:
             if not self._copied(file, part, position):
                 self._poured(file, part, position)
-        except (NotFound, CorruptObject) as trouble:
-            # A small file that is a pack of its own may be in another one too.
-            (data,) = read_elsewhere(self._objects, (part,), trouble)
-            copying.write(file.descriptor, data, position)
         finally:
             file.leave()
         return part.size_bytes
@@ -161,10 +157,9 @@ class _Writer:
 
     def _pack(self, pack: Digest, entries: list[Entry]) -> int:
         parts = [entry.parts[0] for entry in entries]
-        pieces: Iterable[memoryview]
         try:
             pieces = self._objects.pieces(pack, parts)
-        except (NotFound, CorruptObject) as trouble:
+        except (M5Error, OSError) as trouble:
             pieces = read_elsewhere(self._objects, parts, trouble)
         for entry, piece in zip(entries, pieces, strict=True):
             self._whole(entry, piece)

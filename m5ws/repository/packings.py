@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,12 +38,10 @@ class Told:
         self._snapshots: dict[Digest, dict[Digest, None]] = {}
         self._said: dict[Digest, list[dict[Digest, Digest]]] = {}
         self._recent: list[Pack] | None = None
-        self._packings: list[tuple[Packing, str]] | None = None
-        self._reading = threading.Lock()
-        self.warned = False
-        """Whether it was said that files are read from other packs than those where they were looked for first."""
-        self.trouble: M5Error | OSError | None = None
-        """What was wrong with the store when an annotation could not be read: it may say what is looked for."""
+        self._places: dict[Digest, list[Slice]] | None = None
+        self._placing = threading.Lock()
+        self._warned = False
+        self._troubles: dict[Digest, M5Error | OSError] = {}
 
     def of(self, tree: Digest, packing: Digest | None) -> None:
         """Note the packing of a tree, which is in the store; None if the tree has no small files."""
@@ -51,7 +50,7 @@ class Told:
     def by(self, snapshot: Digest, trees: Iterable[Digest]) -> None:
         """Note that the annotations of `snapshot` name the packings of its `trees`."""
         self._said.pop(snapshot, None)
-        self._packings = None
+        self._places = None
         for tree in trees:
             self._snapshots.setdefault(tree, {})[snapshot] = None
 
@@ -67,41 +66,58 @@ class Told:
         """Yield a tree's packings of which annotations tell, newest first. What is damaged is mute."""
         seen = set[Digest]()
         for snapshot in self._snapshots.get(tree, ()):
-            if snapshot not in self._said:
-                self.trouble = None
-                keys = [f"snapshots/{snapshot}/{name}" for name in self._store.names(f"snapshots/{snapshot}/")]
-                self._said[snapshot] = list(self._said_by(_newest_first(keys)))
-            for said in self._said[snapshot]:
+            for said in self._said_of(snapshot):
                 packing = said.get(tree)
                 if packing is not None and packing not in seen:
                     yield packing
                     seen.add(packing)
 
-    def elsewhere(self, objects: "Objects", parts: Iterable[Slice]) -> dict[Digest, list[Slice]]:
-        """Return in which other packs the small files of `parts` lie, by file, as annotations say of noted snapshots.
+    def trouble(self, tree: Digest) -> M5Error | OSError | None:
+        """Return what was wrong with the store when an annotation that may tell of `tree` was to be read, if it was."""
+        return next((self._troubles[one] for one in self._snapshots.get(tree, ()) if one in self._troubles), None)
+
+    def _said_of(self, snapshot: Digest) -> list[dict[Digest, Digest]]:
+        """Return what the annotations of a snapshot say. Where one could not be read it is asked again next time."""
+        if snapshot in self._said:
+            return self._said[snapshot]
+        keys = [f"snapshots/{snapshot}/{name}" for name in self._store.names(f"snapshots/{snapshot}/")]
+        troubles: list[M5Error | OSError] = []
+        said = list(self._said_by(_newest_first(keys), troubles))
+        if troubles:
+            self._troubles[snapshot] = troubles[0]
+        else:
+            self._troubles.pop(snapshot, None)
+            self._said[snapshot] = said
+        return said
+
+    def warns(self) -> bool:
+        """Return whether it is still to be said that files are read from other packs than those looked for: once."""
+        with self._placing:
+            first, self._warned = not self._warned, True
+        return first
+
+    def elsewhere(self, objects: "Objects", part: Slice) -> list[Slice]:
+        """Return where else the small file of `part` lies, as the annotations of the snapshots noted here say.
 
         What cannot be read is mute.
         """
-        with self._reading:
-            if self._packings is None:
-                self._packings = list(self._all_packings(objects))
-        avoided = {part.digest: part.object for part in parts}
-        found: dict[Digest, list[Slice]] = {}
-        for place in itertools.chain.from_iterable(itertools.starmap(slices, self._packings)):
-            if avoided.get(place.digest, place.object) != place.object:
-                found.setdefault(place.digest, []).append(place)
-        return found
+        with self._placing:
+            if self._places is None:
+                self._places = self._all_places(objects)
+            places = self._places
+        return [one for one in places.get(part.digest, ()) if one.size_bytes == part.size_bytes and one != part]
 
-    def _all_packings(self, objects: "Objects") -> Iterator[tuple[Packing, str]]:
+    def _all_places(self, objects: "Objects") -> dict[Digest, list[Slice]]:
+        places: dict[Digest, dict[Slice, None]] = {}
         named: dict[Digest, None] = {}
         for tree in list(self._snapshots):
             with suppress(M5Error, OSError):
                 named |= dict.fromkeys(self.said(tree))
         for digest in named:
             with suppress(M5Error, OSError):
-                packing = objects.get_record(digest, Packing)
-                check(packing, digest)
-                yield packing, digest
+                for place in slices(objects.get_record(digest, Packing), digest):
+                    places.setdefault(place.digest, {})[place] = None
+        return {digest: list(found) for digest, found in places.items()}
 
     def recent(self, objects: "Objects") -> list[Pack]:
         """Return the packs of snapshots that something was said of lately, for who does not know what a store holds.
@@ -123,18 +139,19 @@ class Told:
     def _newest(self) -> Iterator[dict[Digest, Digest]]:
         """Return what the newest annotations of all snapshots say."""
         found = itertools.islice(self._store.list("snapshots/"), _LISTED)
-        return self._said_by(_newest_first(stat.key for stat in found)[:_RECENT])
+        return self._said_by(_newest_first(stat.key for stat in found)[:_RECENT], [])
 
-    def _said_by(self, keys: Iterable[str]) -> Iterator[dict[Digest, Digest]]:
-        return (said for said in flight.each(self._packings_in, keys) if said is not None)
+    def _said_by(self, keys: Iterable[str], troubles: list[M5Error | OSError]) -> Iterator[dict[Digest, Digest]]:
+        found = flight.each(partial(self._packings_in, troubles), keys)
+        return (said for said in found if said is not None)
 
-    def _packings_in(self, key: str) -> dict[Digest, Digest] | None:
+    def _packings_in(self, troubles: list[M5Error | OSError], key: str) -> dict[Digest, Digest] | None:
         try:
             return codec.decode(self._store.get(key), Annotation, key).packings
         except UNSOUND:
             return None
         except (M5Error, OSError) as error:
-            self.trouble = error
+            troubles.append(error)
             return None
 
 

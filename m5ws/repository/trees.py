@@ -9,13 +9,13 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import CorruptObject, M5Error, NotFound
+from m5ws.errors import M5Error, NotFound
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Packing, Slice, Tree
 from m5ws.repository import packings, presence
@@ -173,7 +173,7 @@ def packing_of(objects: Objects, digest: Digest) -> Digest | None:
 def _not_said(objects: Objects, digest: Digest) -> Exception:
     """Return why it is not known where a tree's small files lie: what says it may only be out of reach."""
     nobody = NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
-    return objects.told.trouble or nobody
+    return objects.told.trouble(digest) or nobody
 
 
 def _packings(objects: Objects, digest: Digest, entries: Sequence[Entry]) -> Iterator[Digest]:
@@ -194,42 +194,59 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
     assert sum(part.size_bytes for part in entry.parts) == entry.size_bytes, f"{entry.name} was not located"
     try:
         return b"".join(objects.read(part) for part in entry.parts)
-    except (NotFound, CorruptObject) as trouble:
+    except (M5Error, OSError) as trouble:
         if len(entry.parts) != 1:
             raise
-        return bytes(next(read_elsewhere(objects, entry.parts, trouble)))
+        return bytes(read_elsewhere(objects, entry.parts, trouble)[0])
 
 
-def read_elsewhere(objects: Objects, parts: Sequence[Slice], trouble: M5Error) -> Iterator[memoryview]:
-    """Yield what small files hold, verified, where the pack that has them all by a packing was met with `trouble`.
+def read_elsewhere(objects: Objects, parts: Sequence[Slice], trouble: M5Error | OSError) -> list[memoryview]:
+    """Return what small files hold, verified, of which one could not be read: `trouble` was met in their pack.
 
     Other packings of their trees may name other packs: who took the same snapshot has said so, or took it again. One
     pack suffices, whatever became of the others, and whatever was said of them. Raises `trouble` if none has a file.
     """
-    others = objects.told.elsewhere(objects, parts)
-    if not others:
+    others = {part: objects.told.elsewhere(objects, part) for part in parts}
+    if not any(others.values()):
         raise trouble
-    level = logging.INFO if objects.told.warned else logging.WARNING
+    level = logging.WARNING if objects.told.warns() else logging.INFO
     _log.log(level, "files are read from other packs, `m5ws fsck --read-data` names what is damaged: %s", trouble)
-    objects.told.warned = True
-    for part in parts:
-        yield memoryview(_read_one_of(objects, (*others.get(part.digest, ()), part), trouble))
+    found = _read_together(objects, others)
+    return [found[part] if part in found else _read_one_of(objects, (*others[part], part), trouble) for part in parts]
 
 
-def _read_one_of(objects: Objects, places: Sequence[Slice], trouble: M5Error) -> bytes:
+def _read_together(objects: Objects, others: Mapping[Slice, Sequence[Slice]]) -> dict[Slice, memoryview]:
+    """Return what can be read of several files by reading a pack once: what had one pack may have another."""
+    packs: dict[Digest, dict[Slice, Slice]] = {}
+    for part, places in others.items():
+        for place in places:
+            packs.setdefault(place.object, {})[part] = place
+    found: dict[Slice, memoryview] = {}
+    for pack, wanted in sorted(packs.items(), key=lambda one: -len(one[1])):
+        lacking = {part: place for part, place in wanted.items() if part not in found}
+        # What has one file alone is read in part.
+        if len(lacking) > 1:
+            with suppress(M5Error, OSError):
+                found |= dict(zip(lacking, objects.pieces(pack, list(lacking.values())), strict=True))
+    return found
+
+
+def _read_one_of(objects: Objects, places: Sequence[Slice], trouble: M5Error | OSError) -> memoryview:
     for place in places:
-        with suppress(NotFound, CorruptObject):
-            return objects.read(place)
+        with suppress(M5Error, OSError):
+            return memoryview(objects.read(place))
     raise trouble
 
 
 def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> Digest:
-    """Return a digest of every path and stamp: equal signatures mean that nothing needs to be looked at."""
+    """Return a digest of every path and stamp, and of how files are cut: equal ones mean the same tree, unlooked at."""
+    form = objects.format
+    cut = (form.hash, form.small_bytes, form.chunk_bytes, form.file_chunk_bytes)
     stamps = list(map(_STAMPED, stats))
     paths = [file.path for file in files]
     locations = [os.fspath(file.location) for file in files]
     try:
-        return objects.digest(codec.encode_plain((paths, locations, stamps)))
+        return objects.digest(codec.encode_plain((cut, paths, locations, stamps)))
     except UnicodeEncodeError:
         # A location that is not UTF-8; the usual case is spared the conversion.
-        return objects.digest(codec.encode_plain((paths, list(map(os.fsencode, locations)), stamps)))
+        return objects.digest(codec.encode_plain((cut, paths, list(map(os.fsencode, locations)), stamps)))

@@ -1,6 +1,7 @@
 """Where several packings of one tree are named: what is whole is used and kept, whoever has named what is not."""
 
 import errno
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import planted
 from m5ws.errors import CorruptObject
 from m5ws.gc_records import Rules
 from m5ws.operations import overrides, transfer
-from m5ws.records import Digest, Pack, Packing
+from m5ws.records import Digest, Entry, Pack, Packing, Tree
 from m5ws.repository import Repository, fsck, roots, snapshots, trees
 from m5ws.repository.materialise import materialise
 from m5ws.repository.objects import key
@@ -108,35 +109,48 @@ def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thi
         if operation == "get" and where.startswith("snapshots/"):
             raise PermissionError(errno.EACCES, "no", where)
 
-    far = Repository.open(PassingStore(here.repo.store, before))
+    broken = [True]
+    far = Repository.open(PassingStore(here.repo.store, lambda *asked: before(*asked) if broken[0] else None))
     snapshots.load(far, here.snapshot)
     for look in (trees.located, trees.packing_of):
         with pytest.raises(PermissionError):
             look(far.objects, here.anew.digest)
+    # It is not held against a store that can be read again.
+    broken[0] = False
+    assert trees.located(far.objects, here.anew.digest).entries
 
 
-def _lie(here: Two) -> Digest:
-    """Say of packs of other bytes that they hold what the true ones do."""
+def _lie(here: Two, *, same_packs: bool) -> Digest:
+    """Say of packs of other bytes that they hold what the true ones do, or of the true ones that it lies elsewhere."""
     draw = random.Random(5)
+    packs = here.packing(here.anew).packs
+    if same_packs:
+        turned = (
+            msgspec.structs.replace(
+                pack, files=b"".join(reversed(list(pack.names))), sizes_bytes=tuple(reversed(pack.sizes_bytes))
+            )
+            for pack in packs
+        )
+        return here.repo.objects.put_record(Packing(packs=tuple(turned)))
     lies = [
         Pack(
             object=here.repo.objects.put(draw.randbytes(pack.size_bytes)),
             files=pack.files,
             sizes_bytes=pack.sizes_bytes,
         )
-        for pack in here.packing(here.anew).packs
+        for pack in packs
     ]
     return here.repo.objects.put_record(Packing(packs=tuple(lies)))
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("alone", "same_packs"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("way", ["materialised", "read one by one"])
 def test_a_lie_costs_a_reader_a_reading_and_no_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, alone: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, alone: bool, same_packs: bool
 ) -> None:
     here = Two(tmp_path, size=1024, pack_bytes=1024) if alone else Two(tmp_path)
     here.say(here.anew.packing, 1)
-    lie = _lie(here)
+    lie = _lie(here, same_packs=same_packs)
     here.say(lie, 2)
     assert alone == any(len(pack.sizes_bytes) == 1 for pack in here.packing(here.anew).packs)
     if way == "materialised":
@@ -148,7 +162,7 @@ def test_a_lie_costs_a_reader_a_reading_and_no_file(
         tree = trees.located(fresh.objects, here.anew.digest)
         found = {entry.name: trees.read_file(fresh.objects, entry) for entry in tree.entries}
     assert found == here.content()
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
     assert "files are read from other packs" in caplog.text
     # It is none the less named.
     named = {one.key for one in fsck.check(Repository.open(here.repo.store), read_data=True).damage}
@@ -170,6 +184,42 @@ def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> Non
         _rot(tmp_path / "store" / key(name))
     with pytest.raises(CorruptObject, match="not what was written"):
         here.readable(here.snapshot, tmp_path / "lost")
+
+
+def test_a_pack_that_the_disk_cannot_read_is_replaced_by_another(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    here.say(here.kept.packing, 1)
+    here.say(here.anew.packing, 2)
+    shared = {pack.object for pack in here.packing(here.kept).packs}
+    broken = {key(pack.object) for pack in here.packing(here.anew).packs if pack.object not in shared}
+
+    def before(operation: str, where: str) -> None:
+        if operation == "get" and where in broken:
+            raise OSError(errno.EIO, "Input/output error", where)
+
+    assert broken
+    here.repo = Repository.open(PassingStore(here.repo.store, before))
+    assert here.readable(here.snapshot, tmp_path / "read")
+
+
+def test_a_file_is_of_the_length_that_its_tree_says_wherever_it_is_read(tmp_path: Path) -> None:
+    here = Two(tmp_path)
+    data = random.Random(6).randbytes(300)
+    digest = here.repo.objects.digest(data)
+    entry = Entry(path=b"f", mode="file", size_bytes=100, digest=digest)
+    tree = here.repo.objects.put_record(Tree(entries=(entry,)))
+    packings = [
+        Packing(packs=(Pack(object=here.repo.objects.put(held), files=bytes.fromhex(digest), sizes_bytes=(size,)),))
+        for held, size in ((data, 300), (b"x" * 100, 100))
+    ]
+    config = planted.packed(here.repo, {b"config.yaml": b"lr: 1"})
+    snapshot = here.repo.objects.put_record(planted.snapshot(tree, config=config))
+    for when, packing in enumerate(packings, 1):
+        annotate(here.repo, snapshot, {tree: here.repo.objects.put_record(packing)}, when)
+    fresh = Repository.open(here.repo.store)
+    snapshots.load(fresh, snapshot)
+    with pytest.raises(CorruptObject):
+        trees.read_file(fresh.objects, trees.located(fresh.objects, tree).entries[0])
 
 
 def _rot(path: Path) -> None:

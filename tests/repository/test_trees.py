@@ -249,6 +249,22 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
     assert [part.size_bytes for part in parts.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
+def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> None:
+    """A workspace whose store was replaced: what was written to the one before is no answer."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "large").write_bytes(random.Random(1).randbytes(3000))
+    files = _sources(tmp_path / "source")
+    settle(tmp_path / "source")
+    for name, said in (("before", None), ("after", 1024), ("again", None)):
+        form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
+        objects = Repository.create(LocalStore(tmp_path / name), form).objects
+        with Index(tmp_path / "index") as index:
+            written = trees.write_tree(objects, files, index)
+            assert trees.is_still(objects, files, index, written.digest)
+        (entry,) = trees.load(objects, written.digest).entries
+        assert len(entry.parts) == (3 if said else 1)
+
+
 def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
     form = Repository.create(LocalStore(tmp_path / "store")).format
     assert form.file_chunk_bytes is not None and form.small_bytes < form.file_chunk_bytes < form.chunk_bytes
