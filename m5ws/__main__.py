@@ -4,8 +4,14 @@ import gc
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _COLLECT_AFTER = 100_000
 """Objects made and kept before a collection; Python's own is 700."""
+_INTERRUPTED = 130
+"""As `m5ws.cli` ends, which may not be imported yet (docs/reference/exit-codes.md)."""
 
 
 def main() -> int:
@@ -13,7 +19,11 @@ def main() -> int:
     # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
     gc.set_threshold(_COLLECT_AFTER)
     if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv):
-        _look_ahead()
+        try:
+            if _answered_ahead():
+                return 0
+        except KeyboardInterrupt:
+            return _INTERRUPTED
     from m5ws.cli import main as command_line
 
     try:
@@ -23,14 +33,37 @@ def main() -> int:
         gc.freeze()
 
 
-def _look_ahead() -> None:
-    """Have git look at the workspace while Python imports the rest."""
+def _answered_ahead() -> bool:
+    """Have git look at the workspace while Python imports the rest; return whether the rest is not needed."""
     from m5ws import place
     from m5ws.adapters import git_start
 
-    root = place.nearest(os.getcwd())
-    if root is not None:
-        git_start.begin_ahead(root, os.environ)
+    try:
+        root = place.nearest(os.getcwd())
+    except FileNotFoundError:
+        # The folder that this was started in is gone.
+        return False
+    looking = None if root is None else git_start.begin_ahead(root, os.environ)
+    if root is None or looking is None or len(sys.argv) != 2:
+        return False
+    from m5ws import again
+
+    def said() -> "Iterable[bytes] | None":
+        found = looking.said()
+        return None if found is None else found[0]
+
+    answer = again.given(os.path.join(root, place.STATE), sys.argv[1:], said)
+    if answer is None:
+        return False
+    out, err = answer
+    try:
+        os.write(2, err)
+        os.write(1, out)
+    except OSError:
+        # Nobody reads, or the disk is full: the whole command says what is to be said of that.
+        return False
+    gc.freeze()
+    return True
 
 
 if __name__ == "__main__":

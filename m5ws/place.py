@@ -3,6 +3,7 @@
 import os
 
 FILE = "m5ws.toml"
+STATE = ".m5ws"
 
 
 def nearest(start: str) -> str | None:

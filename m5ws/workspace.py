@@ -32,9 +32,10 @@ from m5ws.settings import Settings, StoreSettings
 if TYPE_CHECKING:
     from m5ws.operations.supervise import Ports
     from m5ws.repository import Repository
+    from m5ws.store.watched import Watched
 
 _log = logging.getLogger(__name__)
-STATE = ".m5ws"
+STATE = place.STATE
 VARIABLES = {
     "XDG_CACHE_HOME": "Where caches are: what torch says of this machine, copies of remote objects, environments.",
     "M5WS_CONTAINER_IMAGE": "Set by who starts a container: its image, by digest.",
@@ -43,6 +44,7 @@ VARIABLES = {
 _ADAPTERS = {
     "store": "m5ws.store:open_store",
     "cache": "m5ws.store.cache:cached",
+    "watched store": "m5ws.store.watched:Watched",
     "source": "m5ws.adapters.git:Git",
     "datasets": "m5ws.adapters.dvc:Dvc",
     "observer": "m5ws.adapters.machine:Machine",
@@ -155,6 +157,15 @@ class Workspace:
             return repository
         limit_bytes = self.settings.store.cache_limit_bytes
         return repository.through(cast(ObjectStore, _load("cache")(repository.store, self.cache_dir, limit_bytes)))
+
+    def watched(self, repo: "Repository") -> "tuple[Repository, Watched] | None":
+        """Return the store with what it is asked noted from now on; None for one that is not a directory alone."""
+        from m5ws.store.local import LocalStore
+
+        if type(repo.store) is not LocalStore:
+            return None
+        store = cast("Watched", _load("watched store")(repo.store.root))
+        return repo.through(store), store
 
     def repository_at(
         self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None

@@ -125,7 +125,17 @@ class Git:
         return result.stdout
 
     def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
-        return git_start.start(os.fspath(root), self._environment, subprocess.PIPE, arguments)()
+        try:
+            return subprocess.run(
+                [*git_start.GIT, *arguments],
+                cwd=root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise git_start.no_git(os.fspath(root)) from error
 
 
 def _in_folder(root: Path) -> bool:

@@ -1,6 +1,8 @@
 """`m5ws snapshot`, and the snapshot that `m5ws run` takes on the spot."""
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,10 @@ import click
 from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
+    from m5ws.operations.ahead import Ahead
     from m5ws.operations.snapshot import Captured
+    from m5ws.ports import DatasetSource
+    from m5ws.records import Digest
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -30,6 +35,8 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
     Example:
       m5ws snapshot -m "warm-up of 200 steps"
     """
+    if sys.argv[1:] == [context.info_name] and message is None and not dry_run and not as_json:
+        return click.echo(_taken_and_noted(context))
     here = names.workspace(context)
     taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else click.echo(taken.id)
@@ -37,22 +44,64 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
 
 def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
     """Take a snapshot of a workspace, and say on stderr what was captured. Raises as `operations.snapshot` does."""
+    return _taken(here, repo, _source(here), here.datasets(), message, dry_run=dry_run)[0]
+
+
+def _taken_and_noted(context: click.Context) -> "Digest":
+    """Take a snapshot and return its id; note the answer, where it can be given again (docs/design/0013)."""
+    from m5ws import again, place
+
+    # What is noted is held against what was there before anything was read.
+    began_ns, root = time.time_ns(), place.nearest(os.getcwd())
+    before = again.before(os.path.join(root, place.STATE)) if root is not None else {}
+    here = names.workspace(context)
+    repo = here.repository(create=True)
+    if (watched := here.watched(repo)) is None:
+        return take(here, repo, None).id
+    from m5ws.operations import repeat
+
+    repo, store = watched
+    source, found = _source(here), here.datasets()
+    datasets = repeat.Datasets(found) if found is not None else None
+    taken, said = _taken(here, repo, source, datasets, None)
+    command = repeat.Command(
+        home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
+    )
+    repeat.note(command, here.settings, taken, source, datasets, store.witnesses())
+    return taken.id
+
+
+def _source(here: "Workspace") -> "Ahead":
+    """Return git, at work already while this process imports the rest."""
     from m5ws.operations.ahead import Ahead
 
-    source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
+    return Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
+
+
+def _taken(
+    here: "Workspace",
+    repo: "Repository",
+    source: "Ahead",
+    datasets: "DatasetSource | None",
+    message: str | None,
+    *,
+    dry_run: bool = False,
+) -> "tuple[Captured, str]":
+    """As `take`; return too what was said."""
     from m5ws.operations import snapshot
 
-    ports = (source, here.datasets(), here.tokenizers(), here.observer(), here.index_path)
+    ports = (source, datasets, here.tokenizers(), here.observer(), here.index_path)
     with progress.Bar() as bar:
         if dry_run:
             taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)
         else:
             taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
-    output.note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
-    for said in taken.annotation.notes:
-        output.note(f"note: {said}")
-    return taken
+    said = [f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}"]
+    said += [f"note: {line}" for line in taken.annotation.notes]
+    for line in said:
+        output.note(line)
+    return taken, "".join(f"{line}\n" for line in said)
 
 
 def start(
