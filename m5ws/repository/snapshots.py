@@ -5,7 +5,8 @@ object that the snapshot names, so whoever finds it can read all of it (promise 
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
@@ -17,13 +18,24 @@ from m5ws.repository.publishing import Patience, Vanished
 from m5ws.repository.reach import Reach
 
 
-def publish(repo: Repository, snapshot: Snapshot, annotation: Annotation, patience: Patience | None = None) -> Digest:
+def thread() -> Executor:
+    """Return what does one thing beside another."""
+    return ThreadPoolExecutor(1, thread_name_prefix="m5ws-publish")
+
+
+def publish(
+    repo: Repository,
+    snapshot: Snapshot,
+    annotation: Annotation,
+    patience: Patience | None = None,
+    workers: Callable[[], Executor] = thread,
+) -> Digest:
     """Publish a snapshot whose trees are durable already, and return its id; the annotation is given their packings.
 
     Raises Vanished if gc deleted some of it meanwhile, after which all is to be uploaded and published again.
     """
     places = packings(repo, snapshot)
-    with ThreadPoolExecutor(1, thread_name_prefix="m5ws-publish") as pool:
+    with workers() as pool:
         record = pool.submit(repo.objects.put_record, snapshot)
         lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
     if lost:

@@ -3,7 +3,8 @@
 Each is right, and holds as little as it can: a test names only what it is about.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
@@ -87,9 +88,12 @@ def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **
     return msgspec.structs.replace(record, **fields)
 
 
-def publish(repo: Repository, record: Snapshot, **said: object) -> Digest:
+def publish(
+    repo: Repository, record: Snapshot, workers: Callable[[], Executor] = snapshots.thread, **said: object
+) -> Digest:
     """Publish a snapshot, with an annotation that says little but `said`, and return its id."""
-    return snapshots.publish(repo, record, msgspec.structs.replace(Annotation(created_s=1.0), **said))
+    annotation = msgspec.structs.replace(Annotation(created_s=1.0), **said)
+    return snapshots.publish(repo, record, annotation, workers=workers)
 
 
 def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: object) -> Run:
