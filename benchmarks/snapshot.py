@@ -3,8 +3,9 @@
     python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--only TOOL …] [--json FILE]
 
 Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with
-all untracked files, `m5ws snapshot`, and `dvc status` and `restic backup` where they are installed. CPU time, of the
-process and all that it starts, is steadier than the clock on a machine that others use too.
+all untracked files, `m5ws snapshot` of the same, and of the same files as data that git ignores, and `dvc status` and
+`restic backup` where they are installed. CPU time, of the process and all that it starts, is steadier than the clock on
+a machine that others use too.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from pathlib import Path
 
 Row = dict[str, float]
 _M5WS = str(Path(sys.executable).with_name("m5ws"))
-TOOLS = ("git status", "git status -uall", "m5ws snapshot", "dvc status", "restic backup")
+TOOLS = ("git status", "git status -uall", "m5ws snapshot", "m5ws snapshot of data", "dvc status", "restic backup")
+Command = tuple[Path, list[str]]
+"""What is run, and where."""
 
 
 def make_workspace(root: Path, files: int) -> None:
@@ -34,36 +37,53 @@ def make_workspace(root: Path, files: int) -> None:
         path.write_text(f"# module {number}\n" + "value = 1\n" * (10 + number % 40))
     (root / "m5ws.toml").write_text('name = "benchmark"\n')
     (root / ".gitignore").write_text(".m5ws/\n/restic/\n")
+    _commit(root)
+
+
+def make_data_workspace(root: Path, files: Path) -> None:
+    """Write a workspace with `files` as data that git ignores."""
+    shutil.copytree(files, root / "data", ignore=shutil.ignore_patterns(".git", ".m5ws"))
+    (root / "train.py").write_text("print(1)\n")
+    (root / "m5ws.toml").write_text('name = "benchmark"\n[data]\npaths = ["data"]\n')
+    (root / ".gitignore").write_text(".m5ws/\n/data/\n")
+    _commit(root)
+
+
+def _commit(root: Path) -> None:
     for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all")):
         subprocess.run(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", *command], cwd=root, check=True)
 
 
-def peers(root: Path, only: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands to compare, by name; each is run twice first, so that what it remembers is there."""
-    commands = {
-        "git status": ["git", "status"],
-        "git status -uall": ["git", "status", "--porcelain=v2", "--untracked-files=all"],
-        "m5ws snapshot": [_M5WS, "snapshot"],
+def peers(root: Path, only: Sequence[str]) -> dict[str, Command]:
+    """Return the commands to compare, by name; each is run thrice first, so that what it remembers is there."""
+    commands: dict[str, Command] = {
+        "git status": (root, ["git", "status"]),
+        "git status -uall": (root, ["git", "status", "--porcelain=v2", "--untracked-files=all"]),
+        "m5ws snapshot": (root, [_M5WS, "snapshot"]),
     }
+    if "m5ws snapshot of data" in only:
+        make_data_workspace(root.parent / "with-data", root)
+        commands["m5ws snapshot of data"] = root.parent / "with-data", [_M5WS, "snapshot"]
     dvc = Path(sys.executable).with_name("dvc")
     if "dvc status" in only and dvc.exists():
         tracked = root.parent / "dvc"
         shutil.copytree(root, tracked / "data", ignore=shutil.ignore_patterns(".git", ".m5ws"))
         subprocess.run([dvc, "init", "--no-scm", "-q"], cwd=tracked, check=True)
         subprocess.run([dvc, "add", "-q", "data"], cwd=tracked, check=True)
-        commands["dvc status"] = [str(dvc), "--cd", str(tracked), "status", "-q"]
+        commands["dvc status"] = root, [str(dvc), "--cd", str(tracked), "status", "-q"]
     if "restic backup" in only and shutil.which("restic"):
         repository = ["restic", "-r", str(root.parent / "restic"), "--insecure-no-password"]
         if subprocess.run([*repository, "init"], check=False, capture_output=True).returncode == 0:
-            commands["restic backup"] = [*repository, "backup", "-q", "--exclude", ".git", str(root)]
+            commands["restic backup"] = root, [*repository, "backup", "-q", "--exclude", ".git", str(root)]
     return {name: command for name, command in commands.items() if name in only}
 
 
-def measure(command: Sequence[str], root: Path, environment: Mapping[str, str]) -> Row:
+def measure(command: Command, environment: Mapping[str, str]) -> Row:
     """Run a command once and return its wall and CPU time in milliseconds."""
+    root, words = command
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
-    subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    subprocess.run(words, cwd=root, env=environment, check=True, capture_output=True)
     wall = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -81,14 +101,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "workspace"
         make_workspace(root, arguments.files)
-        first = measure([_M5WS, "snapshot"], root, environment)
-        time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+        first = measure((root, [_M5WS, "snapshot"]), environment)
         commands = peers(root, ["git status", *arguments.only])
-        for command in 2 * [*commands.values()]:
-            measure(command, root, environment)
+        time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+        for command in 3 * [*commands.values()]:
+            measure(command, environment)
+            time.sleep(0.1)
         rounds = [
-            {name: measure(command, root, environment) for name, command in commands.items()}
-            for _ in range(arguments.rounds)
+            {name: measure(command, environment) for name, command in commands.items()} for _ in range(arguments.rounds)
         ]
     result = {
         name: {key: statistics.median(r[name][key] for r in rounds) for key in ("wall_ms", "cpu_ms")}

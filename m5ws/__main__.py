@@ -43,22 +43,27 @@ def _answered_ahead() -> bool:
     except FileNotFoundError:
         # The folder that this was started in is gone.
         return False
-    looking = None if root is None else git_start.begin_ahead(root, os.environ)
-    if root is None or looking is None or len(sys.argv) != 2:
+    if root is None:
+        return False
+    if len(sys.argv) != 2:
+        git_start.begin_ahead(root, os.environ)
         return False
     from m5ws import again
 
+    # What may take longest first.
+    noted = again.Again(os.path.join(root, place.STATE))
+    looking = git_start.begin_ahead(root, os.environ)
+
     def said() -> "Iterable[bytes] | None":
-        found = looking.said()
+        found = looking.said() if looking is not None else None
         return None if found is None else found[0]
 
-    answer = again.given(os.path.join(root, place.STATE), sys.argv[1:], said)
+    answer = noted.answer(sys.argv[1:], said)
     if answer is None:
         return False
-    out, err = answer
     try:
-        os.write(2, err)
-        os.write(1, out)
+        os.write(2, answer.err)
+        os.write(1, answer.out)
     except OSError:
         # Nobody reads, or the disk is full: the whole command says what is to be said of that.
         return False

@@ -10,11 +10,11 @@ import os
 import stat
 import sys
 
-import blake3
+from m5ws import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 NAME = "again"
 FILE, OBJECT, FOLDER, BELOW = "file", "object", "folder", "below"
@@ -22,52 +22,119 @@ FILE, OBJECT, FOLDER, BELOW = "file", "object", "folder", "below"
 
 Witness = tuple[str, str]
 """What is asked, and of which path."""
-Note = tuple[bytes, bytes, bytes, bytes, bytes, dict[Witness, bytes]]
-"""Whether it is sure, who asked, what source control said, stdout, stderr, and what was seen."""
+Sight = tuple[bytes, "Iterable[int]"]
+"""What is to be seen, and when that changed (nanoseconds; not told where it does not matter)."""
 _FORM = b"m5ws again 1"
 _ABSENT = "absent"
 _PASSING = frozenset(("OLDPWD", "SHLVL", "_"))
-_NEVER = frozenset((".git", ".m5ws"))
-_MOST = 10_000
-"""So many files below one path are looked through in some tens of milliseconds."""
+_SHOWN = r"%y %m %s %T@ %C@ %i %D %p\0"
+"""Of each file what changes with it, the times to the nanosecond, and at its end the path."""
+_LINK = b"l"
+_NEVER = (".git", ".m5ws")
+_FIND = ("(", "-name", _NEVER[0], "-o", "-name", _NEVER[1], ")", "-prune", "-o", "-printf", _SHOWN)
+_MOST_BYTES = 8 * 2**20
+"""So much is said of 100,000 files below one path, in a third of a second."""
+_MOST_LINKED = 64
+"""Of the folders that links below a path lead to, each is looked through for itself."""
+_MOST_DEALT = 1000
+_SIDE_BY_SIDE = 4
 
 
 class Unclear(Exception):
     """Below this path is more than a note is for."""
 
 
-def given(
-    home: str, arguments: "Sequence[str]", said: "Callable[[], Iterable[bytes] | None]"
-) -> tuple[bytes, bytes] | None:
-    """Return what was printed before, on stdout and stderr; None if it is not known to be the answer now.
+class Note:
+    """An answer, with all that it rests on.
 
-    `home` is where the note is; `said` waits for what source control says of the working tree.
+    `sure`: it may be given again. `asked` is who asked, `told` what source control said, `out` and `err` what was
+    printed, and `seen` what was to be seen.
     """
-    note = _read(home)
-    if note is None:
-        return None
-    sure, asked, told, out, err, seen = note
-    try:
-        if sure != b"1" or asked != _digest([_asked(arguments)]):
+
+    def __init__(
+        self, *, sure: bool, asked: bytes, told: bytes, out: bytes, err: bytes, seen: "Mapping[Witness, bytes]"
+    ) -> None:
+        self.sure, self.asked, self.told, self.out, self.err, self.seen = sure, asked, told, out, err, seen
+
+    def content(self) -> bytes:
+        """Return it as bytes, as `read` takes it."""
+        fields = [b"1" if self.sure else b"0", self.asked, self.told, self.out, self.err]
+        for (kind, path), text in self.seen.items():
+            fields += [kind.encode(), os.fsencode(path), text]
+        return b"\0".join(fields)
+
+    @classmethod
+    def read(cls, content: bytes) -> "Note":
+        """Read back what `content` made. Raises ValueError."""
+        sure, asked, told, out, err, *rest = content.split(b"\0")
+        threes = zip(*[iter(rest)] * 3, strict=True)
+        seen = {(kind.decode(), os.fsdecode(path)): text for kind, path, text in threes}
+        return cls(sure=sure == b"1", asked=asked, told=told, out=out, err=err, seen=seen)
+
+
+class Again:
+    """The note in the folder `home`, and the looks that take long, begun at once."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        # Whether it is whole is known last: that takes an import, and to look at another path does no harm.
+        self._seal, self._note = _note(home)
+        self._searches = dict[Witness, Search]()
+        try:
+            for witness in self._note.seen if self._note is not None and self._note.sure else ():
+                if witness[0] == BELOW:
+                    self._searches[witness] = Search(witness[1])
+        except (OSError, Unclear, ValueError):
+            self._note = None
+
+    def answer(self, arguments: "Sequence[str]", said: "Callable[[], Iterable[bytes] | None]") -> "Note | None":
+        """Return what was answered before; None if it is not known to be the answer now.
+
+        `said` waits for what source control says of the working tree.
+        """
+        note = self._note
+        try:
+            if note is None or not note.sure or self._seal != _digest([note.content()]):
+                return None
+            same = note.asked == _digest([_asked(arguments)]) and self._is_as_seen(note, said)
+        except (OSError, Unclear):
             return None
-        if not all(look(witness)[0] == text for witness, text in seen.items() if witness[0] != BELOW):
-            return None
+        finally:
+            for search in self._searches.values():
+                search.stop()
+        return note if same else None
+
+    def _is_as_seen(self, note: Note, said: "Callable[[], Iterable[bytes] | None]") -> bool:
+        seen = _seen[self._home] = dict[Witness, bytes]()
+        for witness, text in note.seen.items():
+            if witness[0] != BELOW:
+                seen[witness] = look(witness)[0]
+                if seen[witness] != text:
+                    return False
         # What may take long comes last: after an edit it is git that knows.
-        if (glance := said()) is None or _digest(glance) != told:
-            return None
-        same = all(look(witness)[0] == text for witness, text in seen.items() if witness[0] == BELOW)
-    except (OSError, Unclear):
-        return None
-    return (out, err) if same else None
+        if (glance := said()) is None or _digest(glance) != note.told:
+            return False
+        for witness, search in self._searches.items():
+            seen[witness] = search.end()[0]
+            if seen[witness] != note.seen[witness]:
+                return False
+        return True
+
+
+_seen: dict[str, dict[Witness, bytes]] = {}
+"""By the folder of a note, what this process saw before it read anything."""
 
 
 def before(home: str) -> dict[Witness, bytes]:
-    """Return what is to be seen now of all that is noted, as far as that can be told."""
-    note = _read(home)
-    seen = dict[Witness, bytes]()
-    for witness in note[-1] if note is not None else ():
+    """Return what was to be seen of all that is noted before anything was read, as far as that can be told."""
+    seal, note = _note(home)
+    seen = _seen.pop(home, {})
+    if note is None or seal != _digest([note.content()]):
+        return seen
+    for witness in note.seen:
         try:
-            seen[witness] = look(witness)[0]
+            if witness not in seen:
+                seen[witness] = look(witness)[0]
         except (OSError, Unclear):
             continue
     return seen
@@ -79,15 +146,13 @@ def keep(
     said: "Iterable[bytes]",
     out: bytes,
     err: bytes,
-    seen: dict[Witness, bytes],
+    seen: "Mapping[Witness, bytes]",
     *,
     sure: bool,
 ) -> None:
     """Note an answer with what it rests on, in place of the one before. Raises OSError."""
-    fields = [b"1" if sure else b"0", _digest([_asked(arguments)]), _digest(said), out, err]
-    for (kind, path), found in seen.items():
-        fields += [kind.encode(), os.fsencode(path), found]
-    content = b"\0".join(fields)
+    asked = _digest([_asked(arguments)])
+    content = Note(sure=sure, asked=asked, told=_digest(said), out=out, err=err, seen=seen).content()
     # Two commands at once may write over each other: then no seal fits, and there is no note.
     temporary = os.path.join(home, f"{NAME}.new")
     with open(temporary, "wb") as note:
@@ -95,40 +160,125 @@ def keep(
     os.replace(temporary, os.path.join(home, NAME))
 
 
-def look(witness: Witness) -> tuple[bytes, int]:
-    """Return what is to be seen of a path now, and when it last changed (nanoseconds; 0 where that does not matter).
+def look(witness: Witness) -> Sight:
+    """Return what is to be seen of a path now.
 
-    Raises OSError, and Unclear where too much lies below it.
+    Raises OSError, and Unclear where too much lies below it, or there is nothing to look with.
     """
     kind, path = witness
     if kind == BELOW:
-        return _below(path)
+        return Search(path).end()
     if kind == FILE:
         text, changed_ns, _ = _file(path)
-        return os.fsencode(text), changed_ns
+        return os.fsencode(text), (changed_ns,)
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return _ABSENT.encode(), 0
+        return _ABSENT.encode(), ()
     if kind == OBJECT:
-        return f"{stat.S_IFMT(found.st_mode)} {found.st_size}".encode(), 0
+        return f"{stat.S_IFMT(found.st_mode)} {found.st_size}".encode(), ()
     if stat.S_ISLNK(found.st_mode):
         text, changed_ns, _ = _file(path)
-        return os.fsencode(text), changed_ns
-    return f"{stat.S_IFMT(found.st_mode)} {found.st_ino} {found.st_dev}".encode(), 0
+        return os.fsencode(text), (changed_ns,)
+    return f"{stat.S_IFMT(found.st_mode)} {found.st_ino} {found.st_dev}".encode(), ()
 
 
-def _read(home: str) -> Note | None:
+class Search:
+    """Looks at all below a path, by several `find`: Python needs twice as long, and can do nothing else meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        """Begin. Raises OSError, and Unclear where there is no `find`."""
+        self._path = path
+        self._at_work = _begun(path)
+
+    def end(self) -> Sight:
+        """Return what there is to be seen. Raises OSError, and Unclear where it is too much, or `find` failed."""
+        seen, dates = list[bytes](), list["Iterable[int]"]()
+        folders, left_bytes = [self._path], _MOST_BYTES
+        for folder in folders:
+            text, changed_ns, _ = _file(folder)
+            seen.append(os.fsencode(text))
+            dates.append((changed_ns,))
+            at_work, self._at_work = self._at_work if folder == self._path else _begun(folder), []
+            below = spawn.ends(at_work, left_bytes)
+            if below is None or not all(map(_is_told, below)) or len(folders) > _MOST_LINKED:
+                raise Unclear(self._path)
+            for shown in below:
+                left_bytes -= len(shown)
+                seen.append(shown)
+                dates.append(_dates(shown))
+                for end in _linked(shown, seen, dates):
+                    if end not in folders:
+                        folders.append(end)
+        return _digest(seen), (date for some in dates for date in some)
+
+    def stop(self) -> None:
+        """End what nobody has waited for."""
+        while self._at_work:
+            self._at_work.pop().stop()
+
+
+def _begun(path: str) -> list[spawn.Started]:
+    """Begin to look at all below `path`, but not at itself; at nothing if there is none, or it is no folder."""
+    program = spawn.found("find", os.environ, os.getcwd())
+    # Nothing that begins otherwise is a path to `find`, which can do other things than look.
+    if program is None or not path.startswith("/"):
+        raise Unclear(path)
+    try:
+        below = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name not in _NEVER]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    most = min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))
+    dealt = [below[first::most] for first in range(most)] if len(below) <= _MOST_DEALT else [[f"{path}/"]]
+    return [spawn.start(program, ["find", *paths, *_FIND], {"LC_ALL": "C"}) for paths in dealt if paths]
+
+
+def _is_told(shown: bytes) -> bool:
+    """Return whether `find` tells stamps, by the first of them: another one than GNU's may say anything."""
+    try:
+        kind, mode, size, changed, moved, inode, device, path = shown[: shown.index(b"\0")].split(b" ", 7)
+        told = (int(mode, 8), int(size), _date(changed), _date(moved), int(inode), int(device))
+    except ValueError:
+        return False
+    found = os.lstat(path)
+    own = (stat.S_IMODE(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+    return told == own and (kind == _LINK) == stat.S_ISLNK(found.st_mode)
+
+
+def _linked(shown: bytes, seen: list[bytes], dates: "list[Iterable[int]]") -> "Iterator[str]":
+    """Add what the links among what is shown lead to, and yield the folders."""
+    if not shown.startswith(_LINK) and b"\0" + _LINK not in shown:
+        return
+    for line in shown.split(b"\0"):
+        if line.startswith(_LINK):
+            link = os.fsdecode(line.split(b" ", 7)[7])
+            text, changed_ns, folder = _file(link)
+            seen.append(os.fsencode(text))
+            dates.append((changed_ns,))
+            if folder:
+                yield os.path.realpath(link)
+
+
+def _dates(shown: bytes) -> "Iterator[int]":
+    """Yield when each file that is shown changed, its content or whatever else."""
+    for line in shown.split(b"\0")[:-1]:
+        yield from map(_date, line.split(b" ", 5)[3:5])
+
+
+def _date(told: bytes) -> int:
+    """Return nanoseconds of seconds as `find` tells them."""
+    seconds, _, rest = told.partition(b".")
+    return int(seconds) * 10**9 + int(rest[:9])
+
+
+def _note(home: str) -> tuple[bytes, Note | None]:
+    """Return a note with its seal, which is still to be held against it; None if there is none."""
     try:
         with open(os.path.join(home, NAME), "rb") as note:
             form, seal, content = note.read().split(b"\0", 2)
-        if form != _FORM or seal != _digest([content]):
-            return None
-        sure, asked, told, out, err, *rest = content.split(b"\0")
-        threes = zip(*[iter(rest)] * 3, strict=True)
-        return sure, asked, told, out, err, {(kind.decode(), os.fsdecode(path)): text for kind, path, text in threes}
+        return seal, Note.read(content) if form == _FORM else None
     except (OSError, ValueError):
-        return None
+        return b"", None
 
 
 def _file(path: str) -> tuple[str, int, bool]:
@@ -152,21 +302,6 @@ def _stamp(found: os.stat_result) -> str:
     return f"{found.st_mode} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}"
 
 
-def _below(path: str) -> tuple[bytes, int]:
-    hasher, newest_ns, left, count = blake3.blake3(), 0, [path], 0
-    while left:
-        here = left.pop()
-        text, changed_ns, folder = _file(here)
-        hasher.update(os.fsencode(f"{here}\0{text}\0"))
-        newest_ns = max(newest_ns, changed_ns)
-        if folder:
-            left += [os.path.join(here, name) for name in sorted(os.listdir(here)) if name not in _NEVER]
-        count += 1
-        if count + len(left) > _MOST:
-            raise Unclear(path)
-    return hasher.hexdigest().encode(), newest_ns
-
-
 def _asked(arguments: "Sequence[str]") -> bytes:
     """Return who asks for what: the arguments, the place, the interpreter, what is installed, all variables."""
     installed = [(path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in sys.path]
@@ -176,6 +311,9 @@ def _asked(arguments: "Sequence[str]") -> bytes:
 
 
 def _digest(parts: "Iterable[bytes]") -> bytes:
+    # Not before it is needed: git and `find` work meanwhile.
+    import blake3
+
     hasher = blake3.blake3()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))

@@ -7,11 +7,12 @@ This module is as light as can be.
 
 import os
 
+from m5ws import spawn
 from m5ws.errors import M5Error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 GIT = ("git", "-c", "core.fsmonitor=false")
 """How each command of git begins: no monitor is asked."""
@@ -23,7 +24,6 @@ _OPTIONS = tuple(word for setting in (*_CLOSELY, "core.untrackedCache=false") fo
 _HEAD = ("rev-parse", "HEAD", "--symbolic-full-name", "HEAD")
 _DIFFERENT = (*_OPTIONS, "diff-files", "--raw", "-z", "--no-renames", "--ignore-submodules=none", "--relative")
 _NO_FACT = 1
-_UNKNOWN = 255
 _UNTRACKED = (*_OPTIONS, "ls-files", "-z", "--others", "--exclude-standard")
 
 
@@ -46,7 +46,14 @@ class Looking:
         self.environment = environment
         # The longest first; all are at work before any is waited for.
         commands = (_DIFFERENT, _UNTRACKED, FACTS, _HEAD)
-        self._ends = [_start(root, environment, command) for command in commands]
+        self._started = list[spawn.Started]()
+        try:
+            for command in commands:
+                self._started.append(_start(root, environment, command))
+        except (OSError, GitError):
+            for started in self._started:
+                started.stop()
+            raise
         self._said: list[Said | None] = []
 
     def said(self) -> Said | None:
@@ -59,7 +66,8 @@ class Looking:
         return self._said[0]
 
     def _result(self) -> Said | None:
-        (failed, different), (unlisted, untracked), (unsaid, facts), (headless, head) = (end() for end in self._ends)
+        ended = [started.end() for started in self._started]
+        (failed, different), (unlisted, untracked), (unsaid, facts), (headless, head) = ended
         with open(self._index, "rb") as index:
             content = index.read()
         after = os.stat(self._index)
@@ -118,64 +126,19 @@ def no_git(root: str) -> GitError:
     return GitError(f"{root} is in a git repository, and there is no `git` to read it", hint="Install git.")
 
 
-def _start(root: str, environment: "Mapping[str, str]", words: tuple[str, ...]) -> "Callable[[], tuple[int, bytes]]":
-    """Start git in `root`, and return what waits for its exit status and what it said. Raises GitError.
-
-    Not by `subprocess`: to import that takes a tenth of the time that an unchanged workspace is answered in.
-    """
-    folders = environment.get("PATH", os.defpath).split(os.pathsep)
-    candidates = (os.path.join(root, folder, "git") for folder in folders)
-    program = next((path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None)
+def _start(root: str, environment: "Mapping[str, str]", words: tuple[str, ...]) -> spawn.Started:
+    """Start git in `root`. Raises GitError if there is none, OSError."""
+    program = spawn.found("git", environment, root)
     if program is None:
         raise no_git(root)
-    said, out = os.pipe()
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, out, 1),
-        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inherited()),
-    ]
-    try:
-        child = os.posix_spawn(program, [*GIT, "-C", root, *words], environment, file_actions=actions)
-    except OSError:
-        os.close(said)
-        raise
-    finally:
-        os.close(out)
-
-    def end() -> tuple[int, bytes]:
-        with open(said, "rb") as output:
-            content = output.read()
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), content
-        except ChildProcessError:
-            # Who started this has children waited for by the system (SIGCHLD is ignored): how it ended is not known.
-            return _UNKNOWN, content
-
-    return end
-
-
-def _inherited() -> list[int]:
-    """Return what this process would hand on beside its standard streams: a lock, say, that its parent holds."""
-    try:
-        found = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return []
-    return [descriptor for descriptor in found if descriptor > 2 and _is_handed_on(descriptor)]
-
-
-def _is_handed_on(descriptor: int) -> bool:
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:
-        return False
+    return spawn.start(program, [*GIT, "-C", root, *words], environment)
 
 
 def _index(root: str, environment: "Mapping[str, str]") -> str:
     """Return where git keeps its index of the working tree that `root` is in."""
     if os.path.isdir(os.path.join(root, ".git")):
         return os.path.join(root, ".git", "index")
-    failed, said = _start(root, environment, ("rev-parse", "--git-path", "index"))()
+    failed, said = _start(root, environment, ("rev-parse", "--git-path", "index")).end()
     if failed:
         raise FileNotFoundError(f"git names no index of {root}")
     return os.path.join(root, os.fsdecode(said.rstrip(b"\n")))

@@ -5,13 +5,33 @@ Numbers for people are short here and exact in JSON.
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+if TYPE_CHECKING:
+    import logging
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+
+@contextmanager
+def warnings() -> "Iterator[list[logging.LogRecord]]":
+    """Give the list of all that is warned of while the context lasts."""
+    import logging
+
+    found = list[logging.LogRecord]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = found.append  # type: ignore[assignment, method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def print_json(value: object) -> None:

@@ -54,20 +54,23 @@ def _taken_and_noted(context: click.Context) -> "Digest":
     # What is noted is held against what was there before anything was read.
     began_ns, root = time.time_ns(), place.nearest(os.getcwd())
     before = again.before(os.path.join(root, place.STATE)) if root is not None else {}
-    here = names.workspace(context)
-    repo = here.repository(create=True)
-    if (watched := here.watched(repo)) is None:
-        return take(here, repo, None).id
-    from m5ws.operations import repeat
+    with output.warnings() as warned:
+        here = names.workspace(context)
+        repo = here.repository(create=True)
+        if (watched := here.watched(repo)) is None:
+            return take(here, repo, None).id
+        from m5ws.operations import repeat
 
-    repo, store = watched
-    source, found = _source(here), here.datasets()
-    datasets = repeat.Datasets(found) if found is not None else None
-    taken, said = _taken(here, repo, source, datasets, None)
-    command = repeat.Command(
-        home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
-    )
-    repeat.note(command, here.settings, taken, source, datasets, store.witnesses())
+        repo, store = watched
+        source, found = _source(here), here.datasets()
+        datasets = repeat.Datasets(found) if found is not None else None
+        taken, said = _taken(here, repo, source, datasets, None)
+        command = repeat.Command(
+            home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
+        )
+        # A warning is to be given each time, by who finds that it is still called for.
+        if not warned:
+            repeat.note(command, here.settings, taken, source, datasets, store.witnesses())
     return taken.id
 
 

@@ -83,7 +83,8 @@ def note(
     with suppress(OSError, again.Unclear):
         seen, sure = dict[again.Witness, bytes](), True
         for witness in (*_own(), *_workspace(command.home.parent, settings, pinned), *store):
-            seen[witness], changed_ns = again.look(witness)
+            seen[witness], changes_ns = again.look(witness)
+            changed_ns = max(changes_ns, default=0)
             sure = sure and settled((0, changed_ns, changed_ns, 0), command.began_ns)
         sure = sure and all(command.before.get(witness) == text for witness, text in seen.items())
         again.keep(

@@ -1,13 +1,14 @@
 """`m5ws snapshot` in a workspace where nothing has moved: the answer is given again, and never where it is another."""
 
 import gc
+import logging
 import os
 import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from m5ws.adapters import git_start
 from m5ws.operations import repeat
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.store.local import LocalStore
+from m5ws.workspace import Workspace
 from settling import settle
 from workspace_changes import CHANGES, THE_SAME, as_long, make, then, write_text
 
@@ -53,22 +55,22 @@ Ask = Callable[..., Answer]
 def _typed(root: Path, *words: str) -> Iterator[list[bool]]:
     """Run `m5ws` with these words in `root`, and yield whether the answer was one that was noted."""
     hidden, here, argv, threshold = os.environ.pop("PYTEST_CURRENT_TEST", ""), os.getcwd(), sys.argv, gc.get_threshold()
-    given, noted = again.given, list[bool]()
+    answer, noted = again.Again.answer, list[bool]()
 
-    def watched(home: str, arguments: Sequence[str], said: Callable[[], Any]) -> tuple[bytes, bytes] | None:
-        found = given(home, arguments, said)
+    def watched(*arguments: Any) -> again.Note | None:
+        found = answer(*arguments)
         noted.append(found is not None)
         return found
 
     os.chdir(root)
     sys.argv = ["m5ws", *words]
-    again.given = watched
+    again.Again.answer = watched  # type: ignore[assignment, method-assign]
     try:
         assert m5ws.__main__.main() == 0
         yield noted
     finally:
         git_start.begin_ahead(os.sep, {})  # forgets what this command began
-        again.given, sys.argv = given, argv
+        again.Again.answer, sys.argv = answer, argv  # type: ignore[method-assign]
         gc.set_threshold(*threshold)
         os.chdir(here)
         os.environ["PYTEST_CURRENT_TEST"] = hidden
@@ -322,10 +324,82 @@ def test_more_data_than_is_looked_through_at_once_is_looked_at_each_time(
     tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = _place(tmp_path, "nothing")
-    monkeypatch.setattr(again, "_MOST", 4)
+    monkeypatch.setattr(again, "_MOST_BYTES", 400)
     settle(root)
     time.sleep(2.1)
     assert not any(ask(root, "snapshot").again for _ in range(5))
+
+
+@pytest.mark.parametrize("files", [3, 1100])
+def test_much_data_is_looked_at_side_by_side_and_any_file_of_it_is_seen(tmp_path: Path, ask: Ask, files: int) -> None:
+    root = _place(tmp_path, "nothing")
+    for number in range(files):
+        write(root, {f"data/{number:04d}.bin": "x", f"data/inner/{number % 40}/{number:04d}.bin": "x"})
+    os.utime(root / "data", ns=(0, 0))
+    settle(root)
+    time.sleep(2.1)
+    assert [ask(root, "snapshot").again for _ in range(5)][4]
+    for name in ("0002.bin", f"inner/{(files - 1) % 40}/{files - 1:04d}.bin"):
+        (root / "data" / name).chmod(0o755)
+        assert not ask(root, "snapshot").again
+        settle(root)
+        assert [ask(root, "snapshot").again for _ in range(5)][4]
+
+
+@pytest.mark.parametrize("program", ["", "exit 1", "echo; exit 0"])
+def test_without_a_find_that_tells_stamps_each_file_is_looked_at_each_time(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """As busybox's and macOS's are."""
+    root, programs = _place(tmp_path / "top", "nothing"), tmp_path / "bin"
+    programs.mkdir()
+    (programs / "git").symlink_to(str(shutil.which("git")))
+    if program:
+        (programs / "find").write_text(f"#!/bin/sh\n{program}\n")
+        (programs / "find").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    settle(root)
+    time.sleep(2.1)
+    assert len({ask(root, "snapshot").out for _ in range(4)}) == 1
+    (root / "data" / "x.bin").write_text("y")
+    assert ask(root, "snapshot").out == ask(root, "-C", ".", "snapshot").out
+
+
+def test_a_note_can_have_find_do_nothing_but_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its paths are used before it is known to be whole."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"kept": "x", "-delete": "x"})
+    for path in ("-delete", "kept", ""):
+        again.keep(str(tmp_path), [], [], b"", b"", {(again.BELOW, path): b""}, sure=True)
+        assert again.Again(str(tmp_path)).answer([], list) is None
+    assert (tmp_path / "kept").exists()
+
+
+def test_links_to_more_folders_than_are_looked_through_are_looked_at_each_time(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = _place(tmp_path, "nothing")
+    monkeypatch.setattr(again, "_MOST_LINKED", 1)
+    settle(root)
+    time.sleep(2.1)
+    assert not any(ask(root, "snapshot").again for _ in range(5))
+
+
+def test_what_is_warned_of_is_warned_of_each_time(
+    places: dict[str, Path], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = places["nothing"]
+    watched = Workspace.watched
+
+    def warning(*arguments: Any) -> Any:
+        logging.getLogger("m5ws.somewhere").warning("mind the store")
+        return watched(*arguments)
+
+    (root / ".m5ws" / again.NAME).unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "watched", warning)
+        said = [ask(root, "snapshot") for _ in range(5)]
+    assert [(answer.again, "mind the store" in answer.err) for answer in said] == 5 * [(False, True)]
 
 
 def test_it_is_started_like_any_program(places: dict[str, Path]) -> None:
@@ -376,7 +450,7 @@ def test_a_note_with_any_bit_changed_is_none(places: dict[str, Path], ask: Ask) 
         *(_flipped(whole, bit) for bit in chosen),
     ):
         note.write_bytes(damaged)
-        assert again.given(str(note.parent), ["snapshot"], lambda: pytest.fail("it was believed")) is None
+        assert again.Again(str(note.parent)).answer(["snapshot"], lambda: pytest.fail("it was believed")) is None
     assert ask(root, "snapshot").again is False
 
 
