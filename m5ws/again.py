@@ -126,15 +126,18 @@ _seen: dict[str, dict[Witness, bytes]] = {}
 
 
 def before(home: str) -> dict[Witness, bytes]:
-    """Return what was to be seen of all that is noted before anything was read, as far as that can be told."""
+    """Return what was to be seen of all that is noted before anything was read, as far as that can be told.
+
+    Where something was seen to have moved, the answer is likely to be another: the rest is not looked at.
+    """
     seal, note = _note(home)
-    seen = _seen.pop(home, {})
-    if note is None or seal != _digest([note.content()]):
-        return seen
+    seen = _seen.pop(home, None)
+    if seen is not None or note is None or seal != _digest([note.content()]):
+        return seen or {}
+    seen = {}
     for witness in note.seen:
         try:
-            if witness not in seen:
-                seen[witness] = look(witness)[0]
+            seen[witness] = look(witness)[0]
         except (OSError, Unclear):
             continue
     return seen

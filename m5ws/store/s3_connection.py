@@ -9,6 +9,7 @@ for the bucket's region, which a workspace remembers, and when something goes wr
 import datetime as dt
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -172,7 +173,7 @@ class Connection:
             config=config,  # type: ignore[arg-type]
             client_options=self._client_options(split.scheme, limit_s, config.get("checksum_algorithm"), reading),
             retry_config={"max_retries": 0},
-            credential_provider=self.credentials,
+            credential_provider=_Asking(self),
         )
 
     def _client_options(self, scheme: str, limit_s: float, checksum: str | None, reading: bool) -> Any:
@@ -192,3 +193,18 @@ class Connection:
         if authorities and scheme == "https":
             options["root_certificate"] = bundle(authorities)
         return options
+
+
+class _Asking:
+    """Asks a connection for credentials, without keeping it: Python cannot see what obstore keeps, so that a circle
+    through it, with botocore's client of a dozen MiB in it, would never be given back.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = weakref.ref(connection)
+
+    def __call__(self) -> Any:
+        connection = self._connection()
+        if connection is None:
+            raise RuntimeError("the store that this client is of is gone")
+        return connection.credentials()

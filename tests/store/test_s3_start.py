@@ -1,7 +1,9 @@
 """What a start on S3 asks and loads: no more than it must."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,14 @@ def test_what_variables_say_is_what_boto3_s_chain_would(
     if said is not None:
         chain = Control(parse("s3://bucket"))
         assert (said.credentials, said.here, said.authorities) == (chain.credentials(), chain.here, chain.authorities)
+
+
+def test_a_store_that_nobody_needs_any_more_is_given_back(server: ScriptedS3) -> None:
+    """With its clients, which hold a dozen MiB each: a process may open many."""
+    store = S3Store(parse(server.url()), _AT_ONCE)
+    store.create("a", b"x")
+    assert store.get("a") == b"x" and store.connection.control is not None
+    gone = weakref.ref(store.connection)
+    del store
+    gc.collect()
+    assert gone() is None
