@@ -18,14 +18,12 @@ def main() -> int:
     """Run the command line and return its exit status."""
     # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
     gc.set_threshold(_COLLECT_AFTER)
-    if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv):
-        try:
-            if _answered_ahead():
-                return 0
-        except KeyboardInterrupt:
-            return _INTERRUPTED
-    from m5ws.cli import main as command_line
-
+    try:
+        if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv) and _answered_ahead():
+            return 0
+        from m5ws.cli import main as command_line
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     try:
         return command_line()
     finally:

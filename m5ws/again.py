@@ -14,7 +14,7 @@ from m5ws import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 NAME = "again"
 FILE, OBJECT, FOLDER, BELOW = "file", "object", "folder", "below"
@@ -32,10 +32,12 @@ _SHOWN = r"%y %m %s %T@ %C@ %i %D %p\0"
 _LINK = b"l"
 _NEVER = (".git", ".m5ws")
 _FIND = ("(", "-name", _NEVER[0], "-o", "-name", _NEVER[1], ")", "-prune", "-o", "-printf", _SHOWN)
-_MOST_BYTES = 8 * 2**20
-"""So much is said of 100,000 files below one path, in a third of a second."""
-_MOST_LINKED = 64
-"""Of the folders that links below a path lead to, each is looked through for itself."""
+MOST_FILES = 100_000
+"""To look through so many takes a third of a second, in which what a command finds of them is not much further."""
+_MOST_BYTES = 32 * 2**20
+"""What `find` says of so many, and more."""
+_MOST_ROUNDS = 64
+"""Folders that links lead to are looked through after what the links lie in."""
 _MOST_DEALT = 1000
 _SIDE_BY_SIDE = 4
 
@@ -73,17 +75,16 @@ class Note:
 
 
 class Again:
-    """The note in the folder `home`, and the looks that take long, begun at once."""
+    """The note in the folder `home`, and the look that takes longest, begun at once."""
 
     def __init__(self, home: str) -> None:
         self._home = home
-        # Whether it is whole is known last: that takes an import, and to look at another path does no harm.
+        # Whether it is whole is known last: that takes an import, and to look at other paths does no harm.
         self._seal, self._note = _note(home)
-        self._searches = dict[Witness, Search]()
+        self._search: Search | None = None
         try:
-            for witness in self._note.seen if self._note is not None and self._note.sure else ():
-                if witness[0] == BELOW:
-                    self._searches[witness] = Search(witness[1])
+            if self._note is not None and self._note.sure:
+                self._search = Search(_below(self._note.seen))
         except (OSError, Unclear, ValueError):
             self._note = None
 
@@ -92,33 +93,31 @@ class Again:
 
         `said` waits for what source control says of the working tree.
         """
-        note = self._note
+        note, search = self._note, self._search
         try:
-            if note is None or not note.sure or self._seal != _digest([note.content()]):
+            if note is None or search is None or self._seal != _digest([note.content()]):
                 return None
-            same = note.asked == _digest([_asked(arguments)]) and self._is_as_seen(note, said)
+            same = note.asked == _digest([_asked(arguments)]) and self._is_as_seen(note, search, said)
         except (OSError, Unclear):
             return None
         finally:
-            for search in self._searches.values():
+            if search is not None:
                 search.stop()
         return note if same else None
 
-    def _is_as_seen(self, note: Note, said: "Callable[[], Iterable[bytes] | None]") -> bool:
+    def _is_as_seen(self, note: Note, search: "Search", said: "Callable[[], Iterable[bytes] | None]") -> bool:
         seen = _seen[self._home] = dict[Witness, bytes]()
         for witness, text in note.seen.items():
             if witness[0] != BELOW:
-                seen[witness] = look(witness)[0]
+                seen[witness] = _look(witness)[0]
                 if seen[witness] != text:
                     return False
         # What may take long comes last: after an edit it is git that knows.
         if (glance := said()) is None or _digest(glance) != note.told:
             return False
-        for witness, search in self._searches.items():
-            seen[witness] = search.end()[0]
-            if seen[witness] != note.seen[witness]:
-                return False
-        return True
+        below = search.end()[0]
+        seen.update((witness, below) for witness in note.seen if witness[0] == BELOW)
+        return seen == note.seen
 
 
 _seen: dict[str, dict[Witness, bytes]] = {}
@@ -134,13 +133,10 @@ def before(home: str) -> dict[Witness, bytes]:
     seen = _seen.pop(home, None)
     if seen is not None or note is None or seal != _digest([note.content()]):
         return seen or {}
-    seen = {}
-    for witness in note.seen:
-        try:
-            seen[witness] = look(witness)[0]
-        except (OSError, Unclear):
-            continue
-    return seen
+    try:
+        return look(note.seen)[0]
+    except (OSError, Unclear):
+        return {}
 
 
 def keep(
@@ -163,14 +159,23 @@ def keep(
     os.replace(temporary, os.path.join(home, NAME))
 
 
-def look(witness: Witness) -> Sight:
-    """Return what is to be seen of a path now.
+def look(witnesses: "Collection[Witness]") -> "tuple[dict[Witness, bytes], Iterable[int]]":
+    """Return what is to be seen now, and when it changed (nanoseconds): what is below several paths, as of all of them.
 
-    Raises OSError, and Unclear where too much lies below it, or there is nothing to look with.
+    Raises OSError, and Unclear where too much lies below them, or there is nothing to look with.
     """
+    search = Search(_below(witnesses))
+    try:
+        found = {witness: _look(witness) for witness in witnesses if witness[0] != BELOW}
+        found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), search.end())
+    finally:
+        search.stop()
+    seen = {witness: text for witness, (text, _) in found.items()}
+    return seen, (changed_ns for _, changes_ns in found.values() for changed_ns in changes_ns)
+
+
+def _look(witness: Witness) -> Sight:
     kind, path = witness
-    if kind == BELOW:
-        return Search(path).end()
     if kind == FILE:
         text, changed_ns, _ = _file(path)
         return os.fsencode(text), (changed_ns,)
@@ -183,37 +188,48 @@ def look(witness: Witness) -> Sight:
     if stat.S_ISLNK(found.st_mode):
         text, changed_ns, _ = _file(path)
         return os.fsencode(text), (changed_ns,)
-    return f"{stat.S_IFMT(found.st_mode)} {found.st_ino} {found.st_dev}".encode(), ()
+    # It may hold other files than when it was noted; but that it was another one for a while is seen from its date.
+    return f"{stat.S_IFMT(found.st_mode)} {found.st_ino} {found.st_dev}".encode(), (found.st_ctime_ns,)
+
+
+def _below(witnesses: "Iterable[Witness]") -> list[str]:
+    return [path for kind, path in witnesses if kind == BELOW]
 
 
 class Search:
-    """Looks at all below a path, by several `find`: Python needs twice as long, and can do nothing else meanwhile."""
+    """Looks at all below some paths, by several `find`: Python takes twice as long, and can do nothing else then."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, paths: "Sequence[str]") -> None:
         """Begin. Raises OSError, and Unclear where there is no `find`."""
-        self._path = path
-        self._at_work = _begun(path)
+        self._paths = paths
+        self._at_work = _begun(paths)
 
     def end(self) -> Sight:
         """Return what there is to be seen. Raises OSError, and Unclear where it is too much, or `find` failed."""
         seen, dates = list[bytes](), list["Iterable[int]"]()
-        folders, left_bytes = [self._path], _MOST_BYTES
-        for folder in folders:
-            text, changed_ns, _ = _file(folder)
-            seen.append(os.fsencode(text))
-            dates.append((changed_ns,))
-            at_work, self._at_work = self._at_work if folder == self._path else _begun(folder), []
+        folders, known, left_bytes = [*self._paths], {*self._paths}, _MOST_BYTES
+        for _ in range(_MOST_ROUNDS):
+            for folder in folders:
+                text, changed_ns, _ = _file(folder)
+                seen.append(os.fsencode(text))
+                dates.append((changed_ns,))
+            at_work, self._at_work = self._at_work, []
             below = spawn.ends(at_work, left_bytes)
-            if below is None or not all(map(_is_told, below)) or len(folders) > _MOST_LINKED:
-                raise Unclear(self._path)
+            if below is None or not all(map(_is_told, below)):
+                raise Unclear(folders)
+            folders = []
             for shown in below:
                 left_bytes -= len(shown)
                 seen.append(shown)
                 dates.append(_dates(shown))
                 for end in _linked(shown, seen, dates):
-                    if end not in folders:
+                    if end not in known:
+                        known.add(end)
                         folders.append(end)
-        return _digest(seen), (date for some in dates for date in some)
+            if not folders:
+                return _digest(seen), (date for some in dates for date in some)
+            self._at_work = _begun(folders)
+        raise Unclear(folders)
 
     def stop(self) -> None:
         """End what nobody has waited for."""
@@ -221,19 +237,31 @@ class Search:
             self._at_work.pop().stop()
 
 
-def _begun(path: str) -> list[spawn.Started]:
-    """Begin to look at all below `path`, but not at itself; at nothing if there is none, or it is no folder."""
+def _begun(paths: "Sequence[str]") -> list[spawn.Started]:
+    """Begin to look at all below `paths`, but not at themselves, if they are folders."""
+    if not paths:
+        return []
     program = spawn.found("find", os.environ, os.getcwd())
     # Nothing that begins otherwise is a path to `find`, which can do other things than look.
-    if program is None or not path.startswith("/"):
-        raise Unclear(path)
+    if program is None or not all(path.startswith("/") for path in paths):
+        raise Unclear(paths)
+    begin = list[str]()
+    for path in paths:
+        try:
+            below = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name not in _NEVER]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        begin += below if len(begin) + len(below) <= _MOST_DEALT else [f"{path}/"]
+    started = list[spawn.Started]()
     try:
-        below = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name not in _NEVER]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    most = min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))
-    dealt = [below[first::most] for first in range(most)] if len(below) <= _MOST_DEALT else [[f"{path}/"]]
-    return [spawn.start(program, ["find", *paths, *_FIND], {"LC_ALL": "C"}) for paths in dealt if paths]
+        for first in range(min(_SIDE_BY_SIDE, len(begin))):
+            words = ["find", *begin[first::_SIDE_BY_SIDE], *_FIND]
+            started.append(spawn.start(program, words, {"LC_ALL": "C"}))
+    except OSError:
+        for one in started:
+            one.stop()
+        raise
+    return started
 
 
 def _is_told(shown: bytes) -> bool:
@@ -277,11 +305,16 @@ def _date(told: bytes) -> int:
 def _note(home: str) -> tuple[bytes, Note | None]:
     """Return a note with its seal, which is still to be held against it; None if there is none."""
     try:
-        with open(os.path.join(home, NAME), "rb") as note:
+        with open(os.path.join(home, NAME), "rb", opener=_unwaited) as note:
             form, seal, content = note.read().split(b"\0", 2)
         return seal, Note.read(content) if form == _FORM else None
     except (OSError, ValueError):
         return b"", None
+
+
+def _unwaited(path: str, flags: int) -> int:
+    """Open a file, and one that somebody would have to write into first as well."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _file(path: str) -> tuple[str, int, bool]:

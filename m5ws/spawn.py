@@ -10,8 +10,11 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 2**20
 _UNKNOWN = 255
-_KILL = 9
-"""As `signal` calls it by name, whose import takes milliseconds, as `contextlib`'s does."""
+_KILL, _DEFAULTS = 9, (13, 25)
+"""SIGKILL; and SIGPIPE and SIGXFSZ, which Python ignores and a program does not. The import of `signal`, which names
+them, takes milliseconds, as `contextlib`'s does."""
+_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ of Linux (https://man7.org/linux/man-pages/man2/F_SETPIPE_SZ.2const.html)."""
 
 
 class Started:
@@ -29,21 +32,26 @@ class Started:
 
     def stop(self) -> int:
         """End it, whatever it does, and return its exit status."""
-        try:  # noqa: SIM105
+        os.close(self.said)
+        working, status = self._waited(os.WNOHANG)
+        if working:
             os.kill(self._child, _KILL)
-        except ProcessLookupError:
-            # It has ended, and nobody waits for children here.
-            pass
-        return self.ended()
+            _, status = self._waited(0)
+        return status
 
     def ended(self) -> int:
         """Wait for its end, if it says nothing more, and return its exit status."""
         os.close(self.said)
+        return self._waited(0)[1]
+
+    def _waited(self, options: int) -> tuple[bool, int]:
+        """Return whether it is still at work, and its exit status."""
         try:
-            return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+            child, status = os.waitpid(self._child, options)
         except ChildProcessError:
             # Who started this has children waited for by the system (SIGCHLD is ignored): how it ended is not known.
-            return _UNKNOWN
+            return False, _UNKNOWN
+        return not child, os.waitstatus_to_exitcode(status)
 
 
 def ends(programs: "Sequence[Started]", most_bytes: int) -> list[bytes] | None:
@@ -78,20 +86,34 @@ def found(name: str, environment: "Mapping[str, str]", folder: str) -> str | Non
 
 def start(program: str, words: list[str], environment: "Mapping[str, str]") -> Started:
     """Start a program that reads nothing, says what it finds on stdout, and complains to nobody. Raises OSError."""
+    for descriptor in _inherited():
+        os.set_inheritable(descriptor, False)
     said, out = os.pipe()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, out, 1),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inherited()),
     ]
     try:
-        return Started(os.posix_spawn(program, words, environment, file_actions=actions), said)
+        _widen(out)
+        child = os.posix_spawn(program, words, environment, file_actions=actions, setsigdef=_DEFAULTS)
+        return Started(child, said)
     except OSError:
         os.close(said)
         raise
     finally:
         os.close(out)
+
+
+def _widen(pipe: int) -> None:
+    """Have a pipe hold more than 64 KiB, so that a program need not wait until somebody reads what it says."""
+    import fcntl
+
+    try:  # noqa: SIM105
+        fcntl.fcntl(pipe, _PIPE_SIZE, _PIECE_BYTES)
+    except OSError:
+        # There are systems that cannot, and users that have had their share.
+        pass
 
 
 def _inherited() -> list[int]:

@@ -77,15 +77,14 @@ def note(
     glance = source.answers[0] if known else None
     if glance is None or store is None or not taken.unchanged or not taken.annotated:
         return
+    if taken.files > again.MOST_FILES:
+        return
     if (datasets is not None and datasets.fetched) or not (command.out + command.err).isascii():
         return
     pinned = parts.roots(settings, ()) + tuple(datasets.paths if datasets is not None else ())
     with suppress(OSError, again.Unclear):
-        seen, sure = dict[again.Witness, bytes](), True
-        for witness in (*_own(), *_workspace(command.home.parent, settings, pinned), *store):
-            seen[witness], changes_ns = again.look(witness)
-            changed_ns = max(changes_ns, default=0)
-            sure = sure and settled((0, changed_ns, changed_ns, 0), command.began_ns)
+        seen, changes_ns = again.look([*_own(), *_workspace(command.home.parent, settings, pinned), *store])
+        sure = all(settled((0, changed_ns, changed_ns, 0), command.began_ns) for changed_ns in changes_ns)
         sure = sure and all(command.before.get(witness) == text for witness, text in seen.items())
         again.keep(
             os.fspath(command.home),

@@ -107,8 +107,10 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None and self._dirty:
-            recent = list((self._old_trees | self._content.trees).items())[-_TREES:]
-            self._content.trees = dict(recent)
+            # All that were of use now, and the newest of the others.
+            older = [(name, tree) for name, tree in self._old_trees.items() if name not in self._content.trees]
+            room = max(0, _TREES - len(self._content.trees))
+            self._content.trees = dict(older[max(0, len(older) - room) :]) | self._content.trees
             for name, marks in self._marks.items():
                 self._content.marks[name] = msgspec.Raw(msgspec.msgpack.encode(marks))
             if self._known is not None or not bytes(self._content.files):
@@ -157,7 +159,9 @@ class Index:
 
     def tree(self, signature: Digest) -> KnownTree | None:
         """Return the tree written from files with this signature, or None."""
-        return self._content.trees.get(signature) or self._old_trees.get(signature)
+        if (found := self._old_trees.get(signature)) is not None:
+            self._content.trees.setdefault(signature, found)
+        return self._content.trees.get(signature)
 
     def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
         self._content.trees[signature] = tree

@@ -1,5 +1,6 @@
 """`m5ws snapshot` in a workspace where nothing has moved: the answer is given again, and never where it is another."""
 
+import errno
 import gc
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 
 import m5ws.__main__
 from checkouts import git, write
-from m5ws import again
+from m5ws import again, spawn
 from m5ws.adapters import git_start
 from m5ws.operations import repeat
 from m5ws.repository import Repository, snapshots, trees
@@ -324,9 +325,12 @@ def test_more_data_than_is_looked_through_at_once_is_looked_at_each_time(
     tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = _place(tmp_path, "nothing")
-    monkeypatch.setattr(again, "_MOST_BYTES", 400)
+    monkeypatch.setattr(again, "MOST_FILES", 4)
     settle(root)
     time.sleep(2.1)
+    assert not any(ask(root, "snapshot").again for _ in range(5))
+    monkeypatch.setattr(again, "MOST_FILES", 10**6)
+    monkeypatch.setattr(again, "_MOST_BYTES", 400)
     assert not any(ask(root, "snapshot").again for _ in range(5))
 
 
@@ -344,6 +348,79 @@ def test_much_data_is_looked_at_side_by_side_and_any_file_of_it_is_seen(tmp_path
         assert not ask(root, "snapshot").again
         settle(root)
         assert [ask(root, "snapshot").again for _ in range(5)][4]
+
+
+def test_a_folder_that_is_another_while_it_is_looked_at_leaves_no_sure_note(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after, all is as it was; the answer is of the other."""
+    root = _place(tmp_path, "nothing")
+    settle(root)
+    time.sleep(2.1)
+    right = ask(root, "snapshot").out
+    note, before = repeat.note, again.before
+
+    def swapped(home: str) -> dict[again.Witness, bytes]:
+        seen = before(home)
+        _swapped(root / "far")
+        return seen
+
+    def back(*arguments: Any) -> None:
+        (root / "far").rename(root / "far-other")
+        (root / "far-before").rename(root / "far")
+        note(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(again, "before", swapped)
+        patch.setattr(repeat, "note", back)
+        for _ in range(6):
+            found = ask(root, "snapshot")
+            assert (found.out == right, found.again) == (False, False)
+    assert ask(root, "snapshot").out == right
+
+
+def test_many_folders_of_data_take_no_more_processes_than_one(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = _place(tmp_path, "nothing")
+    paths = [f"set-{number}" for number in range(70)]
+    for path in paths:
+        write(root, {f"{path}/a.bin": path, f"{path}/inner/b.bin": path})
+    _other(root, settings=f"[data]\npaths = {paths}\n".replace("'", '"'))
+    write(root, {".git/info/exclude": "/set-*\n/far*\nreqs\n"})
+    settle(root)
+    time.sleep(2.1)
+    assert [ask(root, "snapshot").again for _ in range(5)][4]
+    started, start = list[str](), spawn.start
+
+    def counted(program: str, *arguments: Any) -> spawn.Started:
+        started.append(os.path.basename(program))
+        return start(program, *arguments)
+
+    monkeypatch.setattr(spawn, "start", counted)
+    assert ask(root, "snapshot").again
+    assert started.count("find") <= 4
+    as_long("set-69/inner/b.bin", b"SET-69")(root)
+    assert not ask(root, "snapshot").again
+
+
+def test_what_was_begun_is_ended_where_more_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {f"{number}/a": "" for number in range(9)})
+    start, started = spawn.start, list[spawn.Started]()
+
+    def scarce(*arguments: Any) -> spawn.Started:
+        if len(started) == 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started.append(start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(spawn, "start", scarce)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="open files"):
+        again.Search([str(tmp_path)])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 @pytest.mark.parametrize("program", ["", "exit 1", "echo; exit 0"])
@@ -366,20 +443,23 @@ def test_without_a_find_that_tells_stamps_each_file_is_looked_at_each_time(
 
 
 def test_a_note_can_have_find_do_nothing_but_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its paths are used before it is known to be whole."""
+    """Its paths are used before it is known to be whole. Nor can it be waited for."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, {"kept": "x", "-delete": "x"})
     for path in ("-delete", "kept", ""):
         again.keep(str(tmp_path), [], [], b"", b"", {(again.BELOW, path): b""}, sure=True)
         assert again.Again(str(tmp_path)).answer([], list) is None
     assert (tmp_path / "kept").exists()
+    (tmp_path / again.NAME).unlink()
+    os.mkfifo(tmp_path / again.NAME)
+    assert again.Again(str(tmp_path)).answer([], list) is None
 
 
-def test_links_to_more_folders_than_are_looked_through_are_looked_at_each_time(
+def test_links_that_lead_further_than_is_looked_are_followed_each_time(
     tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = _place(tmp_path, "nothing")
-    monkeypatch.setattr(again, "_MOST_LINKED", 1)
+    monkeypatch.setattr(again, "_MOST_ROUNDS", 1)
     settle(root)
     time.sleep(2.1)
     assert not any(ask(root, "snapshot").again for _ in range(5))
