@@ -406,21 +406,29 @@ def test_many_folders_of_data_take_no_more_processes_than_one(
 
 def test_what_was_begun_is_ended_where_more_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {f"{number}/a": "" for number in range(9)})
-    start, started = spawn.start, list[spawn.Started]()
+    start, spawned = spawn.start, os.posix_spawn
+    pipes, children = list[str](), list[int]()
 
     def scarce(*arguments: Any) -> spawn.Started:
-        if len(started) == 3:
+        if len(pipes) == 3:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        started.append(start(*arguments))
-        return started[-1]
+        started = start(*arguments)
+        pipes.append(os.readlink(f"/proc/self/fd/{started.said}"))
+        return started
+
+    def noted(*arguments: Any, **options: Any) -> int:
+        children.append(spawned(*arguments, **options))
+        return children[-1]
 
     monkeypatch.setattr(spawn, "start", scarce)
-    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "posix_spawn", noted)
     with pytest.raises(OSError, match="open files"):
         again.Search([str(tmp_path)])
-    assert len(os.listdir("/proc/self/fd")) == len(before)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(pipes) == len(children) == 3
+    assert not {*pipes} & {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    for child in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
 
 
 @pytest.mark.parametrize("program", ["", "exit 1", "echo; exit 0"])
