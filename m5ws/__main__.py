@@ -18,6 +18,8 @@ def main() -> int:
     """Run the command line and return its exit status."""
     # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
     gc.set_threshold(_COLLECT_AFTER)
+    if sys.stdin is None or sys.stdout is None or sys.stderr is None:
+        _open_standard_streams()
     try:
         if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv) and _answered_ahead():
             return 0
@@ -29,6 +31,16 @@ def main() -> int:
     finally:
         # Python looks through all modules once more before it ends, which is a tenth of a short command's time.
         gc.freeze()
+
+
+def _open_standard_streams() -> None:
+    """Open the streams that this was started without (`>&-`): the next files opened would be taken for them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", errors="backslashreplace", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
 
 
 def _answered_ahead() -> bool:

@@ -82,6 +82,17 @@ def test_wrong_usage_is_status_2_with_a_way_to_help(m5: Any, place: Path, words:
     assert f"hint: `m5ws {words[0]} --help` shows how." in done.err
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_without_a_standard_stream_nothing_is_written_to_what_is_opened_in_its_place(
+    m5: Any, place: Path, closed: str
+) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "m5ws"]
+    for words in (["snapshot"], ["snapshot"], ["ls"], ["ls", "--json"]):
+        assert subprocess.run([*shell, *words], cwd=place, check=False).returncode == 0
+    assert subprocess.run([*shell, "show", "nothing"], cwd=place, check=False).returncode == 3
+    assert "1 snapshots and 0 runs: all are" in m5("fsck", "--read-data").out
+
+
 def test_outside_a_workspace_the_way_to_make_one_is_named(m5: Any, tmp_path: Path) -> None:
     done = m5("-C", tmp_path, "ls")
     assert done.status == 3
