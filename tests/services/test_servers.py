@@ -1,6 +1,6 @@
 """docs/reference/servers.md says what the servers do that are here: each cell is asked of the server itself.
 
-`python tests/services/test_servers.py` writes the cells anew.
+`PYTHONPATH=.:tests/support python tests/services/test_servers.py` writes the cells anew.
 """
 
 import re

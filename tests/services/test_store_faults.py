@@ -1,7 +1,7 @@
 """The S3 store over a way that breaks: everything succeeds with verified bytes, or fails with one clear error.
 
 A short sample in ordinary runs; all kinds of faults at all rates in `make soak`, which writes docs/soak.md. By hand:
-`python tests/services/test_store_faults.py --kind stall --rate 0.5 --operations 1000 --seed 7` prints seeds and counts.
+`PYTHONPATH=.:tests/support python tests/services/test_store_faults.py --kind stall --rate 0.5` prints seeds and counts.
 """
 
 import argparse
