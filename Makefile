@@ -22,6 +22,7 @@ $(stamp): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "m5ws needs Python 3.11 or newer: make PYTHON=…")'
 	$(PYTHON) -m venv $(if $(wildcard $(stamp)),,--clear) $(VENV)
 	rm -f $(stamp)
+	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --upgrade pip
 	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all,dev]'
 	touch $@
 

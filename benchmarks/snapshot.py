@@ -1,14 +1,16 @@
 """What a second `m5ws snapshot` of an unchanged workspace costs, beside tools that answer a like question.
 
-    python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--only TOOL …] [--json FILE]
+    python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--only TOOL …] [--s3] [--json FILE]
 
 Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with
 all untracked files, `m5ws snapshot` of the same, and of the same files as data that git ignores, and `dvc status` and
-`restic backup` where they are installed. CPU time, of the process and all that it starts, is steadier than the clock on
-a machine that others use too.
+`restic backup` where they are installed. With --s3 a Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw
+ceph-common), and m5ws is measured with its store there too, by https; the server shares this machine. CPU time, of the
+process and all that it starts, is steadier than the clock on a machine that others use too.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -19,12 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from store_tools import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 Row = dict[str, float]
 _M5WS = str(Path(sys.executable).with_name("m5ws"))
 TOOLS = ("git status", "git status -uall", "m5ws snapshot", "m5ws snapshot of data", "dvc status", "restic backup")
+_REMOTE = "store in S3"
 Command = tuple[Path, list[str]]
 """What is run, and where."""
 
@@ -40,11 +47,18 @@ def make_workspace(root: Path, files: int) -> None:
     _commit(root)
 
 
-def make_data_workspace(root: Path, files: Path) -> None:
+def make_copy(root: Path, files: Path, store: str) -> None:
+    """Write a workspace of the same files, with its store elsewhere."""
+    shutil.copytree(files, root, ignore=shutil.ignore_patterns(".git", ".m5ws"))
+    (root / "m5ws.toml").write_text(f'name = "benchmark"\n{store}')
+    _commit(root)
+
+
+def make_data_workspace(root: Path, files: Path, store: str = "") -> None:
     """Write a workspace with `files` as data that git ignores."""
     shutil.copytree(files, root / "data", ignore=shutil.ignore_patterns(".git", ".m5ws"))
     (root / "train.py").write_text("print(1)\n")
-    (root / "m5ws.toml").write_text('name = "benchmark"\n[data]\npaths = ["data"]\n')
+    (root / "m5ws.toml").write_text(f'name = "benchmark"\n[data]\npaths = ["data"]\n{store}')
     (root / ".gitignore").write_text(".m5ws/\n/data/\n")
     _commit(root)
 
@@ -54,7 +68,7 @@ def _commit(root: Path) -> None:
         subprocess.run(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", *command], cwd=root, check=True)
 
 
-def peers(root: Path, only: Sequence[str]) -> dict[str, Command]:
+def peers(root: Path, only: Sequence[str], server: Server | None) -> dict[str, Command]:
     """Return the commands to compare, by name; each is run thrice first, so that what it remembers is there."""
     commands: dict[str, Command] = {
         "git status": (root, ["git", "status"]),
@@ -64,6 +78,11 @@ def peers(root: Path, only: Sequence[str]) -> dict[str, Command]:
     if "m5ws snapshot of data" in only:
         make_data_workspace(root.parent / "with-data", root)
         commands["m5ws snapshot of data"] = root.parent / "with-data", [_M5WS, "snapshot"]
+    for name, make in (("m5ws snapshot", make_copy), ("m5ws snapshot of data", make_data_workspace)):
+        if server is not None and name in only:
+            place = root.parent / f"{make.__name__}-remote"
+            make(place, root, _remote(server, make.__name__.replace("_", "-")))
+            commands[f"{name}, {_REMOTE}"] = place, [_M5WS, "snapshot"]
     dvc = Path(sys.executable).with_name("dvc")
     if "dvc status" in only and dvc.exists():
         tracked = root.parent / "dvc"
@@ -75,7 +94,33 @@ def peers(root: Path, only: Sequence[str]) -> dict[str, Command]:
         repository = ["restic", "-r", str(root.parent / "restic"), "--insecure-no-password"]
         if subprocess.run([*repository, "init"], check=False, capture_output=True).returncode == 0:
             commands["restic backup"] = root, [*repository, "backup", "-q", "--exclude", ".git", str(root)]
-    return {name: command for name, command in commands.items() if name in only}
+    return {name: command for name, command in commands.items() if name.removesuffix(f", {_REMOTE}") in only}
+
+
+def _remote(server: Server, prefix: str) -> str:
+    return f"""[store]
+url = "s3://{server.bucket}/{prefix}"
+region = "us-east-1"
+endpoint_url = "{server.endpoint}"
+integrity = "crc64nvme"
+"""
+
+
+@contextlib.contextmanager
+def remote(folder: Path, wanted: bool) -> Iterator[Server | None]:
+    """Give a server of our own, where one is wanted."""
+    if not wanted:
+        yield None
+        return
+    from store import make_bucket
+
+    import ceph
+
+    with ceph.hold(folder) as server:
+        keys = server.users["admin"]
+        found = Server(server.secure_endpoint, "benchmark", keys.access_key, keys.secret_key, server.authority)
+        make_bucket(found)
+        yield found
 
 
 def measure(command: Command, environment: Mapping[str, str]) -> Row:
@@ -95,14 +140,16 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", default=TOOLS, choices=TOOLS)
+    parser.add_argument("--s3", action="store_true", help="measure m5ws with its store in S3 too")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, remote(Path(folder) / "ceph", arguments.s3) as server:
+        variables = server.environment if server is not None else {}
+        environment = {**os.environ, "DVC_NO_ANALYTICS": "1", **variables}
         root = Path(folder) / "workspace"
         make_workspace(root, arguments.files)
         first = measure((root, [_M5WS, "snapshot"]), environment)
-        commands = peers(root, ["git status", *arguments.only])
+        commands = peers(root, ["git status", *arguments.only], server)
         time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
         for command in 3 * [*commands.values()]:
             measure(command, environment)

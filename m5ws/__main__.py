@@ -14,8 +14,23 @@ _INTERRUPTED = 130
 """As `m5ws.cli` ends, which may not be imported yet (docs/reference/exit-codes.md)."""
 
 
+def program() -> int:
+    """As `main`, for a process that ends with it."""
+    status = _ahead()
+    if status == 0:
+        # There is nothing that Python would have to put in order, which takes milliseconds.
+        os._exit(status)
+    return _whole() if status is None else status
+
+
 def main() -> int:
     """Run the command line and return its exit status."""
+    status = _ahead()
+    return _whole() if status is None else status
+
+
+def _ahead() -> int | None:
+    """Prepare this process, and return an exit status if nothing is left to do."""
     # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
     gc.set_threshold(_COLLECT_AFTER)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
@@ -23,6 +38,13 @@ def main() -> int:
     try:
         if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv) and _answered_ahead():
             return 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return None
+
+
+def _whole() -> int:
+    try:
         from m5ws.cli import main as command_line
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -77,9 +99,8 @@ def _answered_ahead() -> bool:
     except OSError:
         # Nobody reads, or the disk is full: the whole command says what is to be said of that.
         return False
-    gc.freeze()
     return True
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

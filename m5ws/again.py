@@ -16,9 +16,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from m5ws.inquiry import Inquiry
+
 NAME = "again"
-FILE, OBJECT, FOLDER, BELOW = "file", "object", "folder", "below"
-"""What is asked of a path: its stamps, its length as an object, which folder it is, the stamps of all below it."""
+FILE, OBJECT, FOLDER, BELOW, BUCKET = "file", "object", "folder", "below", "bucket"
+"""What is asked of a path: its stamps, its length as an object, which folder it is, the stamps of all below it; and of
+an S3 server, an `inquiry.Inquiry` as text."""
 
 Witness = tuple[str, str]
 """What is asked, and of which path."""
@@ -106,15 +109,30 @@ class Again:
         return note if same else None
 
     def _is_as_seen(self, note: Note, search: "Search", said: "Callable[[], Iterable[bytes] | None]") -> bool:
+        inquiries = _inquiries(note.seen)
+        try:
+            return self._is_like(note, search, inquiries, said)
+        finally:
+            _stop(inquiries)
+
+    def _is_like(
+        self,
+        note: Note,
+        search: "Search",
+        inquiries: "Mapping[Witness, Inquiry]",
+        said: "Callable[[], Iterable[bytes] | None]",
+    ) -> bool:
         seen = _seen[self._home] = dict[Witness, bytes]()
         for witness, text in note.seen.items():
-            if witness[0] != BELOW:
+            if witness[0] not in (BELOW, BUCKET):
                 seen[witness] = _look(witness)[0]
                 if seen[witness] != text:
                     return False
         # What may take long comes last: after an edit it is git that knows.
         if (glance := said()) is None or _digest(glance) != note.told:
             return False
+        # A server's list is read while `find` works.
+        seen.update(_answers(inquiries))
         below = search.end()[0]
         seen.update((witness, below) for witness in note.seen if witness[0] == BELOW)
         return seen == note.seen
@@ -164,14 +182,46 @@ def look(witnesses: "Collection[Witness]") -> "tuple[dict[Witness, bytes], Itera
 
     Raises OSError, and Unclear where too much lies below them, or there is nothing to look with.
     """
-    search = Search(_below(witnesses))
+    inquiries = _inquiries(witnesses)
     try:
-        found = {witness: _look(witness) for witness in witnesses if witness[0] != BELOW}
-        found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), search.end())
+        search = Search(_below(witnesses))
+        try:
+            found = {witness: _look(witness) for witness in witnesses if witness[0] not in (BELOW, BUCKET)}
+            found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), search.end())
+        finally:
+            search.stop()
+        seen = {witness: text for witness, (text, _) in found.items()} | _answers(inquiries)
     finally:
-        search.stop()
-    seen = {witness: text for witness, (text, _) in found.items()}
+        _stop(inquiries)
     return seen, (changed_ns for _, changes_ns in found.values() for changed_ns in changes_ns)
+
+
+def _inquiries(witnesses: "Iterable[Witness]") -> "dict[Witness, Inquiry]":
+    """Begin to ask S3 servers what is asked of them. Raises OSError."""
+    asked = [witness for witness in witnesses if witness[0] == BUCKET]
+    if not asked:
+        return {}
+    from m5ws.inquiry import Inquiry
+
+    inquiries = {witness: Inquiry.read(witness[1]) for witness in asked}
+    try:
+        for inquiry in inquiries.values():
+            inquiry.begin()
+    except OSError:
+        _stop(inquiries)
+        raise
+    return inquiries
+
+
+def _answers(inquiries: "Mapping[Witness, Inquiry]") -> dict[Witness, bytes]:
+    """Wait for what servers say. Raises OSError."""
+    return {witness: _digest(inquiry.end()) for witness, inquiry in inquiries.items()}
+
+
+def _stop(inquiries: "Mapping[Witness, Inquiry]") -> None:
+    """End what nobody has waited for."""
+    for inquiry in inquiries.values():
+        inquiry.stop()
 
 
 def _look(witness: Witness) -> Sight:

@@ -84,13 +84,18 @@ def found(name: str, environment: "Mapping[str, str]", folder: str) -> str | Non
     return next((path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None)
 
 
-def start(program: str, words: list[str], environment: "Mapping[str, str]") -> Started:
-    """Start a program that reads nothing, says what it finds on stdout, and complains to nobody. Raises OSError."""
+def start(program: str, words: list[str], environment: "Mapping[str, str]", fed: bytes = b"") -> Started:
+    """Start a program that reads `fed`, says what it finds on stdout, and complains to nobody. Raises OSError.
+
+    What is fed is no more than a pipe holds.
+    """
     for descriptor in _inherited():
         os.set_inheritable(descriptor, False)
+    given = _holding(fed) if fed else None
     said, out = os.pipe()
+    reads = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        reads if given is None else (os.POSIX_SPAWN_DUP2, given, 0),
         (os.POSIX_SPAWN_DUP2, out, 1),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
     ]
@@ -103,6 +108,23 @@ def start(program: str, words: list[str], environment: "Mapping[str, str]") -> S
         raise
     finally:
         os.close(out)
+        if given is not None:
+            os.close(given)
+
+
+def _holding(fed: bytes) -> int:
+    """Return the end of a pipe that this can be read from."""
+    end, begin = os.pipe()
+    try:
+        os.set_blocking(begin, False)
+        if os.write(begin, fed) != len(fed):
+            raise BlockingIOError(len(fed), "more than a pipe holds")
+    except OSError:
+        os.close(end)
+        raise
+    finally:
+        os.close(begin)
+    return end
 
 
 def _widen(pipe: int) -> None:

@@ -61,7 +61,7 @@ def _taken_and_noted(context: click.Context) -> "Digest":
             return take(here, repo, None).id
         from m5ws.operations import repeat
 
-        repo, store = watched
+        repo, witnesses = watched
         source, found = _source(here), here.datasets()
         datasets = repeat.Datasets(found) if found is not None else None
         taken, said = _taken(here, repo, source, datasets, None)
@@ -70,7 +70,7 @@ def _taken_and_noted(context: click.Context) -> "Digest":
         )
         # A warning is to be given each time, by who finds that it is still called for.
         if not warned:
-            repeat.note(command, here.settings, taken, source, datasets, store.witnesses())
+            repeat.note(command, here.settings, taken, source, datasets, witnesses())
     return taken.id
 
 

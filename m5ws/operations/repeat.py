@@ -7,7 +7,7 @@ as it was before, by the list of the note before, and nothing changed so lately 
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +17,15 @@ from m5ws import again, place
 from m5ws.operations import parts, patterns
 from m5ws.operations.ahead import Ahead
 from m5ws.operations.snapshot import Captured
-from m5ws.ports import DatasetSource, SourceFile, TrackedDataset
+from m5ws.ports import DatasetSource, Glance, SourceFile, TrackedDataset
 from m5ws.repository.index import settled
 from m5ws.settings import Settings
 
 _PACKAGE = "m5ws"
+
+
+Watching = Callable[[], Sequence[Sequence[again.Witness]]]
+"""Tells what a store was asked, in each way in which it can be asked again."""
 
 
 class Datasets:
@@ -67,34 +71,36 @@ def note(
     taken: Captured,
     source: Ahead,
     datasets: Datasets | None,
-    store: Iterable[again.Witness] | None,
+    store: Iterable[Sequence[again.Witness]],
 ) -> None:
     """Note the answer of a command, if it can be told when it is another.
 
-    `store` is what was asked of the store, None where that cannot be asked again, or was written to.
+    `store` is what was asked of the store, in each way in which that can be asked again; the first that works is taken.
     """
     known = len(source.answers) == 1 and not source.looked
     glance = source.answers[0] if known else None
-    if glance is None or store is None or not taken.unchanged or not taken.annotated:
+    if glance is None or not taken.unchanged or not taken.annotated:
         return
     if taken.files > again.MOST_FILES:
         return
     if (datasets is not None and datasets.fetched) or not (command.out + command.err).isascii():
         return
     pinned = parts.roots(settings, ()) + tuple(datasets.paths if datasets is not None else ())
-    with suppress(OSError, again.Unclear):
-        seen, changes_ns = again.look([*_own(), *_workspace(command.home.parent, settings, pinned), *store])
-        sure = all(settled((0, changed_ns, changed_ns, 0), command.began_ns) for changed_ns in changes_ns)
-        sure = sure and all(command.before.get(witness) == text for witness, text in seen.items())
-        again.keep(
-            os.fspath(command.home),
-            command.arguments,
-            glance.said,
-            command.out.encode(),
-            command.err.encode(),
-            seen,
-            sure=sure,
-        )
+    own = [*_own(), *_workspace(command.home.parent, settings, pinned)]
+    # As it was asked the last time, where the same is to be asked: another way may have failed then.
+    for asked in sorted(store, key=lambda asked: not command.before.keys() >= {*asked}):
+        with suppress(OSError, again.Unclear):
+            _keep(command, glance, [*own, *asked])
+            return
+
+
+def _keep(command: Command, glance: Glance, witnesses: Sequence[again.Witness]) -> None:
+    """Note an answer that rests on these. Raises OSError, and again.Unclear."""
+    seen, changes_ns = again.look(witnesses)
+    sure = all(settled((0, changed_ns, changed_ns, 0), command.began_ns) for changed_ns in changes_ns)
+    sure = sure and all(command.before.get(witness) == text for witness, text in seen.items())
+    home, out, err = os.fspath(command.home), command.out.encode(), command.err.encode()
+    again.keep(home, command.arguments, glance.said, out, err, seen, sure=sure)
 
 
 def _workspace(root: Path, settings: Settings, pinned: Iterable[bytes]) -> Iterator[again.Witness]:

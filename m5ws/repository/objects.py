@@ -7,7 +7,7 @@ fresh bytes before that.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -87,6 +87,8 @@ class Objects:
         self.store = store
         self.format = form
         self.told = Told(store)
+        self.wanted: set[Digest] | None = None
+        """Where somebody wants to know it: which objects were looked for."""
         self._seen: set[Digest] = set()
         self._looking = looking
         self._began: frozenset[str] | None = None
@@ -162,9 +164,15 @@ class Objects:
         """Forget what was seen to be there: some of it has vanished."""
         self._seen.clear()
 
+    def note(self, digests: Iterable[Digest]) -> None:
+        """Note which objects are looked for, where somebody wants to know it."""
+        if self.wanted is not None:
+            self.wanted.update(digests)
+
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""
         self.begin()
+        self.note((digest,))
         found = self.store.stat(key(digest))
         if found is None:
             return False

@@ -142,18 +142,36 @@ class Connection:
             "expires_at": dt.datetime.now(dt.UTC) + _KEPT,
         }
 
+    @property
+    def authorities(self) -> str:
+        """The file of who vouches for the server, "" for the usual ones."""
+        return self._settings.authorities or ""
+
+    @property
+    def bucket_url(self) -> str:
+        """Where the bucket is, as requests name it."""
+        endpoint, virtual = self._endpoint()
+        return endpoint.rstrip("/") if virtual else f"{endpoint.rstrip('/')}/{self.location.bucket}"
+
+    def _endpoint(self) -> tuple[str, bool]:
+        """Return where requests go, and whether that names the bucket already."""
+        endpoint = self.location.options.endpoint_url or str(self.control.meta.endpoint_url)
+        split = urlsplit(endpoint)
+        # AWS asks for the bucket in the host's name; its certificate does not cover names with dots.
+        if (split.hostname or "").endswith(_AWS_HOSTS) and "." not in self.location.bucket:
+            return f"{split.scheme}://{self.location.bucket}.{split.netloc}", True
+        return endpoint, False
+
     def _data_client(self, limit_s: float, *, reading: bool) -> DataClient:
         options = self.location.options
-        endpoint = options.endpoint_url or str(self.control.meta.endpoint_url)
+        endpoint, virtual = self._endpoint()
         split = urlsplit(endpoint)
         if options.integrity == "unsigned" and split.scheme != "https":
             raise UsageError(
                 "[store] integrity = 'unsigned' needs https", hint="Over http nothing else would notice damaged bytes."
             )
-        # AWS asks for the bucket in the host's name; its certificate does not cover names with dots.
-        virtual = (split.hostname or "").endswith(_AWS_HOSTS) and "." not in self.location.bucket
         config: dict[str, Any] = {
-            "endpoint": f"{split.scheme}://{self.location.bucket}.{split.netloc}" if virtual else endpoint,
+            "endpoint": endpoint,
             "region": self.region,
             "virtual_hosted_style_request": virtual,
             # obstore reads variables of its own for these; both clients are to do the same.

@@ -1,9 +1,4 @@
-"""Credentials that environment variables alone decide, as in a container or a job: botocore is not loaded for those.
-
-In boto3's chain variables come first, and what else they leave open (a profile's region, its authorities, its
-endpoint) comes from two files. Where neither is there, the variables are all there is to know
-(https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
-"""
+"""Credentials that environment variables alone decide, as in a container or a job: botocore is not loaded for those."""
 
 import functools
 import os
@@ -11,13 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws import inquiry
 from m5ws.errors import UsageError
-
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-_TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
-_MORE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
-"""Variables that say that there is more to find than the keys."""
-_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +28,10 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
 
 def plain() -> Plain | None:
     """Return what the environment says, or None where more than it must be asked."""
-    access_key, secret_key = (os.environ.get(name) for name in _KEYS)
-    if not access_key or not secret_key or any(name in os.environ for name in _MORE):
+    keys = inquiry.keys(os.environ)
+    if keys is None:
         return None
-    if any(Path(os.environ.get(name, usual)).expanduser().is_file() for name, usual in _FILES.items()):
-        return None
-    token = next((value for name in _TOKENS if (value := os.environ.get(name))), None)
+    access_key, secret_key, token = keys
     return Plain(
         credentials=Credentials(access_key=access_key, secret_key=secret_key, token=token),
         here=os.environ.get("AWS_DEFAULT_REGION"),

@@ -24,20 +24,20 @@ class Watched(LocalStore):
         self._asked: set[again.Witness] = set()
         self.get(FORMAT)
 
-    def witnesses(self) -> list[again.Witness] | None:
+    def witnesses(self) -> list[list[again.Witness]]:
         """Return what tells whether the store would say the same: files by their stamps, objects by their length.
 
-        None if it was written to, or asked for too much.
+        There is one way, and none if it was written to, or asked for too much.
         """
         if not self._unmoved:
-            return None
+            return []
         folders = set[str]()
         for _, path in self._asked:
             folder = os.path.dirname(path)
             while len(folder) > len(self.url) and folder not in folders:
                 folders.add(folder)
                 folder = os.path.dirname(folder)
-        return [*sorted(self._asked), *((again.FOLDER, folder) for folder in sorted(folders))]
+        return [[*sorted(self._asked), *((again.FOLDER, folder) for folder in sorted(folders))]]
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._note(again.FILE, key)

@@ -79,6 +79,10 @@ class ScriptedS3:
         self._server.server_close()
 
 
+def _version(content: bytes) -> str:
+    return f'"{hashlib.md5(content).hexdigest()}"'
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     s3: ScriptedS3
     protocol_version = "HTTP/1.1"
@@ -180,7 +184,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if key in self.s3.checksums:
             name, _ = self.s3.checksums[key]
             kept = f"<ChecksumAlgorithm>{name}</ChecksumAlgorithm><ChecksumType>{self.s3.checksum_type}</ChecksumType>"
-        said = f"<Key>{path}</Key><Size>{len(self.s3.objects[key])}</Size>{kept}"
+        data = self.s3.objects[key]
+        said = f"<Key>{path}</Key><Size>{len(data)}</Size><ETag>{_version(data)}</ETag>{kept}"
         return f"<Contents>{said}<LastModified>2026-11-02T00:00:00.000Z</LastModified></Contents>"
 
     def _listing(self) -> bytes:
@@ -201,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes, extra: dict[str, str] | None = None, *, half: bool = False) -> None:
         self.send_response(status)
         self.send_header("Last-Modified", self.date_time_string(time.time()))
-        self.send_header("ETag", '"0"')
+        self.send_header("ETag", _version(body))
         self.send_header("Content-Length", str(len(body)))
         if self.s3.region:
             self.send_header("x-amz-bucket-region", self.s3.region)

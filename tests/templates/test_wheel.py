@@ -42,7 +42,7 @@ def test_commands_and_plug_ins_are_named(installed: Path) -> None:
     (entry_points,) = installed.glob("*.dist-info/entry_points.txt")
     parser = configparser.ConfigParser()
     parser.read(entry_points)
-    assert dict(parser["console_scripts"]) == {"m5ws": "m5ws.__main__:main"}
+    assert dict(parser["console_scripts"]) == {"m5ws": "m5ws.__main__:program"}
     assert dict(parser["mlflow.run_context_provider"]) == {"m5ws": "m5ws.adapters.mlflow_context:M5Context"}
 
 
