@@ -1,5 +1,7 @@
 """What a store in S3 costs: upload, no-op, bringing back, and an upload after a change, beside tools of the same job.
 
+The no-op is measured twice: right after the upload, and the third time, when all that a tool remembers is there.
+
     python benchmarks/store.py [--data large small] [--rounds 3] [--scale 1.0] [--rtt-ms 50] [--requests]
                                [--tls] [--dvc PROGRAM] [--aws PROGRAM]
                                [--endpoint URL --access-key … --secret-key … [--authority FILE]]
@@ -32,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 Row = dict[str, float]
 _SETTLING_S = 65.0
 _TOOLS = ("m5ws", "m5ws without cache", "raw limit", "dvc add+push", "restic", "aws s3 sync")
-_OPERATIONS = ("upload", "no-op", "materialise", "upload 1 % changed")
+_OPERATIONS = ("upload", "no-op", "no-op again", "materialise", "upload 1 % changed")
 
 
 def write_data(kind: str, folder: Path, scale: float) -> None:
@@ -86,6 +88,8 @@ def one_round(tool: Tool, place: Path, kind: str, around: "Around") -> dict[str,
     for operation in _OPERATIONS:
         if operation == "no-op":
             time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+        if operation == "no-op again":
+            tool.upload()  # the second finds, the third is told, that nothing has moved
         if operation == "upload 1 % changed":
             change_data(kind, place / "data")
         with around(operation):

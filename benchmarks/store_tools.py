@@ -96,7 +96,7 @@ class M5ws:
         self._m5ws("checkout", self._snapshot, str(target))
 
     def _m5ws(self, *words: str) -> str:
-        return call([sys.executable, "-m", "m5ws", "-q", *words], self._place, self._environment)
+        return call([str(Path(sys.executable).with_name("m5ws")), *words], self._place, self._environment)
 
 
 class M5wsWithoutCache(M5ws):

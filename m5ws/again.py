@@ -106,33 +106,23 @@ class Again:
         finally:
             if search is not None:
                 search.stop()
+        if same:
+            _seen.pop(self._home, None)
         return note if same else None
 
     def _is_as_seen(self, note: Note, search: "Search", said: "Callable[[], Iterable[bytes] | None]") -> bool:
+        seen = _seen[self._home] = dict[Witness, bytes]()
+        if not _look_here(note, seen):
+            return False
         inquiries = _inquiries(note.seen)
         try:
-            return self._is_like(note, search, inquiries, said)
+            # What may take long comes last: after an edit it is git that knows.
+            if (glance := said()) is None or _digest(glance) != note.told:
+                return False
+            # A server's list is read while `find` works.
+            seen.update(_answers(inquiries))
         finally:
             _stop(inquiries)
-
-    def _is_like(
-        self,
-        note: Note,
-        search: "Search",
-        inquiries: "Mapping[Witness, Inquiry]",
-        said: "Callable[[], Iterable[bytes] | None]",
-    ) -> bool:
-        seen = _seen[self._home] = dict[Witness, bytes]()
-        for witness, text in note.seen.items():
-            if witness[0] not in (BELOW, BUCKET):
-                seen[witness] = _look(witness)[0]
-                if seen[witness] != text:
-                    return False
-        # What may take long comes last: after an edit it is git that knows.
-        if (glance := said()) is None or _digest(glance) != note.told:
-            return False
-        # A server's list is read while `find` works.
-        seen.update(_answers(inquiries))
         below = search.end()[0]
         seen.update((witness, below) for witness in note.seen if witness[0] == BELOW)
         return seen == note.seen
@@ -142,19 +132,34 @@ _seen: dict[str, dict[Witness, bytes]] = {}
 """By the folder of a note, what this process saw before it read anything."""
 
 
-def before(home: str) -> dict[Witness, bytes]:
+def before(home: str, arguments: "Sequence[str]") -> dict[Witness, bytes]:
     """Return what was to be seen of all that is noted before anything was read, as far as that can be told.
 
-    Where something was seen to have moved, the answer is likely to be another: the rest is not looked at.
+    Where something was seen to have moved, the answer is likely to be another: the rest is not looked at. No server is
+    asked that was another's: it may be none of those that this command would sign a request for.
     """
     seal, note = _note(home)
     seen = _seen.pop(home, None)
     if seen is not None or note is None or seal != _digest([note.content()]):
         return seen or {}
+    seen = {}
     try:
-        return look(note.seen)[0]
+        remote = any(kind == BUCKET for kind, _ in note.seen)
+        if not (remote and note.asked != _digest([_asked(arguments)])) and _look_here(note, seen):
+            seen = look(note.seen)[0]
     except (OSError, Unclear):
         return {}
+    return seen
+
+
+def _look_here(note: Note, seen: dict[Witness, bytes]) -> bool:
+    """Look at what is to be seen at once, until something is not as noted; return whether all is."""
+    for witness, text in note.seen.items():
+        if witness[0] not in (BELOW, BUCKET):
+            seen[witness] = _look(witness)[0]
+            if seen[witness] != text:
+                return False
+    return True
 
 
 def keep(
@@ -186,13 +191,15 @@ def look(witnesses: "Collection[Witness]") -> "tuple[dict[Witness, bytes], Itera
     try:
         search = Search(_below(witnesses))
         try:
+            # A server that does not answer need not be waited for by `find`.
+            answers = _answers(inquiries)
             found = {witness: _look(witness) for witness in witnesses if witness[0] not in (BELOW, BUCKET)}
             found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), search.end())
         finally:
             search.stop()
-        seen = {witness: text for witness, (text, _) in found.items()} | _answers(inquiries)
     finally:
         _stop(inquiries)
+    seen = {witness: text for witness, (text, _) in found.items()} | answers
     return seen, (changed_ns for _, changes_ns in found.values() for changed_ns in changes_ns)
 
 

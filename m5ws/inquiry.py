@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 OBJECT, FILE, BELOW = "object", "file", "below"
-"""What is asked of a key: its length, its length and its version, those of all keys that begin with it."""
+"""What is asked of a key: its length, its length and its version, those of all keys that begin with it.
+
+What is asked for by itself is to be there, and an object to have a least length: else there is no answer.
+"""
 WHOLE, EACH = "whole", "each"
 """How a bucket is asked: by one list of all that is below the prefix, or for each object by itself."""
 MOST_LISTED = 1000
@@ -27,7 +30,7 @@ _PIPE_BYTES = 65_536
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/:")
 """What URL and signature write alike, in paths."""
 _EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-_PATIENCE = ("connect-timeout = 2", "max-time = 5")
+_CONNECT_S, _LIMIT_S = 2, 5
 _PARTED = b"\n--m5ws--\n"
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
@@ -38,8 +41,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 Keys = tuple[str, str, str | None]
 """The access key, the secret key, and a session's token."""
-Question = tuple[str, str]
-"""What is asked, and of which key."""
+Question = tuple[str, str, int]
+"""What is asked, of which key, and the least length in bytes."""
 
 
 class Unanswered(OSError):
@@ -73,27 +76,31 @@ class Inquiry:
     ) -> None:
         self._how, self._url, self._prefix, self._region, self._authority = how, url, prefix, region, authority
         self._asked = sorted(asked)
-        self._each = list(dict.fromkeys(key for kind, key in self._asked if kind != BELOW)) if how == EACH else []
-        self._lists = [key for kind, key in self._asked if kind == BELOW] if how == EACH else [""]
+        self._each = list(dict.fromkeys(key for kind, key, _ in self._asked if kind != BELOW)) if how == EACH else []
+        self._lists = [key for kind, key, _ in self._asked if kind == BELOW] if how == EACH else [""]
         self._working: list[spawn.Started] = []
 
     def text(self) -> str:
         """Return it as text, as `read` takes it."""
-        lines = (f"{kind} {key}" for kind, key in self._asked)
+        lines = (f"{kind} {least_bytes} {key}" for kind, key, least_bytes in self._asked)
         return "\n".join((self._how, self._url, self._prefix, self._region, self._authority, *lines))
 
     @classmethod
     def read(cls, text: str) -> "Inquiry":
-        """Read back what `text` made. Raises ValueError."""
-        how, url, prefix, region, authority, *lines = text.split("\n")
-        questions = (line.partition(" ") for line in lines)
-        return cls(how, url, prefix, region, authority, [(kind, key) for kind, _, key in questions])
+        """Read back what `text` made. Raises Unanswered."""
+        try:
+            how, url, prefix, region, authority, *lines = text.split("\n")
+            questions = [(kind, key, int(least)) for kind, least, key in (line.split(" ") for line in lines)]
+        except ValueError as error:
+            raise Unanswered from error
+        return cls(how, url, prefix, region, authority, questions)
 
     def begin(self) -> None:
         """Begin to ask. Raises Unanswered, and OSError."""
         signing = keys(os.environ)
         program = spawn.found("curl", os.environ, os.getcwd())
-        if signing is None or program is None or len(self._each) > _MOST_EACH or not self._is_plain():
+        many = len(self._each) > _MOST_EACH if self._how == EACH else len(self._asked) > MOST_LISTED
+        if signing is None or program is None or many or not self._is_plain():
             raise Unanswered
         if any(os.environ.get(name) for proxy in _PROXIES for name in (proxy, proxy.upper())):
             raise Unanswered
@@ -109,7 +116,7 @@ class Inquiry:
     def end(self) -> "list[bytes]":
         """Wait, and return what there is to be seen of each question. Raises Unanswered, and OSError."""
         working, self._working = self._working, []
-        said = spawn.ends(working, _MOST_BYTES)
+        said = spawn.ends(working, _MOST_BYTES, _LIMIT_S)
         if said is None:
             raise Unanswered
         try:
@@ -129,24 +136,29 @@ class Inquiry:
     def _answered(
         self, question: Question, listed: "Mapping[str, bytes]", told: "Mapping[str, bytes]"
     ) -> "Iterator[bytes]":
-        kind, key = question
+        kind, key, least_bytes = question
         path = self._prefix + key
         if kind == BELOW:
             yield from (b"%b %b" % (found.encode(), is_) for found, is_ in listed.items() if found.startswith(path))
             return
-        found = told[f"{self._url}/{path}"] if self._how == EACH else listed.get(path, b"absent")
-        yield found.partition(b" ")[0] if kind == OBJECT else found
+        found = told[f"{self._url}/{path}"] if self._how == EACH else listed.get(path)
+        size_bytes = found.partition(b" ")[0] if found is not None else b""
+        # That it was absent, or short, before a command and after it does not mean that it was so in between.
+        if found is None or int(size_bytes) < least_bytes:
+            raise Unanswered
+        yield size_bytes if kind == OBJECT else found
 
     def _is_plain(self) -> bool:
         scheme, _, rest = self._url.partition("://")
-        text = f"{rest}/{self._prefix}{''.join(key for _, key in self._asked)}{self._region}"
-        return scheme in ("http", "https") and _PLAIN.issuperset(text)
+        text = f"{rest}/{self._prefix}{''.join(key for _, key, _ in self._asked)}{self._region}"
+        return scheme in ("http", "https") and _PLAIN.issuperset(text) and self._authority.isprintable()
 
     def _common(self, signing: Keys) -> list[str]:
         access, secret, token = signing
         lines = [
             "silent",
-            *_PATIENCE,
+            f"connect-timeout = {_CONNECT_S}",
+            f"max-time = {_LIMIT_S}",
             f"user = {_quoted(f'{access}:{secret}')}",
             f'aws-sigv4 = "aws:amz:{self._region}:s3"',
             f'header = "x-amz-content-sha256: {_EMPTY_SHA256}"',
@@ -186,15 +198,12 @@ def _quoted(text: str) -> str:
 
 
 def _told(said: bytes) -> "Iterator[tuple[str, bytes]]":
-    """Yield of each object that was asked for its URL, and its length and version, or that it is absent."""
+    """Yield of each object that was asked for its URL, and its length and version. Raises ValueError."""
     for line in said.split(b"\n")[:-1]:
         status, length, version, url = line.split(b" ")
-        if status == b"404":
-            yield url.decode(), b"absent"
-        elif status == b"200" and length.isdigit() and version:
-            yield url.decode(), b"%b %b" % (length, version)
-        else:
+        if status != b"200" or not length.isdigit() or not version:
             raise ValueError(line)
+        yield url.decode(), b"%b %b" % (length, version)
 
 
 def _listed(said: bytes, lists: int) -> "Iterator[tuple[str, bytes]]":
@@ -225,7 +234,7 @@ class _Page:
         parser.EndElementHandler = self._ended
         try:
             parser.Parse(text, True)
-        except (ExpatError, KeyError) as error:
+        except (ExpatError, LookupError) as error:
             raise ValueError("no list of objects") from error
         whole = self._texts.get("IsTruncated") == "false"
         if not whole or self._texts.get("KeyCount", str(len(self.found))) != str(len(self.found)):

@@ -54,27 +54,36 @@ class Started:
         return not child, os.waitstatus_to_exitcode(status)
 
 
-def ends(programs: "Sequence[Started]", most_bytes: int) -> list[bytes] | None:
+def ends(programs: "Sequence[Started]", most_bytes: int, limit_s: float | None = None) -> list[bytes] | None:
     """Wait for programs that work side by side; return what each said.
 
-    None if one failed, or if they say more than `most_bytes`: then they are stopped.
+    None if one failed, or if they say more than `most_bytes` or take longer than `limit_s`: then they are stopped.
     """
     import select
+    import time
 
     said: dict[int, list[bytes]] = {program.said: [] for program in programs}
     waiting, left = select.poll(), {*said}
     for descriptor in said:
         waiting.register(descriptor)
-    while left and most_bytes >= 0:
-        for descriptor, _ in waiting.poll():
-            if piece := os.read(descriptor, _PIECE_BYTES):
-                said[descriptor].append(piece)
-                most_bytes -= len(piece)
-            else:
-                waiting.unregister(descriptor)
-                left.remove(descriptor)
-    failed = [program.stop() if program.said in left else program.ended() for program in programs]
-    return None if any(failed) else [b"".join(pieces) for pieces in said.values()]
+    until_s = None if limit_s is None else time.monotonic() + limit_s
+    try:
+        while left and most_bytes >= 0:
+            wait_ms = None if until_s is None else max(0.0, 1e3 * (until_s - time.monotonic()))
+            ready = waiting.poll(wait_ms)
+            if not ready:
+                break
+            for descriptor, _ in ready:
+                if piece := os.read(descriptor, _PIECE_BYTES):
+                    said[descriptor].append(piece)
+                    most_bytes -= len(piece)
+                else:
+                    waiting.unregister(descriptor)
+                    left.remove(descriptor)
+    finally:
+        # Also where this is interrupted.
+        failed = [program.stop() if program.said in left else program.ended() for program in programs]
+    return None if left or any(failed) else [b"".join(pieces) for pieces in said.values()]
 
 
 def found(name: str, environment: "Mapping[str, str]", folder: str) -> str | None:
@@ -91,15 +100,15 @@ def start(program: str, words: list[str], environment: "Mapping[str, str]", fed:
     """
     for descriptor in _inherited():
         os.set_inheritable(descriptor, False)
-    given = _holding(fed) if fed else None
     said, out = os.pipe()
-    reads = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    actions = [
-        reads if given is None else (os.POSIX_SPAWN_DUP2, given, 0),
-        (os.POSIX_SPAWN_DUP2, out, 1),
-        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-    ]
+    given = -1
     try:
+        given = _holding(fed) if fed else os.open(os.devnull, os.O_RDONLY)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, given, 0),
+            (os.POSIX_SPAWN_DUP2, out, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
         _widen(out)
         child = os.posix_spawn(program, words, environment, file_actions=actions, setsigdef=_DEFAULTS)
         return Started(child, said)
@@ -108,7 +117,7 @@ def start(program: str, words: list[str], environment: "Mapping[str, str]", fed:
         raise
     finally:
         os.close(out)
-        if given is not None:
+        if given >= 0:
             os.close(given)
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from m5ws.operations.ahead import Ahead
     from m5ws.operations.snapshot import Captured
     from m5ws.ports import DatasetSource
-    from m5ws.records import Digest
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -36,7 +35,7 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
       m5ws snapshot -m "warm-up of 200 steps"
     """
     if sys.argv[1:] == [context.info_name] and message is None and not dry_run and not as_json:
-        return click.echo(_taken_and_noted(context))
+        return _say_and_note(context)
     here = names.workspace(context)
     taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else click.echo(taken.id)
@@ -47,31 +46,32 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     return _taken(here, repo, _source(here), here.datasets(), message, dry_run=dry_run)[0]
 
 
-def _taken_and_noted(context: click.Context) -> "Digest":
-    """Take a snapshot and return its id; note the answer, where it can be given again (docs/design/0013)."""
+def _say_and_note(context: click.Context) -> None:
+    """Take a snapshot and print its id; note the answer, where it can be given again (docs/design/0013)."""
     from m5ws import again, place
 
     # What is noted is held against what was there before anything was read.
     began_ns, root = time.time_ns(), place.nearest(os.getcwd())
-    before = again.before(os.path.join(root, place.STATE)) if root is not None else {}
+    before = again.before(os.path.join(root, place.STATE), sys.argv[1:]) if root is not None else {}
     with output.warnings() as warned:
         here = names.workspace(context)
         repo = here.repository(create=True)
         if (watched := here.watched(repo)) is None:
-            return take(here, repo, None).id
+            return click.echo(take(here, repo, None).id)
         from m5ws.operations import repeat
 
         repo, witnesses = watched
         source, found = _source(here), here.datasets()
         datasets = repeat.Datasets(found) if found is not None else None
         taken, said = _taken(here, repo, source, datasets, None)
+        click.echo(taken.id)
         command = repeat.Command(
             home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
         )
         # A warning is to be given each time, by who finds that it is still called for.
         if not warned:
             repeat.note(command, here.settings, taken, source, datasets, witnesses())
-    return taken.id
+    return None
 
 
 def _source(here: "Workspace") -> "Ahead":

@@ -7,7 +7,7 @@ fresh bytes before that.
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -87,8 +87,8 @@ class Objects:
         self.store = store
         self.format = form
         self.told = Told(store)
-        self.wanted: set[Digest] | None = None
-        """Where somebody wants to know it: which objects were looked for."""
+        self.wanted: dict[Digest, int] | None = None
+        """Where somebody wants to know it: which objects were looked for or read, and of what least length."""
         self._seen: set[Digest] = set()
         self._looking = looking
         self._began: frozenset[str] | None = None
@@ -164,15 +164,16 @@ class Objects:
         """Forget what was seen to be there: some of it has vanished."""
         self._seen.clear()
 
-    def note(self, digests: Iterable[Digest]) -> None:
-        """Note which objects are looked for, where somebody wants to know it."""
+    def note(self, needs: Mapping[Digest, int]) -> None:
+        """Note which objects are looked for or read, and of what least length, where somebody wants to know it."""
         if self.wanted is not None:
-            self.wanted.update(digests)
+            for digest, size_bytes in needs.items():
+                self.wanted[digest] = max(size_bytes, self.wanted.get(digest, 0))
 
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""
         self.begin()
-        self.note((digest,))
+        self.note({digest: size_bytes or 0})
         found = self.store.stat(key(digest))
         if found is None:
             return False
@@ -182,6 +183,7 @@ class Objects:
 
     def get(self, digest: Digest) -> bytes:
         """Return an object's bytes, verified; what is damaged is read again. Raises NotFound, CorruptObject."""
+        self.note({digest: 0})
         for data in self._readings(key(digest)):
             if self.digest(data) == digest:
                 return data
@@ -189,6 +191,7 @@ class Objects:
 
     def read(self, part: Slice) -> bytes:
         """Return a slice's bytes, verified by its own digest, as `get` does. Raises NotFound, CorruptObject."""
+        self.note({part.object: part.offset + part.size_bytes})
         whole = part.object == part.digest
         where = (key(part.object),) if whole else (key(part.object), part.offset, part.size_bytes)
         for data in self._readings(*where):
@@ -202,6 +205,7 @@ class Objects:
         No byte is handed on beyond `size_bytes`, where that is known; what was is handed on again, from offset 0, where
         it was damaged. Raises NotFound, CorruptObject, and what `write` raises.
         """
+        self.note({digest: size_bytes or 0})
         if isinstance(self.store, Flowing):
             arriving = _Arriving(self.hasher(), digest, size_bytes, write)
             with suppress(_Damaged):
@@ -213,6 +217,7 @@ class Objects:
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, read once; each is verified by its own digest. Raises as `read`."""
+        self.note({pack: 0})
         wrong: Slice | None = None
         for data in self._readings(key(pack)):
             found, wrong = self._cut(data, parts)

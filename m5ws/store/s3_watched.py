@@ -1,6 +1,6 @@
 """A store in S3 that notes what it is asked, so that the same questions can be asked again without it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from m5ws import again, inquiry
 from m5ws.ports import Buffer, ObjectStat
@@ -20,55 +20,49 @@ def watched(repo: Repository) -> tuple[Repository, Callable[[], list[list[again.
     assert isinstance(inner, S3Store)
     noting = S3Watched(inner)
     repo = repo.through(store.before(noting) if isinstance(store, Cached) else noting)
-    repo.objects.wanted = wanted = set[Digest]()
+    repo.objects.wanted = wanted = dict[Digest, int]()
     return repo, lambda: noting.witnesses(wanted)
 
 
 class S3Watched(S3Store):
     """`S3Store` on a store that was joined, by the same connection.
 
-    Which of many objects were wanted is told by `repository.Objects`, which asks for them.
+    Which objects were wanted is told by `repository.Objects`, which asks for them: of many a cache has a copy.
     """
 
     def __init__(self, store: S3Store) -> None:
         super().__init__(store.location, connection=store.connection)
         self._unmoved = True
         # Asked before this began.
-        self._asked: set[inquiry.Question] = {(inquiry.FILE, FORMAT), (inquiry.BELOW, plans.PREFIX)}
+        self._asked: set[tuple[str, str]] = {(inquiry.FILE, FORMAT), (inquiry.BELOW, plans.PREFIX)}
 
-    def witnesses(self, wanted: Iterable[Digest]) -> list[list[again.Witness]]:
-        """Return what tells whether the store would say the same, in ways of which each does; the first to try first.
+    def witnesses(self, wanted: Mapping[Digest, int]) -> list[list[again.Witness]]:
+        """Return what tells whether the store would say the same, in two ways; the first is the cheaper one.
 
-        `wanted` is which objects were to be there. No way if the store was written to.
+        `wanted` is which objects were to be there, and of what least length. No way if the store was written to.
         """
         if not self._unmoved:
             return []
-        asked = [*self._asked, *((inquiry.OBJECT, object_key(digest)) for digest in wanted)]
-        server = (self.connection.bucket_url, self.location.prefix, self.connection.region)
-        inquiries = (
-            inquiry.Inquiry(how, *server, self.connection.authorities, asked) for how in (inquiry.WHOLE, inquiry.EACH)
-        )
+        objects = ((inquiry.OBJECT, object_key(digest), size_bytes) for digest, size_bytes in wanted.items())
+        asked = [*((kind, key, 0) for kind, key in self._asked), *objects]
+        server = (self.connection.bucket_url, self.location.prefix, self.connection.region, self.connection.authorities)
+        inquiries = (inquiry.Inquiry(how, *server, asked) for how in (inquiry.WHOLE, inquiry.EACH))
         return [[(again.BUCKET, one.text())] for one in inquiries]
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._asked.add((_kind(key), key))
+        self._note(inquiry.FILE, key)
         return super().get(key, start, length)
 
-    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        self._asked.add((_kind(key), key))
-        super().flow(key, sink)
-
     def stat(self, key: str) -> ObjectStat | None:
-        self._asked.add((inquiry.OBJECT, key))
+        self._note(inquiry.FILE, key)
         return super().stat(key)
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        self._asked.add((inquiry.BELOW, prefix))
+        self._note(inquiry.BELOW, prefix)
         return super().names(prefix)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        if not prefix.startswith(_OBJECTS):
-            self._asked.add((inquiry.BELOW, prefix))
+        self._note(inquiry.BELOW, prefix)
         return super().list(prefix)
 
     def create(self, key: str, data: Buffer) -> None:
@@ -79,6 +73,6 @@ class S3Watched(S3Store):
         self._unmoved = False
         super().delete(key)
 
-
-def _kind(key: str) -> str:
-    return inquiry.OBJECT if key.startswith(_OBJECTS) else inquiry.FILE
+    def _note(self, kind: str, key: str) -> None:
+        if not key.startswith(_OBJECTS):
+            self._asked.add((kind, key))

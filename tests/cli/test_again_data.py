@@ -56,8 +56,8 @@ def test_a_folder_that_is_another_while_it_is_looked_at_leaves_no_sure_note(
     right = ask(root, "snapshot").out
     note, before = repeat.note, again.before
 
-    def swapped(home: str) -> dict[again.Witness, bytes]:
-        seen = before(home)
+    def swapped(*arguments: Any) -> dict[again.Witness, bytes]:
+        seen = before(*arguments)
         swap(root / "far")
         return seen
 

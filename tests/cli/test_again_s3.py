@@ -7,18 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ceph import Ceph
 from checkouts import git, write
 from m5ws import again, inquiry, spawn
+from m5ws.operations import repeat
 from m5ws.repository import Repository
 from m5ws.store.s3 import S3Store
 from m5ws.store.s3_location import parse
 from noted_answers import Ask
 from s3_client import connect, fresh_bucket
 from s3_servers import S3Server
+from scripted_s3 import ScriptedS3
 from settling import settle
 from tests.conftest import loud_skip
 
@@ -145,6 +148,80 @@ def test_what_was_damaged_is_not_overlooked(
     with pytest.raises(AssertionError):
         ask(place.root, "snapshot")
     assert "error: " in capfd.readouterr().err
+
+
+def test_what_came_and_went_while_it_was_asked_for_is_not_noted(
+    place: Place, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is gone before a command and after it, and there while it works."""
+    first = _noted(place, ask)
+    (key,) = (key for key in place.keys("objects/") if first.strip() in key)
+    content = place.store.get(key)
+    (place.root / ".m5ws" / again.NAME).unlink()
+    ask(place.root, "snapshot")
+    before, note = again.before, repeat.note
+
+    def come(*arguments: Any) -> dict[again.Witness, bytes]:
+        place.store.delete(key)
+        seen = before(*arguments)
+        place.store.create(key, content)
+        return seen
+
+    def gone(*arguments: Any) -> None:
+        place.store.delete(key)
+        note(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(again, "before", come)
+        patch.setattr(repeat, "note", gone)
+        assert ask(place.root, "snapshot").out == first
+    found = ask(place.root, "snapshot")
+    assert (found.out, found.again) == (first, False)
+    assert Repository.open(S3Store(place.store.location)).objects.has(first.strip())
+
+
+def test_what_a_copy_on_this_machine_answered_is_asked_of_the_store(
+    place: Place, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset that is pinned and not checked out is known by a tree that the cache holds."""
+    pin = "outs:\n- md5: 5d41402abc4b2a76b9719d911017c592\n  path: known\n  hash: md5\n"
+    write(place.root, {"known": "hello", "known.dvc": pin, ".gitignore": "data\n.m5ws\n/known\n"})
+    git(place.root, "add", ".")
+    git(place.root, "commit", "-q", "-m", "pinned")
+    _noted(place, ask)
+    (place.root / "known").unlink()
+    _noted(place, ask)
+    asked = _note(place)
+    held = [path.name for path in (tmp_path / "cache" / "m5ws" / "objects").rglob("*") if path.is_file()]
+    there = [key for key in place.keys("objects/") if key.rpartition("/")[2] in held]
+    missing = [key for key in there if key.encode() not in asked]
+    for key in missing:
+        # What the note does not ask for, the whole command does not need.
+        place.store.delete(key)
+    shutil.rmtree(tmp_path / "cache" / "m5ws" / "objects")
+    found, whole = ask(place.root, "snapshot"), ask(place.root, "-C", ".", "snapshot")
+    assert found.again and found.out == whole.out
+
+
+def test_another_s_server_is_not_asked(place: Place, ask: Ask, s3_server: S3Server) -> None:
+    _noted(place, ask)
+    settings = (place.root / "m5ws.toml").read_text()
+    with ScriptedS3() as old:
+        # A note from before, of a server that settings name no more, and other variables.
+        note = again.Note.read(_note(place).split(b"\0", 2)[2])
+        moved = {
+            (kind, path.replace(s3_server.endpoint, old.endpoint)): text for (kind, path), text in note.seen.items()
+        }
+        assert moved.keys() != note.seen.keys()
+        for asked in (note.asked, b"another"):
+            content = again.Note(
+                sure=True, asked=asked, told=note.told, out=note.out, err=note.err, seen=moved
+            ).content()
+            sealed = b"\0".join((again._FORM, again._digest([content]), content))
+            (place.root / ".m5ws" / again.NAME).write_bytes(sealed)
+            write(place.root, {"m5ws.toml": settings + ("\n" if asked == note.asked else "")})
+            assert not ask(place.root, "snapshot").again
+            assert not old.requests
 
 
 def test_one_request_is_enough_and_the_secret_is_nowhere(
