@@ -10,11 +10,11 @@ import os
 import stat
 import sys
 
-from m5ws import spawn
+from m5ws.search import ABSENT, Search, Unclear, stamps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from m5ws.inquiry import Inquiry
 
@@ -28,25 +28,9 @@ Witness = tuple[str, str]
 Sight = tuple[bytes, "Iterable[int]"]
 """What is to be seen, and when that changed (nanoseconds; not told where it does not matter)."""
 _FORM = b"m5ws again 1"
-_ABSENT = "absent"
 _PASSING = frozenset(("OLDPWD", "SHLVL", "_"))
-_SHOWN = r"%y %m %s %T@ %C@ %i %D %p\0"
-"""Of each file what changes with it, the times to the nanosecond, and at its end the path."""
-_LINK = b"l"
-_NEVER = (".git", ".m5ws")
-_FIND = ("(", "-name", _NEVER[0], "-o", "-name", _NEVER[1], ")", "-prune", "-o", "-printf", _SHOWN)
 MOST_FILES = 100_000
 """To look through so many takes a third of a second, in which what a command finds of them is not much further."""
-_MOST_BYTES = 32 * 2**20
-"""What `find` says of so many, and more."""
-_MOST_ROUNDS = 64
-"""Folders that links lead to are looked through after what the links lie in."""
-_MOST_DEALT = 1000
-_SIDE_BY_SIDE = 4
-
-
-class Unclear(Exception):
-    """Below this path is more than a note is for."""
 
 
 class Note:
@@ -123,7 +107,7 @@ class Again:
             seen.update(_answers(inquiries))
         finally:
             _stop(inquiries)
-        below = search.end()[0]
+        below = _digest(search.end()[0])
         seen.update((witness, below) for witness in note.seen if witness[0] == BELOW)
         return seen == note.seen
 
@@ -194,13 +178,15 @@ def look(witnesses: "Collection[Witness]") -> "tuple[dict[Witness, bytes], Itera
             # A server that does not answer need not be waited for by `find`.
             answers = _answers(inquiries)
             found = {witness: _look(witness) for witness in witnesses if witness[0] not in (BELOW, BUCKET)}
-            found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), search.end())
+            shown, changes_ns = search.end()
+            below = _digest(shown), changes_ns
+            found |= dict.fromkeys((witness for witness in witnesses if witness[0] == BELOW), below)
         finally:
             search.stop()
     finally:
         _stop(inquiries)
     seen = {witness: text for witness, (text, _) in found.items()} | answers
-    return seen, (changed_ns for _, changes_ns in found.values() for changed_ns in changes_ns)
+    return seen, (changed_ns for _, dates in found.values() for changed_ns in dates)
 
 
 def _inquiries(witnesses: "Iterable[Witness]") -> "dict[Witness, Inquiry]":
@@ -234,16 +220,16 @@ def _stop(inquiries: "Mapping[Witness, Inquiry]") -> None:
 def _look(witness: Witness) -> Sight:
     kind, path = witness
     if kind == FILE:
-        text, changed_ns, _ = _file(path)
+        text, changed_ns, _ = stamps(path)
         return os.fsencode(text), (changed_ns,)
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return _ABSENT.encode(), ()
+        return ABSENT.encode(), ()
     if kind == OBJECT:
         return f"{stat.S_IFMT(found.st_mode)} {found.st_size}".encode(), ()
     if stat.S_ISLNK(found.st_mode):
-        text, changed_ns, _ = _file(path)
+        text, changed_ns, _ = stamps(path)
         return os.fsencode(text), (changed_ns,)
     # It may hold other files than when it was noted; but that it was another one for a while is seen from its date.
     return f"{stat.S_IFMT(found.st_mode)} {found.st_ino} {found.st_dev}".encode(), (found.st_ctime_ns,)
@@ -251,112 +237,6 @@ def _look(witness: Witness) -> Sight:
 
 def _below(witnesses: "Iterable[Witness]") -> list[str]:
     return [path for kind, path in witnesses if kind == BELOW]
-
-
-class Search:
-    """Looks at all below some paths, by several `find`: Python takes twice as long, and can do nothing else then."""
-
-    def __init__(self, paths: "Sequence[str]") -> None:
-        """Begin. Raises OSError, and Unclear where there is no `find`."""
-        self._paths = paths
-        self._at_work = _begun(paths)
-
-    def end(self) -> Sight:
-        """Return what there is to be seen. Raises OSError, and Unclear where it is too much, or `find` failed."""
-        seen, dates = list[bytes](), list["Iterable[int]"]()
-        folders, known, left_bytes = [*self._paths], {*self._paths}, _MOST_BYTES
-        for _ in range(_MOST_ROUNDS):
-            for folder in folders:
-                text, changed_ns, _ = _file(folder)
-                seen.append(os.fsencode(text))
-                dates.append((changed_ns,))
-            at_work, self._at_work = self._at_work, []
-            below = spawn.ends(at_work, left_bytes)
-            if below is None or not all(map(_is_told, below)):
-                raise Unclear(folders)
-            folders = []
-            for shown in below:
-                left_bytes -= len(shown)
-                seen.append(shown)
-                dates.append(_dates(shown))
-                for end in _linked(shown, seen, dates):
-                    if end not in known:
-                        known.add(end)
-                        folders.append(end)
-            if not folders:
-                return _digest(seen), (date for some in dates for date in some)
-            self._at_work = _begun(folders)
-        raise Unclear(folders)
-
-    def stop(self) -> None:
-        """End what nobody has waited for."""
-        while self._at_work:
-            self._at_work.pop().stop()
-
-
-def _begun(paths: "Sequence[str]") -> list[spawn.Started]:
-    """Begin to look at all below `paths`, but not at themselves, if they are folders."""
-    if not paths:
-        return []
-    program = spawn.found("find", os.environ, os.getcwd())
-    # Nothing that begins otherwise is a path to `find`, which can do other things than look.
-    if program is None or not all(path.startswith("/") for path in paths):
-        raise Unclear(paths)
-    begin = list[str]()
-    for path in paths:
-        try:
-            below = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name not in _NEVER]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        begin += below if len(begin) + len(below) <= _MOST_DEALT else [f"{path}/"]
-    started = list[spawn.Started]()
-    try:
-        for first in range(min(_SIDE_BY_SIDE, len(begin))):
-            words = ["find", *begin[first::_SIDE_BY_SIDE], *_FIND]
-            started.append(spawn.start(program, words, {"LC_ALL": "C"}))
-    except OSError:
-        for one in started:
-            one.stop()
-        raise
-    return started
-
-
-def _is_told(shown: bytes) -> bool:
-    """Return whether `find` tells stamps, by the first of them: another one than GNU's may say anything."""
-    try:
-        kind, mode, size, changed, moved, inode, device, path = shown[: shown.index(b"\0")].split(b" ", 7)
-        told = (int(mode, 8), int(size), _date(changed), _date(moved), int(inode), int(device))
-    except ValueError:
-        return False
-    found = os.lstat(path)
-    own = (stat.S_IMODE(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
-    return told == own and (kind == _LINK) == stat.S_ISLNK(found.st_mode)
-
-
-def _linked(shown: bytes, seen: list[bytes], dates: "list[Iterable[int]]") -> "Iterator[str]":
-    """Add what the links among what is shown lead to, and yield the folders."""
-    if not shown.startswith(_LINK) and b"\0" + _LINK not in shown:
-        return
-    for line in shown.split(b"\0"):
-        if line.startswith(_LINK):
-            link = os.fsdecode(line.split(b" ", 7)[7])
-            text, changed_ns, folder = _file(link)
-            seen.append(os.fsencode(text))
-            dates.append((changed_ns,))
-            if folder:
-                yield os.path.realpath(link)
-
-
-def _dates(shown: bytes) -> "Iterator[int]":
-    """Yield when each file that is shown changed, its content or whatever else."""
-    for line in shown.split(b"\0")[:-1]:
-        yield from map(_date, line.split(b" ", 5)[3:5])
-
-
-def _date(told: bytes) -> int:
-    """Return nanoseconds of seconds as `find` tells them."""
-    seconds, _, rest = told.partition(b".")
-    return int(seconds) * 10**9 + int(rest[:9])
 
 
 def _note(home: str) -> tuple[bytes, Note | None]:
@@ -372,27 +252,6 @@ def _note(home: str) -> tuple[bytes, Note | None]:
 def _unwaited(path: str, flags: int) -> int:
     """Open a file, and one that somebody would have to write into first as well."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _file(path: str) -> tuple[str, int, bool]:
-    """Return the stamps of a path and of what a link leads to, when that changed, and whether it is a folder."""
-    try:
-        own = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return _ABSENT, 0, False
-    text, changed_ns = _stamp(own), max(own.st_mtime_ns, own.st_ctime_ns)
-    if not stat.S_ISLNK(own.st_mode):
-        return text, changed_ns, stat.S_ISDIR(own.st_mode)
-    text = f"{text} {os.path.realpath(path)}"
-    try:
-        end = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return f"{text} {_ABSENT}", changed_ns, False
-    return f"{text} {_stamp(end)}", max(changed_ns, end.st_mtime_ns, end.st_ctime_ns), stat.S_ISDIR(end.st_mode)
-
-
-def _stamp(found: os.stat_result) -> str:
-    return f"{found.st_mode} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}"
 
 
 def _asked(arguments: "Sequence[str]") -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import again, place
+from m5ws import again, place, search
 from m5ws.operations import parts, patterns
 from m5ws.operations.ahead import Ahead
 from m5ws.operations.snapshot import Captured
@@ -89,13 +89,13 @@ def note(
     own = [*_own(), *_workspace(command.home.parent, settings, pinned)]
     # As it was asked the last time, where the same is to be asked: another way may have failed then.
     for asked in sorted(store, key=lambda asked: not command.before.keys() >= {*asked}):
-        with suppress(OSError, again.Unclear):
+        with suppress(OSError, search.Unclear):
             _keep(command, glance, [*own, *asked])
             return
 
 
 def _keep(command: Command, glance: Glance, witnesses: Sequence[again.Witness]) -> None:
-    """Note an answer that rests on these. Raises OSError, and again.Unclear."""
+    """Note an answer that rests on these. Raises OSError, and search.Unclear."""
     seen, changes_ns = again.look(witnesses)
     sure = all(settled((0, changed_ns, changed_ns, 0), command.began_ns) for changed_ns in changes_ns)
     sure = sure and all(command.before.get(witness) == text for witness, text in seen.items())

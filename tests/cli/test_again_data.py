@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkouts import write
-from m5ws import again, spawn
+from m5ws import again, search, spawn
 from m5ws.operations import repeat
 from noted_answers import Ask, noted_place, other_settings, swap
 from settling import settle
@@ -26,7 +26,7 @@ def test_more_data_than_is_looked_through_at_once_is_looked_at_each_time(
     time.sleep(2.1)
     assert not any(ask(root, "snapshot").again for _ in range(5))
     monkeypatch.setattr(again, "MOST_FILES", 10**6)
-    monkeypatch.setattr(again, "_MOST_BYTES", 400)
+    monkeypatch.setattr(search, "_MOST_BYTES", 400)
     assert not any(ask(root, "snapshot").again for _ in range(5))
 
 
@@ -119,7 +119,7 @@ def test_what_was_begun_is_ended_where_more_cannot_be(tmp_path: Path, monkeypatc
     monkeypatch.setattr(spawn, "start", scarce)
     monkeypatch.setattr(os, "posix_spawn", noted)
     with pytest.raises(OSError, match="open files"):
-        again.Search([str(tmp_path)])
+        search.Search([str(tmp_path)])
     assert len(pipes) == len(children) == 3
     assert not {*pipes} & {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
     for child in children:
@@ -163,7 +163,7 @@ def test_links_that_lead_further_than_is_looked_are_followed_each_time(
     tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = noted_place(tmp_path, "nothing")
-    monkeypatch.setattr(again, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(search, "_MOST_ROUNDS", 1)
     settle(root)
     time.sleep(2.1)
     assert not any(ask(root, "snapshot").again for _ in range(5))
