@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ceph as ceph_server
+from forks import ForkParents
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 from s3_servers import ENVIRONMENT, S3Server, moto
@@ -38,6 +39,13 @@ def session_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
     """A directory that all workers of a session share, and no other session."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def fork_parents() -> Iterator[ForkParents]:
+    """What ranks are forked from, for all launches of a worker."""
+    with ForkParents() as parents:
+        yield parents
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 import soak_page
 from faulty_runs import STEPS, Runs, variables
-from forks import Forks
+from forks import ForkParents
 from m5ws.errors import M5Error
 from planted_faults import CAUSES, Said, judged, plant
 
@@ -63,8 +63,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     environment = variables(tmp_path)
     # What is installed is what this process can import.
     monkeypatch.setattr(sys, "path", [environment["SITE"], *sys.path])
-    with Forks(environment) as forks:
-        yield Runs(tmp_path, forks, environment)
+    with ForkParents() as parents:
+        yield Runs(tmp_path, parents, environment)
 
 
 _SCALES = [_Scale(1), pytest.param(_Scale(20, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(4 * 3600)])]

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from checkouts import commit_all
-from forks import ForkLauncher, Forks
+from forks import ForkLauncher, ForkParents
 from m5ws import workspace
 from m5ws.determinism import environment
 from m5ws.errors import M5Error
@@ -69,7 +69,7 @@ class _Seen:
 class Runs:
     """A workspace, its store, and the processes that stand for its ranks' launcher."""
 
-    def __init__(self, folder: Path, forks: Forks, variables: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, parents: ForkParents, variables: Mapping[str, str]) -> None:
         self.root, self.site, self._told = folder / "w", Path(variables["SITE"]), Path(variables["PLANTED"])
         self.root.mkdir(parents=True)
         shutil.copy(SCRIPT, self.root / "train.py")
@@ -80,7 +80,7 @@ class Runs:
         self.repo = self.here.repository(create=True)
         ports = self.here.ports(self.repo)
         seen = _Seen(ports.observer)
-        self.ports = msgspec.structs.replace(ports, launcher=ForkLauncher(forks, variables), observer=seen)
+        self.ports = msgspec.structs.replace(ports, launcher=ForkLauncher(parents, variables), observer=seen)
         self._seen = seen
         self.restore()
         here = self.here

@@ -1,12 +1,15 @@
 """Ranks that are forks of a process which has imported torch: a launch takes milliseconds instead of seconds.
 
-`Forks` is that process, and `ForkLauncher` a `ports.Launcher` on it. A fork stands where torchrun does: it starts the
-ranks, hands SIGTERM on to them, ends the others when one fails, and leaves its status in a file.
+`ForkLauncher` is a `ports.Launcher`. For each launch, a fork stands where torchrun does: it starts the ranks, hosts
+their rendezvous store, passes SIGTERM on, ends the other ranks when one fails, and leaves its exit status in a file.
+What is read when Python or a library starts cannot be changed in a fork, so `ForkParents` has one parent for each set
+of such variables. tests/contract/test_launchers.py holds all of it against the real launcher.
 """
 
 import ctypes
 import importlib
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -20,92 +23,190 @@ from types import FrameType, TracebackType
 
 import msgspec
 
+from m5ws.launch.local import LaunchFailed
 from m5ws.launches import LaunchRequest
 from m5ws.ports import Process
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.005
-_LAST_S = 5.0
+_GRACE_S = 5.0
 """Given to the other ranks when one has failed."""
+_READ_AT_START = (
+    "ATEN_", "BLIS_", "CUDA_", "CUBLAS_", "DNNL_", "GLIBC_", "GOMP_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",
+    "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PYTHON", "TORCH_", "TZ", "XDG_",
+)  # fmt: skip
+"""How the names of variables begin that the interpreter, the C library or an imported library reads once."""
+_RANK = ("-m", "m5ws.training.rank")
+_TORCH = (
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "m5ws.training.rank",
+    "m5ws.training.dcp",
+    "m5ws.training.session",
+)
+_DEEPSPEED = (*_TORCH, "deepspeed", "m5ws.training.deepspeed", "m5ws.training.deepspeed_state")
 
 
 class _Call(msgspec.Struct, frozen=True):
-    ranks: int
+    """A launch: what follows `python` for each rank. `ranks` is None where torchrun is not used."""
+
     command: list[str]
     environment: dict[str, str]
     cwd: str
     log: str
+    status: str
+    ranks: int | None = None
 
 
-class Forks:
-    """The parent of all ranks. Use it in a `with`; threads may share it."""
+class ForkParent:
+    """A process that has imported modules, and forks itself for each launch. Threads may share it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
-        self._parent = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment)
         )
 
-    def __enter__(self) -> "Forks":
+    def close(self) -> None:
+        """End it, and with it every launch that is still under way."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def start(self, call: _Call) -> int:
+        """Return the id of the process that stands for all ranks of a launch."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(msgspec.json.encode(call) + b"\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+
+class ForkParents:
+    """The parents of all ranks, started when they are first needed. Use it in a `with`; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parents: dict[object, ForkParent] = {}
+
+    def __enter__(self) -> "ForkParents":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._parent.communicate()
+        for parent in self._parents.values():
+            parent.close()
 
-    def start(self, call: _Call) -> int:
-        """Return the process that stands for all ranks of a launch."""
-        assert self._parent.stdin is not None and self._parent.stdout is not None
+    def parent(self, environment: Mapping[str, str], *, deepspeed: bool) -> ForkParent:
+        """Return a parent that has read these variables, as far as they are read at start."""
+        read = frozenset((name, value) for name, value in environment.items() if name.startswith(_READ_AT_START))
+        key = (read, deepspeed)
         with self._lock:
-            self._parent.stdin.write(msgspec.json.encode(call) + b"\n")
-            self._parent.stdin.flush()
-            return int(self._parent.stdout.readline())
+            if key not in self._parents:
+                self._parents[key] = ForkParent(environment, _DEEPSPEED if deepspeed else _TORCH)
+            return self._parents[key]
 
 
 class ForkLauncher:
     """`ports.Launcher`; `environment` is what ranks inherit."""
 
-    def __init__(self, forks: Forks, environment: Mapping[str, str]) -> None:
-        self._forks = forks
+    def __init__(self, parents: ForkParents, environment: Mapping[str, str]) -> None:
+        self._parents = parents
         self._environment = dict(environment)
 
     def launch(self, request: LaunchRequest) -> Process:
-        """Start the ranks that torchrun would start."""
-        said = list(request.argv)
-        ranks = int(said[said.index("--nproc-per-node") + 1])
-        command = said[said.index("--") + 1 :]
+        """Start the ranks of a launch as `m5ws.launch.local` does. Raises LaunchFailed."""
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
-        environment = self._environment | request.environment
-        call = _Call(ranks, command, environment, request.cwd, request.log)
-        return _Forked(self._forks.start(call), _status_file(request.log))
+        inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
+        environment = inherited | request.environment
+        parent = self._parents.parent(environment, deepspeed=bool(request.prepare))
+        log = Path(request.log)
+        if request.prepare:
+            call = _Call(
+                list(request.prepare[1:]), environment, request.cwd, str(log), str(log.with_suffix(".prepared"))
+            )
+            if (ended := wait(_Forked(parent, call))) != 0:
+                raise LaunchFailed(f"`{' '.join(request.prepare)}` ended with status {ended}")
+        ranks, command = _parsed(request.argv)
+        return _Forked(
+            parent, _Call(command, environment, request.cwd, str(log), str(log.with_suffix(".status")), ranks)
+        )
+
+
+def run(
+    parents: ForkParents,
+    *command: str,
+    directory: Path,
+    log: Path | None = None,
+    ranks: int | None = None,
+    deepspeed: bool = False,
+    timeout_s: float = 300.0,
+    **environment: str,
+) -> tuple[int, str]:
+    """Run what follows `python` to its end, on `ranks` ranks of torchrun's if given; return its status and output."""
+    torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    log = log or directory / "launcher.log"
+    request = LaunchRequest(
+        argv=(sys.executable, *torchrun, *command),
+        cwd=str(directory),
+        environment=environment,
+        log=str(log),
+        prepare=(sys.executable, "-m", "m5ws.training.cpu_adam") if deepspeed else (),
+    )
+    process = ForkLauncher(parents, os.environ).launch(request)
+    stopper = threading.Timer(timeout_s, process.stop, (0.0,))
+    stopper.start()
+    try:
+        return wait(process), log.read_text()
+    finally:
+        stopper.cancel()
+
+
+def wait(process: Process) -> int:
+    """Return the exit status of a launch when it has ended."""
+    while (status := process.poll()) is None:
+        time.sleep(_POLL_S)
+    return status
+
+
+def _parsed(argv: tuple[str, ...]) -> tuple[int | None, list[str]]:
+    """Return the number of ranks that torchrun is to start, or None, and what follows `python` for each rank."""
+    words = list(argv[1:])
+    if words[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]:
+        return int(words[4]), words[5:]
+    return None, words
 
 
 class _Forked:
     """`ports.Process` of forked ranks."""
 
-    def __init__(self, pid: int, status: Path) -> None:
-        self._pid, self._status = pid, status
+    def __init__(self, parent: ForkParent, call: _Call) -> None:
+        self._status = Path(call.status)
+        self._status.unlink(missing_ok=True)
+        self._pid = parent.start(call)
 
     @property
     def pid(self) -> int:
         return self._pid
 
     def poll(self) -> int | None:
-        alive = _signalled(self._pid, 0)
+        alive = _signal(self._pid, 0)
         if self._status.exists():
             return int(self._status.read_text())
         return None if alive else -signal.SIGKILL
 
     def stop(self, grace_s: float) -> int:
         end_s = time.monotonic() + grace_s
-        _signalled(self._pid, signal.SIGTERM)
+        _signal(self._pid, signal.SIGTERM)
         while (status := self.poll()) is None:
             if time.monotonic() > end_s:
-                _signalled(self._pid, signal.SIGKILL)
+                _signal(self._pid, signal.SIGKILL)
             time.sleep(_POLL_S)
         return status
 
 
-def _signalled(pid: int, number: int) -> bool:
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal; return whether there is such a process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -113,25 +214,19 @@ def _signalled(pid: int, number: int) -> bool:
     return True
 
 
-def _status_file(log: str) -> Path:
-    return Path(log).with_suffix(".status")
-
-
 # --- in the parent of all ranks -----------------------------------------------------------------------------------
 
 
-def _serve() -> None:
-    for name in (
-        "torch._inductor",
-        "torch.distributed.fsdp",
-        "m5ws.training.rank",
-        "m5ws.training.dcp",
-        "m5ws.training.session",
-    ):
-        importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for a launch: its status is in a file.
+def _serve(modules: list[str]) -> None:
     answers = os.dup(1)
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # Libraries print when they are imported.
+    for name in modules:
+        importlib.import_module(name)
+    if "deepspeed" in modules:
+        _prepare_deepspeed()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for a launch: its status is in a file.
+    # Ctrl-C on a terminal reaches all its processes; the one that supervises decides what becomes of the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin.buffer:
         call = msgspec.json.decode(line, type=_Call)
         child = os.fork()
@@ -140,66 +235,109 @@ def _serve() -> None:
         os.write(answers, f"{child}\n".encode())
 
 
+def _prepare_deepspeed() -> None:
+    """Do once what DeepSpeed does in every rank: name the processor, which takes a second, and load operators."""
+    import cpuinfo  # type: ignore[import-untyped]
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    processor = cpuinfo.get_cpu_info()
+    cpuinfo.get_cpu_info = lambda: dict(processor)
+    importlib.import_module("m5ws.training.cpu_adam").ensure_cpu_adam()
+    CPUAdamBuilder().load(verbose=False)
+    get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+
+
 def _be_launch(call: _Call) -> None:
     """Be what torchrun is to a launch. Never returns."""
     os.setsid()
-    _end_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _die_with_parent()
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
     status = 1
     try:
-        port = _free_port()
-        ranks = [_fork_rank(number, port, call) for number in range(call.ranks)]
-
-        def hand_on(number: int, _: FrameType | None) -> None:
-            for rank in ranks:
-                _signalled(rank, number)
-
-        signal.signal(signal.SIGTERM, hand_on)
-        status = _waited(ranks)
+        _redirect(call.log)
+        status = _be_torchrun(call, call.ranks) if call.ranks is not None else _be_python(call)
     except BaseException:  # noqa: BLE001  # whatever it is, no code of the parent may go on in this process
         traceback.print_exc()
     finally:
-        file = _status_file(call.log)
+        file = Path(call.status)
         file.with_suffix(".part").write_text(str(status))
         file.with_suffix(".part").rename(file)
         os._exit(0)
 
 
-def _waited(ranks: list[int]) -> int:
-    """Wait for all ranks; when one fails, the others are ended. Return the first failure's status, or 0."""
-    left, status, end_s = set(ranks), 0, float("inf")
+def _be_python(call: _Call) -> int:
+    """Run the command in one process without torchrun's variables, and return its exit status."""
+    rank = _fork_rank(call, {})
+    signal.signal(signal.SIGTERM, lambda number, _: _signal(rank, number) and None)
+    return os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+
+
+def _be_torchrun(call: _Call, ranks: int) -> int:
+    """Run the command on all ranks; return torchrun's exit status: 0, or 1 when a rank has failed."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    children = [_fork_rank(call, _place(number, ranks, port)) for number in range(ranks)]
+    # Only now, for a fork copies no threads: the ranks try until somebody answers at the port.
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        for child in children:
+            _signal(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    failed = _wait_for_all(children)
+    del store
+    return int(failed)
+
+
+def _place(number: int, ranks: int, port: int) -> dict[str, str]:
+    """Return the variables by which torchrun tells a rank who it is."""
+    here, world = str(number), str(ranks)
+    return {
+        "RANK": here, "LOCAL_RANK": here, "ROLE_RANK": here, "GROUP_RANK": "0", "ROLE_NAME": "default",
+        "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "forked",
+    }  # fmt: skip
+
+
+def _wait_for_all(ranks: list[int]) -> bool:
+    """Wait for all ranks; when one fails, end the others. Return whether one failed."""
+    left, failed, end_s = set(ranks), False, float("inf")
     while left:
         for rank in list(left):
-            found, code = os.waitpid(rank, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(rank, os.WNOHANG)
+            if ended:
                 left.discard(rank)
-                status = status or os.waitstatus_to_exitcode(code)
-        if status and end_s == float("inf"):
-            end_s = time.monotonic() + _LAST_S
+                failed = failed or status != 0
+        if failed and end_s == float("inf"):
+            end_s = time.monotonic() + _GRACE_S
             for rank in left:
                 os.kill(rank, signal.SIGTERM)
         if time.monotonic() > end_s:
             for rank in left:
                 os.kill(rank, signal.SIGKILL)
         time.sleep(_POLL_S)
-    return status
+    return failed
 
 
-def _fork_rank(number: int, port: int, call: _Call) -> int:
+def _fork_rank(call: _Call, place: dict[str, str]) -> int:
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": call.ranks, "LOCAL_WORLD_SIZE": call.ranks}
         os.environ.clear()
-        os.environ.update(call.environment | {name: str(value) for name, value in place.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(call.environment | place)
         os.chdir(call.cwd)
         importlib.invalidate_caches()
-        from m5ws.training import rank
-
-        status = rank.main(call.command)
+        status = _run(call.command)
     except BaseException:  # noqa: BLE001  # as above
         traceback.print_exc()
     finally:
@@ -208,16 +346,38 @@ def _fork_rank(number: int, port: int, call: _Call) -> int:
         os._exit(status)
 
 
-def _end_with_parent() -> None:
+def _run(words: list[str]) -> int:
+    """Do what `python WORDS…` does, and return its exit status."""
+    if words[:3] == [*_RANK, "--"]:
+        from m5ws.training import rank
+
+        return rank.main(words[3:])
+    is_module = words[0] == "-m"
+    sys.argv = words[is_module:]
+    try:
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(words[0]).resolve().parent)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1:])

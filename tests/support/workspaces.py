@@ -1,7 +1,6 @@
-"""Small, real workspaces, and the command line as a user has it: every call is a process of its own."""
+"""Small, real workspaces, and their command line: in this process with forked ranks, or as a user has it."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import command_line
 from checkouts import commit_all
 from m5ws.operations import history
 from m5ws.operations.history import History
@@ -69,18 +69,21 @@ class Workspace(msgspec.Struct, frozen=True):
     def m5ws(
         self, *arguments: str, expect: int | None = 0, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """Run `m5ws` in the workspace; fail the test, with all output, if it does not end with `expect`."""
-        done = subprocess.run(
-            [sys.executable, "-m", "m5ws", "-C", str(self.root), *arguments],
-            capture_output=True,
-            text=True,
-            env=os.environ | dict(environment or {}),
-            timeout=_PATIENCE_S,
-        )
+        """Run `m5ws` in this process; fail the test, with all output, if it does not end with `expect`."""
+        return self._judged(command_line.call("-C", str(self.root), *arguments, environment=environment), expect)
+
+    def process(self, *arguments: str, expect: int | None = 0) -> "subprocess.CompletedProcess[str]":
+        """Run `m5ws` as a process of its own, which starts ranks as it does for a user; as `m5ws` otherwise."""
+        command = [sys.executable, "-m", "m5ws", "-C", str(self.root), *arguments]
+        return self._judged(subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S), expect)
+
+    def _judged(
+        self, done: "subprocess.CompletedProcess[str]", expect: int | None
+    ) -> "subprocess.CompletedProcess[str]":
         if expect is not None and done.returncode != expect:
             found = sorted(self.root.rglob("logs/*.log"))
             logs = "".join(f"\n--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in found)
-            pytest.fail(f"m5ws {' '.join(arguments)} → {done.returncode}\n{done.stdout}\n{done.stderr}{logs}")
+            pytest.fail(f"{' '.join(done.args)} → {done.returncode}\n{done.stdout}\n{done.stderr}{logs}")
         return done
 
     def json(self, *arguments: str, expect: int | None = 0) -> Any:

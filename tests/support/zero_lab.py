@@ -7,23 +7,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
+
 PACKAGE = Path(__file__).parents[2]
 SCRIPTS = PACKAGE / "tests" / "training" / "scripts"
 
 
-def lab(directory: Path, ranks: int, *scenarios: str) -> Path:
+def lab(parents: forks.ForkParents, directory: Path, ranks: int, *scenarios: str) -> Path:
     """Run scenarios of deepspeed_lab.py in one set of ranks; return the directory of what they found."""
     out = directory / f"found-{ranks}"
     out.mkdir()
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPTS / "deepspeed_lab.py"), str(directory / "store"), str(out), *scenarios],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=600,
+    status, log = forks.run(
+        parents,
+        *(str(SCRIPTS / "deepspeed_lab.py"), str(directory / "store"), str(out), *scenarios),
+        directory=directory,
+        ranks=ranks,
+        deepspeed=True,
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert status == 0, log[-4000:]
     return out
 
 

@@ -1,9 +1,6 @@
 """Runs of real scripts in real ranks, without a supervisor: what `m5ws run` does around them, in small."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import forks
 import planted
 import zero_lab
 from m5ws import codec
@@ -27,7 +25,6 @@ from m5ws.training.stop import Stop
 from orders import orders
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass
@@ -70,6 +67,7 @@ class Runner:
 
     repo: Repository
     tmp: Path
+    parents: forks.ForkParents
     run: str = "000000000001"
     attempts: int = field(default=0)
     saving: Saving = field(default_factory=Saving)
@@ -112,20 +110,17 @@ class Runner:
         orders, directory = self.context(LaunchSpec(command=command, nproc=ranks, seed=11), resume)
         path = directory / "context"
         path.write_bytes(codec.encode(orders))
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        process = subprocess.run(
-            [sys.executable, *launcher, "-m", "m5ws.training.rank", "--", *command],
-            check=False,
-            cwd=directory / "work",
-            env=os.environ
-            | environment(orders.determinism)
-            | {"PYTHONPATH": str(PACKAGE), "M5WS_CONTEXT": str(path), "TINY_KILL": kill, **(environ or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
+        told = {"M5WS_CONTEXT": str(path), "TINY_KILL": kill, **(environ or {})}
+        status, _ = forks.run(
+            self.parents,
+            *("-m", "m5ws.training.rank", "--", *command),
+            directory=directory / "work",
+            log=directory / "launcher.log",
+            ranks=ranks if ranks > 1 else None,
+            deepspeed="deepspeed" in command[0],
+            **environment(orders.determinism) | told,
         )
-        (directory / "launcher.log").write_text(process.stdout + process.stderr)
-        return self.left(directory, process.returncode)
+        return self.left(directory, status)
 
 
 def read_spools(directory: Path) -> dict[int, list[AnyEvent]]:
@@ -173,8 +168,8 @@ def in_process(runner: Runner) -> InProcess:
 
 
 @pytest.fixture
-def runner(repo: Repository, tmp_path: Path) -> Runner:
-    return Runner(repo, tmp_path)
+def runner(repo: Repository, tmp_path: Path, fork_parents: forks.ForkParents) -> Runner:
+    return Runner(repo, tmp_path, fork_parents)
 
 
 @pytest.fixture(scope="session")

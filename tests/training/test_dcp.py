@@ -1,10 +1,7 @@
 """torch.distributed.checkpoint on a repository: exact on any number of ranks, and never a pickle."""
 
 import io
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
+import forks
 from m5ws.errors import CorruptObject
 from m5ws.records import Content, Format, Slice
 from m5ws.repository import Repository
@@ -31,28 +29,15 @@ HERE = Path(__file__).parent
 LAYOUTS = ("one", "ddp-2", "fsdp-2", "fsdp-3", "fsdp-4", "hsdp-2x2", "tp-2", "fsdp-2-tp-2")
 
 
-def test_a_save_from_any_layout_loads_exactly_into_any(tmp_path: Path) -> None:
+def test_a_save_from_any_layout_loads_exactly_into_any(fork_parents: forks.ForkParents, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     Repository.create(store, Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))
-    found = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "4",
-            str(HERE / "scripts" / "reshard.py"),
-            str(store.root),
-        ],
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == [f"{a} to {b} is exact" for a in LAYOUTS for b in LAYOUTS]
+    script = str(HERE / "scripts" / "reshard.py")
+    status, log = forks.run(fork_parents, script, str(store.root), directory=tmp_path, ranks=4, OMP_NUM_THREADS="1")
+    assert status == 0, log
+    assert [line for line in log.splitlines() if line.endswith("is exact")] == [
+        f"{a} to {b} is exact" for a in LAYOUTS for b in LAYOUTS
+    ]
 
 
 TENSORS = {

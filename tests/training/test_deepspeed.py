@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forks import ForkParents
 from m5ws.events import State
 from m5ws.launches import Saving
 from m5ws.records import Content
@@ -30,22 +31,22 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def three(operator: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def three(fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three ranks found."""
     from m5ws.store.local import LocalStore
 
     directory = tmp_path_factory.mktemp("three")
     Repository.create(LocalStore(directory / "store"))
-    return lab(directory, 3, *(f"exact:{case}" for case in CASES), "products", "weights", "refusals")
+    return lab(fork_parents, directory, 3, *(f"exact:{case}" for case in CASES), "products", "weights", "refusals")
 
 
 @pytest.fixture(scope="module")
-def two(operator: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two(fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from m5ws.store.local import LocalStore
 
     directory = tmp_path_factory.mktemp("two")
     Repository.create(LocalStore(directory / "store"))
-    return lab(directory, 2, "weights")
+    return lab(fork_parents, directory, 2, "weights")
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -119,7 +120,7 @@ def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
     }
 
 
-def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any, operator: Any) -> None:
+def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any) -> None:
     # Saved before the next step begins: which checkpoint is the last before a kill is then known.
     runner.saving = Saving(asynchronous=False)
     script, ranks, steps = str(SCRIPTS / "deepspeed_tiny.py"), 3, "20"

@@ -1,16 +1,14 @@
 """A resume after each of many steps is equal to not stopping: FSDP and ZeRO with CPU offload, 3 ranks, two betas."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import forks
 import planted
 import soak_page
 from m5ws import codec
@@ -55,26 +53,23 @@ _CASES = [
 
 @pytest.mark.parametrize(("kind", "beta", "scale"), _CASES)
 def test_a_resume_after_any_step_is_equal_to_not_stopping(
-    repo: Repository, tmp_path: Path, kind: str, beta: str, scale: _Scale
+    repo: Repository, fork_parents: forks.ForkParents, tmp_path: Path, kind: str, beta: str, scale: _Scale
 ) -> None:
     began_s, seed = time.monotonic(), scale.seed()
     said = orders(tmp_path, store=repo.store.url, run=_RUN, saving=Saving(asynchronous=False))
     (tmp_path / "orders").write_bytes(codec.encode(said))
     planted.begin(repo, _RUN)
     arguments = (kind, beta, repo.store.url, tmp_path, scale.steps, scale.resumes, seed)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS))
-    variables = os.environ | environment(Determinism()) | {"PYTHONPATH": str(_ROOT)}
-    if kind != "fsdp":
-        # Once, as a launch does it, and not in each rank.
-        subprocess.run([sys.executable, "-m", "m5ws.training.cpu_adam"], check=True, env=variables, capture_output=True)
-    done = subprocess.run(
-        [sys.executable, *launcher, str(_SCRIPT), *map(str, arguments)],
-        check=False,
-        env=variables,
-        capture_output=True,
-        text=True,
+    status, log = forks.run(
+        fork_parents,
+        *(str(_SCRIPT), *map(str, arguments)),
+        directory=tmp_path,
+        ranks=_RANKS,
+        deepspeed=kind != "fsdp",
+        timeout_s=4 * 3600.0,
+        **environment(Determinism()),
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert status == 0, log[-9000:]
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(_RANKS)]
     differ = [one for rank in ranks for one in rank["differ"]]
     counts = (scale.resumes, scale.steps, ranks[0]["compared"], len(differ))

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import cast
 import pytest
 import torch
 
+import forks
 import safetensors_reader
 from exports import bits, export, loaded_by_torch, recorded
 from m5ws.repository import Repository
@@ -23,12 +23,14 @@ ZERO = {"1": (1, "bf16"), "2": (2, "bf16"), "3": (3, "bf16")}
 
 
 @pytest.fixture(scope="module")
-def zero(operator: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Repository, str, Path]]:
+def zero(
+    fork_parents: forks.ForkParents, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Repository, str, Path]]:
     """Trainings by ZeRO stage on three ranks, in stores of their own, and DeepSpeed's files of their last steps."""
     found = {}
     for name, (stage, dtype) in ZERO.items():
         folder = tmp_path_factory.mktemp(f"zero-{name}")
-        runner = Runner(Repository.create(LocalStore(folder / "store")), folder)
+        runner = Runner(Repository.create(LocalStore(folder / "store")), folder, fork_parents)
         attempt = runner(str(HERE / "scripts" / "deepspeed_tiny.py"), str(stage), dtype, "3", ranks=3)
         assert attempt.status == 0 and attempt.newest is not None, attempt.log()
         export(runner.repo, attempt.newest, "deepspeed", folder / "deepspeed")
@@ -43,36 +45,44 @@ def comparable(found: dict[str, str]) -> dict[str, str]:
 
 
 def load_with_deepspeed(
-    zero: dict[str, tuple[Repository, str, Path]], out: Path, ranks: int, form: str, more: str = ""
+    parents: forks.ForkParents,
+    zero: dict[str, tuple[Repository, str, Path]],
+    out: Path,
+    ranks: int,
+    form: str,
+    more: str = "",
 ) -> list[dict[str, str]]:
     """Return the fingerprints of what DeepSpeed has, once it has loaded each export on so many ranks."""
     cases = [
         f"{folder / form}:{stage}:{dtype}{more}"
         for (_, _, folder), (stage, dtype) in zip(zero.values(), ZERO.values(), strict=True)
     ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "scripts" / "deepspeed_load.py"), str(out), *cases],
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    status, log = forks.run(
+        parents,
+        *(str(HERE / "scripts" / "deepspeed_load.py"), str(out), *cases),
+        directory=out,
+        ranks=ranks,
+        deepspeed=True,
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert status == 0, log[-4000:]
     return [json.loads((out / f"{number}.json").read_text()) for number in range(len(cases))]
 
 
-def test_deepspeeds_own_engine_loads_its_files(zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path) -> None:
-    found = load_with_deepspeed(zero, tmp_path, 3, "deepspeed")
+def test_deepspeeds_own_engine_loads_its_files(
+    fork_parents: forks.ForkParents, zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path
+) -> None:
+    found = load_with_deepspeed(fork_parents, zero, tmp_path, 3, "deepspeed")
     for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
         assert comparable(loaded) == comparable(recorded(repo, digest))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_deepspeeds_own_engine_loads_the_universal_format_on_another_number_of_ranks(
-    zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path, ranks: int
+    fork_parents: forks.ForkParents, zero: dict[str, tuple[Repository, str, Path]], tmp_path: Path, ranks: int
 ) -> None:
-    found = load_with_deepspeed(zero, tmp_path, ranks, "universal", ":universal")
+    found = load_with_deepspeed(fork_parents, zero, tmp_path, ranks, "universal", ":universal")
     for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
         # DeepSpeed does not load from it what is not trained.
         said = {name: value for name, value in comparable(recorded(repo, digest)).items() if "frozen" not in name}

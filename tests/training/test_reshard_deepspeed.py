@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from forks import ForkParents
 from m5ws.events import State
 from m5ws.repository import Repository
 from zero_lab import SCRIPTS, found, lab
@@ -23,7 +24,9 @@ FROM_TO = ((2, 1), (2, 3), (1, 2))
 
 
 @pytest.fixture(scope="module")
-def labs(operator: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], tuple[Path, Path]]:
+def labs(
+    fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, int], tuple[Path, Path]]:
     """What was saved on some ranks, and what others found when they loaded it."""
     from m5ws.store.local import LocalStore
 
@@ -31,9 +34,12 @@ def labs(operator: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[
     before = {}
     for saved, directory in directories.items():
         Repository.create(LocalStore(directory / "store"))
-        before[saved] = lab(directory, saved, *(f"before:{case}" for case in CASES))
+        before[saved] = lab(fork_parents, directory, saved, *(f"before:{case}" for case in CASES))
     return {
-        (saved, loaded): (before[saved], lab(directories[saved], loaded, *(f"after:{case}" for case in CASES)))
+        (saved, loaded): (
+            before[saved],
+            lab(fork_parents, directories[saved], loaded, *(f"after:{case}" for case in CASES)),
+        )
         for saved, loaded in FROM_TO
     }
 
@@ -74,7 +80,7 @@ def test_the_training_goes_on_and_is_saved_anew(
     assert on_any_ranks(went_on) != on_any_ranks(now["trained"]["state"])
 
 
-def test_a_session_resumes_on_other_ranks_and_says_what_it_cannot_restore(runner: Any, operator: Any) -> None:
+def test_a_session_resumes_on_other_ranks_and_says_what_it_cannot_restore(runner: Any) -> None:
     script = str(SCRIPTS / "deepspeed_tiny.py")
     first = runner(script, "3", "bf16", "2", ranks=2)
     assert first.status == 0, first.log()

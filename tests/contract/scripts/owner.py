@@ -1,0 +1,17 @@
+"""Launches what a file says, and sits there until it is killed: `owner.py KIND REQUEST`."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from forks import ForkLauncher, ForkParents
+from m5ws import codec
+from m5ws.launch.local import LocalLauncher
+from m5ws.launches import LaunchRequest
+from m5ws.ports import Launcher
+
+kind, file = sys.argv[1:]
+launcher: Launcher = LocalLauncher(os.environ) if kind == "real" else ForkLauncher(ForkParents(), os.environ)
+process = launcher.launch(codec.decode(Path(file).read_bytes(), LaunchRequest, file))
+time.sleep(600)

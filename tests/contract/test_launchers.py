@@ -1,0 +1,210 @@
+"""The contract of `ports.Launcher`: the launcher that users have, and the forks that most tests have in its place."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forks import ForkLauncher, ForkParents, wait
+from m5ws import codec
+from m5ws.launch.local import LocalLauncher
+from m5ws.launches import LaunchRequest
+from m5ws.ports import Launcher, Process
+from m5ws.records import LaunchSpec
+from m5ws.repository import Repository
+from m5ws.store.local import LocalStore
+from orders import orders
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_PATIENCE_S = 120.0
+_OF_THIS_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "PROBE", "TORCHELASTIC_RUN_ID"}
+"""Variables whose values no two launches share."""
+_ONLY_TORCHRUN = {
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NUMA_BINDING",
+}
+"""What torchrun tells ranks beyond what forks are told: nothing in m5ws or in a test's script reads it."""
+
+Launchers = Callable[[dict[str, str]], Launcher]
+
+
+@pytest.fixture(scope="module")
+def parents() -> Iterator[ForkParents]:
+    """Parents of this module's own: it starts them with variables that no other test has."""
+    with ForkParents() as parents:
+        yield parents
+
+
+@pytest.fixture(params=["real", "forks"])
+def launcher(request: pytest.FixtureRequest, parents: ForkParents) -> Launchers:
+    """Make a launcher from what its processes inherit."""
+    return LocalLauncher if request.param == "real" else lambda inherited: ForkLauncher(parents, inherited)
+
+
+def _request(
+    directory: Path, *command: str, ranks: int | None = 2, unset: tuple[str, ...] = (), **variables: str
+) -> Any:
+    torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    script, *arguments = command
+    return LaunchRequest(
+        argv=(sys.executable, *torchrun, str(_SCRIPTS / script), *arguments),
+        cwd=str(directory),
+        environment=variables,
+        log=str(directory / "logs" / "launcher.log"),
+        unset=unset,
+    )
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+_FIXED = {
+    "PYTHONHASHSEED": "3", "OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "FALSE", "ATEN_CPU_CAPABILITY": "default",
+    "GLOO_SOCKET_IFNAME": "lo", "SET": "new",
+}  # fmt: skip
+
+
+def _probe(launcher: Launchers, directory: Path, ranks: int | None) -> dict[str, Any]:
+    directory.mkdir()
+    inherited = dict(os.environ) | {"GONE": "1", "SET": "old", "KEPT": "1"}
+    request = _request(
+        directory, "probe.py", "--flag", "two words", ranks=ranks, unset=("GONE",), PROBE=str(directory), **_FIXED
+    )
+    assert wait(launcher(inherited).launch(request)) == 0, Path(request.log).read_text()
+    names = [str(number) for number in range(ranks)] if ranks else ["alone"]
+    found = {name: json.loads((directory / name).read_text()) for name in names}
+    log = Path(request.log).read_text()
+    assert all(f"{how} by {name}" in log for name in names for how in ("printed", "complained"))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Path, ranks: int | None) -> None:
+    place = tmp_path / "place"
+    for name, found in _probe(launcher, place, ranks).items():
+        variables = found["variables"]
+        assert (variables["SET"], variables["KEPT"], "GONE" in variables) == ("new", "1", False)
+        assert found["arguments"] == ["--flag", "two words"] and found["script"] == str(_SCRIPTS / "probe.py")
+        assert (found["cwd"], found["stdin"], found["first on the path"]) == (str(place), "", str(_SCRIPTS))
+        # What is read when Python and torch start.
+        assert (found["threads"], found["capability"]) == (2, "DEFAULT")
+        seeded = subprocess.run(
+            [sys.executable, "-c", "print(hash('m5ws'))"], env=os.environ | _FIXED, capture_output=True, text=True
+        )
+        assert found["hash"] == int(seeded.stdout)
+        if ranks:
+            assert found["sum over ranks"] == 3
+            own = {"RANK": name, "LOCAL_RANK": name, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+            assert own.items() <= variables.items()
+        else:
+            assert "RANK" not in variables
+
+
+def test_forks_are_told_what_torchrun_tells_ranks(parents: ForkParents, tmp_path: Path) -> None:
+    real = _probe(LocalLauncher, tmp_path / "real", 2)
+    forked = _probe(lambda inherited: ForkLauncher(parents, inherited), tmp_path / "forked", 2)
+    for name, found in real.items():
+        told, also = found["variables"], forked[name]["variables"]
+        assert told.keys() - also.keys() <= _ONLY_TORCHRUN
+        assert also.keys() - told.keys() == set()
+        assert {key: value for key, value in also.items() if key not in _OF_THIS_LAUNCH} == {
+            key: value for key, value in told.items() if key not in _OF_THIS_LAUNCH | _ONLY_TORCHRUN
+        }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "status"),
+    [
+        (2, ("0", "0"), 0),
+        # torchrun ends with 1 whatever a rank's status is, and ends the other ranks, which were not asked.
+        (2, ("waits", "3"), 1),
+        (2, ("waits", "raises"), 1),
+        (2, ("killed", "waits"), 1),
+        (None, ("0",), 0),
+        (None, ("3",), 3),
+        (None, ("raises",), 1),
+        (None, ("killed",), -signal.SIGKILL),
+    ],
+)
+def test_how_it_ended_is_told(
+    launcher: Launchers, tmp_path: Path, ranks: int | None, how: tuple[str, ...], status: int
+) -> None:
+    request = _request(tmp_path, "ends.py", *how, ranks=ranks, ENDS=str(tmp_path))
+    assert wait(launcher(dict(os.environ)).launch(request)) == status
+    pids = [int(path.read_text()) for path in tmp_path.glob("[0-9]")]
+    _until(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+def _as_rank(directory: Path, *how: str) -> LaunchRequest:
+    """Return a launch of ends.py in ranks of m5ws, which alone are asked to end one by one, and die with torchrun."""
+    repo = Repository.create(LocalStore(directory / "store"))
+    (directory / "work").mkdir()
+    command = (str(_SCRIPTS / "ends.py"), *how)
+    spec = LaunchSpec(command=command, nproc=len(how), seed=1)
+    said = orders(directory, store=repo.store.url, spec=spec, author_dir=str(directory / "author"))
+    (directory / "context").write_bytes(codec.encode(said))
+    request = _request(
+        directory, *command, ranks=len(how), ENDS=str(directory), M5WS_CONTEXT=str(directory / "context")
+    )
+    argv = (*request.argv[: -len(command)], "-m", "m5ws.training.rank", "--", *command)
+    return msgspec.structs.replace(request, argv=argv, cwd=str(directory / "work"))
+
+
+def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tuple[Process, list[int]]:
+    """Launch two processes that wait, and return the launch and their ids."""
+    process = launcher(dict(os.environ)).launch(request)
+    files = [directory / str(number) for number in range(2)]
+    _until(lambda: all(file.exists() for file in files) or process.poll() is not None)
+    assert process.poll() is None
+    return process, [int(file.read_text()) for file in files]
+
+
+def test_every_rank_is_asked_to_end_and_may_take_its_time(launcher: Launchers, tmp_path: Path) -> None:
+    process, pids = _started(launcher, _as_rank(tmp_path, "waits", "waits"), tmp_path)
+    assert process.stop(_PATIENCE_S) == 0
+    assert len(list(tmp_path.glob("*.ended"))) == 2
+    _until(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path: Path) -> None:
+    process, pids = _started(launcher, _as_rank(tmp_path, "stays", "stays"), tmp_path)
+    assert process.stop(0.3) == process.poll() == -signal.SIGKILL
+    _until(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("kind", ["real", "forks"])
+def test_no_rank_outlives_the_process_that_launched_it(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "request").write_bytes(codec.encode(_as_rank(tmp_path, "waits", "waits")))
+    owner = subprocess.Popen(
+        [sys.executable, str(_SCRIPTS / "owner.py"), kind, str(tmp_path / "request")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    try:
+        files = [tmp_path / str(number) for number in range(2)]
+        _until(lambda: all(file.exists() for file in files) or owner.poll() is not None)
+        pids = [int(file.read_text()) for file in files]
+    finally:
+        owner.kill()
+        owner.wait()
+    _until(lambda: not any(_is_alive(pid) for pid in pids))

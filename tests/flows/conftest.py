@@ -1,0 +1,14 @@
+"""What the flows share: ranks that are forks, but where a test starts m5ws as a process of its own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import command_line
+from forks import ForkParents
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_ranks(fork_parents: ForkParents) -> Iterator[None]:
+    with command_line.forked_ranks(fork_parents):
+        yield

@@ -1,0 +1,51 @@
+"""The command line in this process: `m5ws.cli.main` with what it prints, its exit status, and other ranks if wanted."""
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from subprocess import CompletedProcess
+
+from forks import ForkLauncher, ForkParents
+from m5ws import workspace
+from m5ws.cli import main
+
+_parents: list[ForkParents] = []
+"""What ranks are forked from, if they are: a workspace finds its launcher by name, which has no other argument."""
+
+
+@contextmanager
+def forked_ranks(parents: ForkParents) -> Iterator[None]:
+    """Have `call` start ranks as forks."""
+    adapters = workspace._ADAPTERS
+    real = adapters["launcher"]
+    _parents.append(parents)
+    adapters["launcher"] = f"{__name__}:fork_launcher"
+    try:
+        yield
+    finally:
+        adapters["launcher"] = real
+        _parents.remove(parents)
+
+
+def fork_launcher(environment: Mapping[str, str]) -> ForkLauncher:
+    """Return a launcher as `m5ws.launch.local.LocalLauncher` is made."""
+    return ForkLauncher(_parents[-1], environment)
+
+
+def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "CompletedProcess[str]":
+    """Run `m5ws` here, with variables added, and return what a process of its own would have printed and ended with."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    kept, handlers, level = dict(os.environ), list(logging.root.handlers), logging.root.level
+    os.environ.update(environment or {})
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = main(list(arguments))
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+        logging.root.handlers[:], logging.root.level = handlers, level
+    told = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return CompletedProcess([sys.executable, "-m", "m5ws", *arguments], status, *told)
