@@ -7,6 +7,7 @@ of such variables. tests/contract/test_launchers.py holds all of it against the 
 """
 
 import ctypes
+import gc
 import importlib
 import os
 import runpy
@@ -23,13 +24,15 @@ from types import FrameType, TracebackType
 
 import msgspec
 
+from m5ws import determinism
 from m5ws.launch.local import LaunchFailed
 from m5ws.launches import LaunchRequest
 from m5ws.ports import Process
+from m5ws.records import Determinism
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.005
-_GRACE_S = 5.0
+_GRACE_S = 1.0
 """Given to the other ranks when one has failed."""
 _READ_AT_START = (
     "ATEN_", "BLIS_", "CUDA_", "CUBLAS_", "DNNL_", "GLIBC_", "GOMP_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",
@@ -143,13 +146,16 @@ def run(
     timeout_s: float = 300.0,
     **environment: str,
 ) -> tuple[int, str]:
-    """Run what follows `python` to its end, on `ranks` ranks of torchrun's if given; return its status and output."""
+    """Run what follows `python` to its end, on `ranks` ranks of torchrun's if given; return its status and output.
+
+    Its variables are those of a snapshot that says nothing of determinism, and `environment`.
+    """
     torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     log = log or directory / "launcher.log"
     request = LaunchRequest(
         argv=(sys.executable, *torchrun, *command),
         cwd=str(directory),
-        environment=environment,
+        environment=determinism.environment(Determinism()) | environment,
         log=str(log),
         prepare=(sys.executable, "-m", "m5ws.training.cpu_adam") if deepspeed else (),
     )
@@ -224,6 +230,8 @@ def _serve(modules: list[str]) -> None:
         importlib.import_module(name)
     if "deepspeed" in modules:
         _prepare_deepspeed()
+    gc.collect()
+    gc.freeze()  # Each engine of DeepSpeed's has garbage collected: what was imported is never any.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for a launch: its status is in a file.
     # Ctrl-C on a terminal reaches all its processes; the one that supervises decides what becomes of the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -241,9 +249,12 @@ def _prepare_deepspeed() -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
+    from m5ws.training import cpu_adam, isolation
+
+    isolation.activate()  # As a launch does: another `ninja` would compile it all again.
     processor = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: dict(processor)
-    importlib.import_module("m5ws.training.cpu_adam").ensure_cpu_adam()
+    cpu_adam.ensure_cpu_adam()
     CPUAdamBuilder().load(verbose=False)
     get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
 

@@ -23,7 +23,6 @@ def lab(parents: forks.ForkParents, directory: Path, ranks: int, *scenarios: str
         directory=directory,
         ranks=ranks,
         deepspeed=True,
-        OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
     )
     assert status == 0, log[-4000:]

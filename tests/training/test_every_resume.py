@@ -12,9 +12,7 @@ import forks
 import planted
 import soak_page
 from m5ws import codec
-from m5ws.determinism import environment
 from m5ws.launches import Saving
-from m5ws.records import Determinism
 from m5ws.repository import Repository
 from orders import orders
 
@@ -67,7 +65,6 @@ def test_a_resume_after_any_step_is_equal_to_not_stopping(
         ranks=_RANKS,
         deepspeed=kind != "fsdp",
         timeout_s=4 * 3600.0,
-        **environment(Determinism()),
     )
     assert status == 0, log[-9000:]
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(_RANKS)]

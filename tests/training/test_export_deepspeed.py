@@ -63,7 +63,6 @@ def load_with_deepspeed(
         directory=out,
         ranks=ranks,
         deepspeed=True,
-        OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
     )
     assert status == 0, log[-4000:]
