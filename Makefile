@@ -10,10 +10,10 @@ export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint check bench soak clean
+.PHONY: help venv demo test test-services lint check bench soak clean
 
 help: ## Show what can be made.
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 venv: $(stamp) ## Make the virtual environment in .venv.
 
@@ -29,8 +29,11 @@ $(stamp): pyproject.toml constraints.txt
 demo: $(stamp) ## Snapshot, train and reproduce a small GPT, start to end.
 	$(bin)/m5ws demo $(ARGS)
 
-test: $(stamp) ## Run the tests, but for those that take long.
-	$(bin)/python -m pytest -n $(WORKERS) $(ARGS)
+test: $(stamp) ## Run the tests that need no server, but for those that take long.
+	$(bin)/python -m pytest -n $(WORKERS) --durations=10 $(ARGS)
+
+test-services: $(stamp) ## Run the tests that need servers, other programs, or long launches.
+	$(bin)/python -m pytest -n $(WORKERS) --durations=10 -m "(services or long) and not soak" $(ARGS)
 
 lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
 	$(bin)/ruff check .
@@ -38,12 +41,12 @@ lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
 	$(bin)/mypy
 	$(bin)/lint-imports
 
-check: lint test ## Run what CI runs.
+check: lint test test-services ## Run what CI runs.
 
 bench: $(stamp) ## Run the benchmarks, which write their tables.
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script"; done
 
-soak: $(stamp) ## Run the tests that take long.
+soak: $(stamp) ## Run the campaigns.
 	$(bin)/python -m pytest -m soak $(ARGS)
 
 clean: ## Remove what was made, but for demo directories.

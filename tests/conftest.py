@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ceph as ceph_server
+import launch_count
 from forks import ForkParents
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
@@ -78,6 +79,36 @@ def loud_skip(reason: str) -> None:
     pytest.skip(_LOUD + reason)
 
 
+_SLOWEST = (
+    "training/test_deepspeed.py", "training/test_reshard_deepspeed.py",
+    "flows/test_segments.py", "flows/test_resume.py",
+    "flows/test_reproduce.py", "flows/test_fork.py", "flows/test_plain.py", "cli/test_running.py",
+    "flows/test_explain.py", "training/test_export_deepspeed.py", "flows/test_s3_store.py", "flows/test_isolation.py",
+    "contract/test_launchers.py", "adapters/mlflow/test_mlflow_follower.py", "cli/test_again.py", "store/test_s3.py",
+    "store/test_s3_vouching.py", "operations/test_killed.py", "flows/test_bisect.py", "flows/test_recheck.py",
+    "adapters/test_machine.py", "flows/test_certify.py",
+)  # fmt: skip
+"""Modules that begin first, so that no worker is left with one when all others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"tests/{name}": place for place, name in enumerate(_SLOWEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def _is_make_test(config: pytest.Config) -> bool:
+    """Return True if the tests are those of `make test`, whose real launches are counted."""
+    return str(config.option.markexpr).startswith("not soak and not")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not _is_make_test(session.config):
+        return
+    made = launch_count.count(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    if made.real > launch_count.MOST_REAL:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # From the reports, which come from the workers' processes too.
     reports = terminalreporter.stats.get("skipped", [])
@@ -85,3 +116,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for text in dict.fromkeys(texts):
         if _LOUD in text:
             terminalreporter.write_line(text.removeprefix("Skipped: "), red=True, bold=True)
+    made = launch_count.count(terminalreporter.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    said = f"launches: {made.real} real, {made.forked} forked"
+    if _is_make_test(terminalreporter.config) and made.real > launch_count.MOST_REAL:
+        said += (
+            f"; no more than {launch_count.MOST_REAL} real ones are meant to be here (tests/support/launch_count.py)"
+        )
+    terminalreporter.write_line(said)

@@ -1,12 +1,14 @@
 """`python -m m5ws.training.cpu_adam`: build DeepSpeed's CPUAdam operator once, before ranks start that all want it.
 
 It prints one JSON line, {"path": …, "digest": …}: the operator is compiled for the CPU that it is built on, so its
-digest is part of the environment. What was built is remembered beside it; a second call imports neither torch nor
-DeepSpeed and takes a fraction of a second.
+digest is part of the environment. Each environment has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR, so that
+two never compile over each other or wait for each other. What was built is remembered there; a second call imports
+neither torch nor DeepSpeed and takes a fraction of a second.
 """
 
 import json
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -27,8 +29,13 @@ from m5ws.training import isolation
 _STALE_LOCK_S = 900.0
 # Where all is built, a rank holds it while it loads, which takes seconds; one that was killed then leaves it.
 _LOADED_S = 120.0
-# Variables that choose the compiler, the instructions or the place; with DS_* and TORCH_*.
-_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HOME")
+_ROOT = "TORCH_EXTENSIONS_DIR"
+_OWN = re.compile(r"m5ws-[0-9a-f]{16}")
+# Variables that choose the compiler or the instructions; with DS_* and TORCH_*.
+_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDA_HOME", "HOME")
+# The place is no part of the key. Of the others, torchrun sets one in ranks; no build reads any of them.
+_NO_VARIABLES = (_ROOT, "TORCH_NCCL_")
+_NOTE_NAME = "cpu_adam.json"
 _ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
 
 
@@ -46,20 +53,22 @@ class Operator:
     digest: str
 
 
-def ensure_cpu_adam(environment: Mapping[str, str] = os.environ) -> Operator:
+def ensure_cpu_adam() -> Operator:
     """Build and load the operator, unless that is done already, and return it. Output is shown on failure only.
 
-    It lands in TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions); so does the one that `init_distributed` builds in
-    every rank where there is no accelerator. Raises MissingExtra, BuildFailed.
+    From here on, this process and its children have TORCH_EXTENSIONS_DIR set to the environment's own folder. What
+    DeepSpeed loads is found there: this operator, and that of `init_distributed` where there is no accelerator. Raises
+    MissingExtra, BuildFailed.
     """
     try:
-        note = _note(environment)
+        folder = _folder(os.environ)
     except metadata.PackageNotFoundError as error:
         raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
+    os.environ[_ROOT] = str(folder)
+    note = folder / _NOTE_NAME
     known = _known(note)
+    _drop_locks(folder, _STALE_LOCK_S if known is None else _LOADED_S)
     if known is not None:
-        for lock in Path(known.path).parent.parent.glob("*/lock"):
-            _drop_if_older(lock, _LOADED_S)
         return known
     with _shown_on_failure():
         from deepspeed.accelerator import get_accelerator
@@ -69,22 +78,30 @@ def ensure_cpu_adam(environment: Mapping[str, str] = os.environ) -> Operator:
         if get_accelerator().device_name() == "cpu":
             _load(get_accelerator().create_op_builder("ShareMemCommBuilder"))
     operator = describe(Path(module.__file__))
-    note.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(asdict(operator)))
     temporary.replace(note)
     return operator
 
 
-def _note(environment: Mapping[str, str]) -> Path:
-    """Return the file that remembers the operator built from what its build depends on."""
+def _folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of what is built in an environment: a digest of all that a build depends on is its name.
+
+    A process that inherited such a folder as TORCH_EXTENSIONS_DIR finds it again, or its own beside it.
+    """
     relevant = {
-        name: value for name, value in environment.items() if name in _VARIABLES or name.startswith(("DS_", "TORCH_"))
+        name: value
+        for name, value in environment.items()
+        if (name in _VARIABLES or name.startswith(("DS_", "TORCH_"))) and not name.startswith(_NO_VARIABLES)
     }
     versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
-    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu()]).encode()).hexdigest()
-    root = environment.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    return Path(root).expanduser() / f"m5ws-cpu_adam-{key[:16]}.json"
+    # Which GPUs are visible changes no build; that none is does.
+    no_gpu = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu(), no_gpu]).encode()).hexdigest()
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    root = Path(environment.get(_ROOT) or f"{caches}/torch_extensions").expanduser().absolute()
+    return (root.parent if _OWN.fullmatch(root.name) else root) / f"m5ws-{key[:16]}"
 
 
 def _cpu() -> list[str]:
@@ -106,7 +123,6 @@ def _known(note: Path) -> Operator | None:
 
 
 def _load(builder: Any) -> Any:
-    _drop_stale_lock(builder.name)
     try:
         return builder.load(verbose=True)
     except (RuntimeError, OSError, ImportError) as error:
@@ -137,19 +153,14 @@ def _loaded(library: bytes) -> Iterator[bytes]:
             yield library[offset : offset + length]
 
 
-def _drop_stale_lock(name: str) -> None:
-    """Remove the lock that a killed build has left: whoever meets it next would wait for ever."""
-    from torch.utils import cpp_extension
-
-    _drop_if_older(Path(cpp_extension._get_build_directory(name, verbose=False)) / "lock", _STALE_LOCK_S)
-
-
-def _drop_if_older(lock: Path, age_s: float) -> None:
-    try:
-        if time.time() - lock.stat().st_mtime > age_s:
-            lock.unlink()
-    except FileNotFoundError:
-        pass
+def _drop_locks(folder: Path, age_s: float) -> None:
+    """Remove the locks that a killed build or rank has left: whoever meets one next would wait for ever."""
+    for lock in folder.glob("*/lock"):
+        try:
+            if time.time() - lock.stat().st_mtime > age_s:
+                lock.unlink()
+        except FileNotFoundError:
+            pass
 
 
 @contextmanager

@@ -26,8 +26,14 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def observer(tmp_path: Path, **options: object) -> Machine:
-    return Machine(root=tmp_path, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
+def observer(tmp_path: Path, cache: Path | None = None, **options: object) -> Machine:
+    return Machine(root=tmp_path, cache=cache or tmp_path / "cache", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for tests that do not care whether torch was asked now or before."""
+    return tmp_path_factory.mktemp("warm")
 
 
 def counting(tmp_path: Path) -> tuple[dict[str, str], Path]:
@@ -45,8 +51,8 @@ def started(log: Path) -> int:
 # --- this machine ----------------------------------------------------------------------------------------------
 
 
-def test_facts_of_this_machine(tmp_path: Path) -> None:
-    facts = observer(tmp_path).observe({}).facts
+def test_facts_of_this_machine(tmp_path: Path, warm: Path) -> None:
+    facts = observer(tmp_path, warm).observe({}).facts
     assert facts["python"] == platform.python_version()
     assert facts["kernel"] == os.uname().release
     assert facts["cpu.count"] == str(len(os.sched_getaffinity(0)))
@@ -57,14 +63,14 @@ def test_facts_of_this_machine(tmp_path: Path) -> None:
     assert facts["glibc"] == os.confstr("CS_GNU_LIBC_VERSION")
 
 
-def test_what_is_absent_is_recorded_as_absent(tmp_path: Path) -> None:
-    facts = observer(tmp_path).observe({}).facts
+def test_what_is_absent_is_recorded_as_absent(tmp_path: Path, warm: Path) -> None:
+    facts = observer(tmp_path, warm).observe({}).facts
     named = ("gpu.model", "gpu.count", "gpu.driver", "libfabric", "aws-ofi-nccl", "efa.driver", "nccl.installed")
     assert set(named) | {"container.image", "aws.ami", "aws.instance_type"} | set(NAMES) <= facts.keys()
 
 
-def test_distributions_are_those_of_the_interpreter(tmp_path: Path) -> None:
-    found = observer(tmp_path).observe({}).distributions
+def test_distributions_are_those_of_the_interpreter(tmp_path: Path, warm: Path) -> None:
+    found = observer(tmp_path, warm).observe({}).distributions
     assert found["msgspec"] == metadata.version("msgspec")
     assert all(name == name.lower() and "_" not in name for name in found)
 

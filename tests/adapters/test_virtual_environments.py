@@ -25,6 +25,8 @@ from m5ws.launch.local import LocalLauncher
 from m5ws.launches import LaunchRequest
 from m5ws.recipes import Recipe, Requirement
 
+pytestmark = pytest.mark.services
+
 _HERE = ".".join(map(str, sys.version_info[:3]))
 _MINOR = ".".join(map(str, sys.version_info[:2]))
 _BACKEND = """

@@ -25,6 +25,8 @@ from scripted_s3 import ScriptedS3
 from settling import settle
 from tests.conftest import loud_skip
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(autouse=True)
 def _curl(s3_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ def test_the_commands_of_the_page_check_a_statement_without_m5ws(
     assert status != 0 and "incorrect signature" in said.lower()
 
 
+@pytest.mark.services
 def test_the_command_of_the_page_reads_every_object_by_b3sum(
     place: Path, made: Any, signed: Path, key: Path, tmp_path: Path
 ) -> None:

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command_line
 import planted
+from forks import ForkParents
 from m5ws.repository import Repository, snapshots, trees
 
 _LIMIT_S = 120.0
@@ -22,6 +25,17 @@ def _pin(repo: Repository, place: Path, script: str) -> str:
     code = planted.tree(repo, place, {"train.py": script})
     config = trees.write_tree(repo.objects, planted.sources(place, ["config.yaml"])).digest
     return planted.publish(repo, planted.snapshot(code, dirty=True, config=config))
+
+
+@pytest.fixture(autouse=True)
+def _forked_ranks(fork_parents: ForkParents) -> Iterator[None]:
+    with command_line.forked_ranks(fork_parents):
+        yield
+
+
+def _here(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Call the command line in this process, with ranks that are forks."""
+    return command_line.call("-C", str(place), *words, environment=variables)
 
 
 def _m5(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -46,20 +60,20 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
     assert f"run {run} finished; `m5ws reproduce {run}` proves it" in done.stderr
-    assert _m5(place, "logs", run).stdout == "trained with --lr 1\n"
+    assert _here(place, "logs", run).stdout == "trained with --lr 1\n"
 
-    again = _m5(place, "reproduce", run[:6])
+    again = _here(place, "reproduce", run[:6])
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith(f"REPRODUCED: run {run}, replayed as ")
     assert "environment: the same as when the original began" in again.stderr
 
     (place / "m5ws.toml").write_text(_OUTPUTS + "[environment]\nvariables = ['NEW_HERE']\n")
-    drifted = _m5(place, "reproduce", run, NEW_HERE="1")
+    drifted = _here(place, "reproduce", run, NEW_HERE="1")
     assert drifted.returncode == 2, drifted.stderr
     assert drifted.stdout.startswith(f"NOT COMPARABLE: run {run}")
     assert "variable.NEW_HERE" in drifted.stderr and "hint: `--env warn`" in drifted.stderr
 
-    changed = _m5(place, "reproduce", run, "--set", "lr=0.5", "--json")
+    changed = _here(place, "reproduce", run, "--set", "lr=0.5", "--json")
     assert changed.returncode == 1, changed.stderr
     verdict = json.loads(changed.stdout)
     assert verdict["outcome"] == "diverged"
@@ -69,27 +83,27 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
 def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(place: Path) -> None:
     (place / "m5ws.toml").write_text("[run]\ncommand = ['train.py']\n[mlflow]\nenabled = false\n")
     (place / "train.py").write_text("print(open('config.yaml').read())\n")
-    done = _m5(place, "run", "--set", "lr=0.25", "-m", "on the spot")
+    done = _here(place, "run", "--set", "lr=0.25", "-m", "on the spot")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
-    assert "lr: 0.25" in _m5(place, "logs", run).stdout
-    rows = json.loads(_m5(place, "ls", "--json").stdout)
+    assert "lr: 0.25" in _here(place, "logs", run).stdout
+    rows = json.loads(_here(place, "ls", "--json").stdout)
     taken = next(row for row in rows["snapshots"] if row["message"] == "on the spot")
     derived = next(row for row in rows["snapshots"] if row["id"] == rows["runs"][0]["snapshot"])
     assert derived["derived_from"] == taken["id"]
-    assert _m5(place, "run", "-m", "x", "--resume", run).returncode == 2
+    assert _here(place, "run", "-m", "x", "--resume", run).returncode == 2
 
 
 def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "raise SystemExit('no data')\n")
-    done = _m5(place, "run", snapshot, "--json", "--", "train.py")
+    done = _here(place, "run", snapshot, "--json", "--", "train.py")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     run = document["run"]["id"]
     assert document["result"]["outcome"] == "failed"
     assert f"error: run {run} failed" in done.stderr
     assert f"hint: `m5ws logs {run}`" in done.stderr
-    assert "no data" in _m5(place, "logs", run).stdout
+    assert "no data" in _here(place, "logs", run).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -131,11 +145,11 @@ def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path
 def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('x')\n")
     before = sorted((place / ".m5ws").rglob("*"))
-    done = _m5(place, "run", snapshot, "--dry-run", "--nproc", "3", "--", "train.py", "--set", "x")
+    done = _here(place, "run", snapshot, "--dry-run", "--nproc", "3", "--", "train.py", "--set", "x")
     assert done.returncode == 0, done.stderr
     assert "--nproc-per-node 3 -m m5ws.training.rank -- train.py --set x" in done.stdout
     assert "OMP_NUM_THREADS=1" in done.stdout
-    plan = json.loads(_m5(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
+    plan = json.loads(_here(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
     assert plan["run"]["snapshot"] == snapshot and plan["attempt"] == 1
     assert sorted((place / ".m5ws").rglob("*")) == before
 

@@ -168,7 +168,8 @@ def _as_rank(directory: Path, *how: str) -> LaunchRequest:
         directory, *command, ranks=len(how), ENDS=str(directory), M5WS_CONTEXT=str(directory / "context")
     )
     argv = (*request.argv[: -len(command)], "-m", "m5ws.training.rank", "--", *command)
-    return msgspec.structs.replace(request, argv=argv, cwd=str(directory / "work"))
+    changed: LaunchRequest = msgspec.structs.replace(request, argv=argv, cwd=str(directory / "work"))
+    return changed
 
 
 def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tuple[Process, list[int]]:

@@ -11,6 +11,8 @@ from footprint import Footprints, Held
 from m5ws.repository import checkpoints, runs
 from workspaces import Workspace, make_workspace
 
+pytestmark = pytest.mark.long
+
 _SAMPLE_S = 0.2
 _GC_S = 2.0
 _KEPT = 3

@@ -15,6 +15,8 @@ from forks import ForkParents
 from m5ws.errors import M5Error
 from planted_faults import CAUSES, Said, judged, plant
 
+pytestmark = pytest.mark.long
+
 _PARALLEL = 3
 _HEADER = (
     (

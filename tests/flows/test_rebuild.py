@@ -20,6 +20,8 @@ from m5ws.records import Observed
 from m5ws.repository import Repository
 from m5ws.store import open_store
 
+pytestmark = pytest.mark.services
+
 _SCRIPT = """
 import os, pathlib
 import greeting

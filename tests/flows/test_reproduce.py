@@ -94,6 +94,7 @@ def test_a_changed_code_line_is_named(trained: tuple[Workspace, str]) -> None:
     assert "silu" in change["detail"] and "small.py" in verdict["reason"]
 
 
+@pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
 def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
 
@@ -107,6 +108,7 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
     assert "threads" in verdict["reason"]
 
 
+@pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
 def test_a_changed_torch_setting_is_not_comparable_until_it_is_allowed(trained: tuple[Workspace, str]) -> None:
     """The vector capability that torch uses, as another machine or a variable would change it."""
     workspace, run = trained

@@ -95,7 +95,7 @@ def _wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} outlived its supervisor")
 
 
-@pytest.fixture(scope="module", params=["fsdp", "zero"])
+@pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.long)])
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
     """A workspace with one run on 3 processes that nobody disturbed."""
     trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
@@ -106,7 +106,10 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return workspace, workspace.train()
 
 
-@pytest.mark.parametrize(("step", "whom"), [(5, "1"), (7, "m5ws"), (9, "0")])
+@pytest.mark.parametrize(
+    ("step", "whom"),
+    [(7, "m5ws"), pytest.param(5, "1", marks=pytest.mark.long), pytest.param(9, "0", marks=pytest.mark.long)],
+)
 def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], step: int, whom: str) -> None:
     workspace, reference = unbroken
     run = _run_and_kill(workspace, step, whom)

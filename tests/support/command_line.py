@@ -47,5 +47,5 @@ def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "Comp
         os.environ.clear()
         os.environ.update(kept)
         logging.root.handlers[:], logging.root.level = handlers, level
-    told = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    told = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return CompletedProcess([sys.executable, "-m", "m5ws", *arguments], status, *told)

@@ -144,7 +144,7 @@ def run(
     ranks: int | None = None,
     deepspeed: bool = False,
     timeout_s: float = 300.0,
-    **environment: str,
+    environment: Mapping[str, str] = {},
 ) -> tuple[int, str]:
     """Run what follows `python` to its end, on `ranks` ranks of torchrun's if given; return its status and output.
 
@@ -155,7 +155,7 @@ def run(
     request = LaunchRequest(
         argv=(sys.executable, *torchrun, *command),
         cwd=str(directory),
-        environment=determinism.environment(Determinism()) | environment,
+        environment={**determinism.environment(Determinism()), **environment},
         log=str(log),
         prepare=(sys.executable, "-m", "m5ws.training.cpu_adam") if deepspeed else (),
     )
@@ -291,7 +291,7 @@ def _be_torchrun(call: _Call, ranks: int) -> int:
     port = listener.getsockname()[1]
     children = [_fork_rank(call, _place(number, ranks, port)) for number in range(ranks)]
     # Only now, for a fork copies no threads: the ranks try until somebody answers at the port.
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True

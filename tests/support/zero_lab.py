@@ -23,7 +23,7 @@ def lab(parents: forks.ForkParents, directory: Path, ranks: int, *scenarios: str
         directory=directory,
         ranks=ranks,
         deepspeed=True,
-        GLOO_SOCKET_IFNAME="lo",
+        environment={"GLOO_SOCKET_IFNAME": "lo"},
     )
     assert status == 0, log[-4000:]
     return out

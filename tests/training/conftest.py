@@ -118,7 +118,7 @@ class Runner:
             log=directory / "launcher.log",
             ranks=ranks if ranks > 1 else None,
             deepspeed="deepspeed" in command[0],
-            **environment(orders.determinism) | told,
+            environment=environment(orders.determinism) | told,
         )
         return self.left(directory, status)
 

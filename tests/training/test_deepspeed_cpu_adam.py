@@ -31,6 +31,8 @@ def make(operator: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     import cpuinfo
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    # As in a rank: DeepSpeed loads it from where it was built.
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(Path(operator["path"]).parents[1]))
     # Asked anew by each optimizer, at more than a second a time.
     monkeypatch.setattr(cpuinfo, "get_cpu_info", cpu_info)
 
@@ -161,20 +163,95 @@ def test_what_is_built_is_named_again_without_torch(operator: dict[str, str]) ->
     assert (again.returncode, again.stdout.strip(), again.stderr) == (0, operator["digest"], "")
 
 
-def test_a_lock_that_a_killed_rank_left_is_removed_where_all_is_built(tmp_path: Path) -> None:
-    old, new = tmp_path / "a" / "lock", tmp_path / "b" / "lock"
-    for lock in (old, new):
-        lock.parent.mkdir()
-        lock.touch()
-    os.utime(old, (1, 1))
-    (tmp_path / "cpu_adam").mkdir()
-    built = tmp_path / "cpu_adam" / "cpu_adam.so"
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that stands for the operator, built already in the folder of this environment below `tmp_path`."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    built = cpu_adam._folder(os.environ) / "cpu_adam" / "cpu_adam.so"
+    built.parent.mkdir(parents=True)
     built.write_bytes(b"code")
-    environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    note = cpu_adam._note(environment)
+    note = built.parents[1] / "cpu_adam.json"
     note.write_text(json.dumps({"path": str(built), "digest": cpu_adam.describe(built).digest}))
-    assert cpu_adam.ensure_cpu_adam(environment).path == str(built)
-    assert (old.exists(), new.exists()) == (False, True)
+    return built
+
+
+def test_a_lock_that_a_killed_rank_left_is_removed_where_all_is_built(built: Path, tmp_path: Path) -> None:
+    old, new = built.parent / "lock", built.parents[1] / "b" / "lock"
+    another = tmp_path / "m5ws-0123456789abcdef" / "cpu_adam" / "lock"
+    for lock in (old, new, another):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    for lock in (old, another):
+        os.utime(lock, (1, 1))
+    assert cpu_adam.ensure_cpu_adam().path == str(built)
+    assert (old.exists(), new.exists(), another.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"CFLAGS": "-O1"}, {"DS_ACCELERATOR": "cpu"}, {"TORCH_CUDA_ARCH_LIST": "9.0"}, None], ids=str
+)
+def test_two_environments_have_two_folders(
+    changed: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cpu_adam._folder({"TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    if changed is None:
+        monkeypatch.setattr(sys, "prefix", "/another/venv")
+    # The second is a child of the first, too: it has inherited the folder.
+    second = cpu_adam._folder({"TORCH_EXTENSIONS_DIR": str(first), **(changed or {})})
+    assert first.parent == second.parent == tmp_path
+    assert first != second
+
+
+def test_an_environment_has_one_folder_wherever_it_is_asked_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torchrun sets the variable in ranks, and not in the process that builds.
+    in_rank = {"HOME": "/home/a", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    monkeypatch.setenv("HOME", "/home/a")
+    default = cpu_adam._folder({"HOME": "/home/a"})
+    assert default.parent == Path("/home/a/.cache/torch_extensions")
+    assert cpu_adam._folder(in_rank) == cpu_adam._folder(in_rank | {"TORCH_EXTENSIONS_DIR": str(default)}) == default
+    moved = cpu_adam._folder({"HOME": "/home/a", "XDG_CACHE_HOME": str(tmp_path)})
+    assert moved == tmp_path / "torch_extensions" / default.name
+    monkeypatch.chdir(tmp_path)
+    assert cpu_adam._folder({"HOME": "/home/a", "TORCH_EXTENSIONS_DIR": "here"}) == tmp_path / "here" / default.name
+
+
+def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
+    program = (
+        "import os; from m5ws.training.cpu_adam import ensure_cpu_adam; ensure_cpu_adam(); ensure_cpu_adam();"
+        "print(os.environ['TORCH_EXTENSIONS_DIR'])"
+    )
+    again = f"{program}; import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-uc", again], env=os.environ | {"PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [str(built.parents[1])] * 2, "")
+
+
+@pytest.mark.parametrize(
+    "launched_by", [[], ["-m", "torch.distributed.run", "--standalone"]], ids=["python", "torchrun"]
+)
+def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_path: Path) -> None:
+    """What a rank does before its script: nothing is compiled, and DeepSpeed is told where to find it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from m5ws.training import facts, rank\n"
+        "class Orders:\n"
+        "    class spec:\n"
+        "        trainer = 'deepspeed'\n"
+        "facts.effective = dict\n"
+        "print(rank._facts(Orders)['deepspeed.cpu_adam'], os.environ['TORCH_EXTENSIONS_DIR'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *launched_by, str(script)],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [cpu_adam.describe(built).digest, str(built.parents[1])]
 
 
 def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def load_with_deepspeed(
         directory=out,
         ranks=ranks,
         deepspeed=True,
-        GLOO_SOCKET_IFNAME="lo",
+        environment={"GLOO_SOCKET_IFNAME": "lo"},
     )
     assert status == 0, log[-4000:]
     return [json.loads((out / f"{number}.json").read_text()) for number in range(len(cases))]

@@ -70,6 +70,7 @@ def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) 
         assert first != second
 
 
+@pytest.mark.services
 @pytest.mark.skipif(EMULATOR is None, reason="NOT TESTED on an emulated processor: qemu-x86_64 is not installed")
 @pytest.mark.parametrize(("processor", "dtype"), [("Haswell", "float32"), ("EPYC-v2", "bfloat16")])
 def test_an_emulated_processor_gives_equal_bits(processor: str, dtype: str) -> None:

@@ -16,6 +16,8 @@ from m5ws.inquiry import BELOW, EACH, FILE, OBJECT, WHOLE, Inquiry
 from scripted_s3 import ScriptedS3
 from tests.conftest import loud_skip
 
+pytestmark = pytest.mark.services
+
 _ASKED = [(BELOW, "gc/", 0), (FILE, "format", 0), (OBJECT, "objects/00/aa", 3), (OBJECT, "objects/11/bb", 0)]
 
 

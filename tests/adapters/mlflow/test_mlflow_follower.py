@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 import mlflow_runs as written
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import DELIVERED_TAG, find
+from m5ws.adapters.mlflow_follower import Follower
 from m5ws.records import Run
 from m5ws.repository import Repository
 
@@ -43,6 +44,11 @@ def start() -> Iterator[Start]:
 def _finish(process: subprocess.Popen[bytes]) -> int:
     process.communicate(timeout=120)
     return process.returncode
+
+
+def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
+    """Do in this process what a follower does whose standard input has ended, or that is started with --once."""
+    Follower(tracker.options(run.id, once=once)).advance(last=True)
 
 
 def _until(true: Callable[[], object]) -> None:
@@ -113,19 +119,17 @@ def test_a_finished_run_is_delivered_whole(
     assert [(one.model_id, one.step) for one in page.outputs.model_outputs] == [(model.model_id, 5)]
 
     before = page.to_dictionary(), page.outputs.model_outputs[0].model_id
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
     after = _page(client, run)
     assert (after.to_dictionary(), after.outputs.model_outputs[0].model_id) == before
     assert len(after.outputs.model_outputs) == 1
     assert _history(client, run, "m5ws/loss") == _losses(1, 5)
 
 
-def test_what_is_absent_is_said_to_be_absent(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
-) -> None:
+def test_what_is_absent_is_said_to_be_absent(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
     written.begin(repo, run, facts={"torch": "2.13.0+cpu"})
     written.end(repo, run, outcome="failed")
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
     page = _page(client, run)
     for name in ("nccl", "efa", "cuda", "driver", "gpu"):
         assert page.data.tags[f"m5ws.{name}"] == "absent"
@@ -160,16 +164,16 @@ def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
 
 
 def test_a_batch_whose_answer_was_never_seen_is_not_sent_twice(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     """The state after a kill between MLflow's commit of a batch and its commit of the position."""
     written.begin(repo, run)
     written.train(repo, run, range(1, 21))
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
     page = _page(client, run)
     client.set_tag(page.info.run_id, DELIVERED_TAG, "1:7")
     _forget_uniqueness(tracker)
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
     assert _history(client, run, "m5ws/loss") == _losses(1, 20)
     assert _page(client, run).data.tags[DELIVERED_TAG] == "1:20"
 
@@ -183,18 +187,18 @@ def _forget_uniqueness(tracker: Mlflow) -> None:
 
 
 def test_a_resumed_attempt_goes_on_on_the_same_page(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 5))
     name = written.checkpoint(repo, run, 2)
-    assert _finish(start(tracker, run)) == 0
+    _deliver(tracker, run, once=False)
     # No word from the supervisor, and it is gone.
     assert _page(client, run).info.status == "KILLED"
     written.begin(repo, run, attempt=2, resume=name, facts=written.FACTS | {"nccl": "2.30.0"})
     written.train(repo, run, range(3, 7), attempt=2)
     written.end(repo, run, attempt=2)
-    assert _finish(start(tracker, run)) == 0
+    _deliver(tracker, run)
     assert _history(client, run, "m5ws/loss") == _losses(1, 6)
     page = _page(client, run)
     assert (page.info.status, page.data.tags["m5ws.attempt"], page.data.tags["m5ws.nccl"]) == (
@@ -205,7 +209,7 @@ def test_a_resumed_attempt_goes_on_on_the_same_page(
 
 
 def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     experiment = client.create_experiment("the script's own")
     own = client.create_run(experiment, tags={"m5ws.run_id": run.id, "m5ws.attempt": "1", "mine": "x"}).info.run_id
@@ -215,7 +219,7 @@ def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
     page = _page(client, run)
     assert page.info.run_id == own
     assert page.data.params["model.width"] == "of the script"

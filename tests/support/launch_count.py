@@ -1,0 +1,29 @@
+"""How many launches a session of tests made, told by the logs that they left: a fork's status lies beside its log."""
+
+from pathlib import Path
+
+import msgspec
+
+MOST_REAL = 60
+"""How many real launches `make test` may make: each costs seconds of two cores. docs/testing.md says which are real."""
+
+
+class Launches(msgspec.Struct, frozen=True):
+    """Launches by the launcher that users have, and by forks."""
+
+    real: int
+    forked: int
+
+
+def count(directory: Path) -> Launches:
+    """Return the launches whose logs are below the directory of a session's temporary files.
+
+    A log that a test wrote itself is none: what was launched was told its orders, in a file `context`.
+    """
+    logs = [log for log in directory.rglob("launcher.log") if _has_orders(log)]
+    forked = sum(log.with_suffix(".status").exists() for log in logs)
+    return Launches(len(logs) - forked, forked)
+
+
+def _has_orders(log: Path) -> bool:
+    return any((folder / "context").exists() for folder in (log.parent, log.parent.parent))
