@@ -8,7 +8,7 @@ import command_line
 from forks import ForkParents
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _forked_ranks(fork_parents: ForkParents) -> Iterator[None]:
     with command_line.forked_ranks(fork_parents):
         yield
