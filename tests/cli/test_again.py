@@ -20,7 +20,7 @@ from m5ws.repository import Repository, snapshots, trees
 from m5ws.store.local import LocalStore
 from m5ws.workspace import Workspace
 from noted_answers import SETTINGS, Ask, noted_place, other_settings, swap, typed
-from settling import settle
+from settling import age, end_second, settle
 from workspace_changes import CHANGES, THE_SAME, as_long, then, write_text
 
 
@@ -88,12 +88,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Workspaces whose answer is noted, one for each change."""
     base = tmp_path_factory.mktemp("again")
     made = {name: noted_place(base, name, number) for number, name in enumerate([*_OF_GIT, *OWN, *_LOST])}
-    time.sleep(2.1)
+    for root in made.values():
+        age(root)
     # The first remembers a glance, the second what there is to be looked at, the third that all of it held still.
     for _ in range(3):
         for root in made.values():
             with typed(root, "snapshot"):
                 settle(root)
+    end_second(made.values())
     return made
 
 
@@ -200,8 +202,7 @@ def test_what_changes_between_the_answer_and_the_note_is_not_noted(
     tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, change: str, sure: bool
 ) -> None:
     root = noted_place(tmp_path, change)
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     for _ in range(3 if sure else 2):
         ask(root, "snapshot")
     if sure:
@@ -222,11 +223,23 @@ def test_a_rule_above_the_workspace_is_seen(tmp_path: Path, ask: Ask) -> None:
     root = noted_place(tmp_path / "top", "nothing")
     git(tmp_path / "top", "init", "-q")
     (tmp_path / "top" / ".dvc").mkdir()
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert [ask(root, "snapshot").again for _ in range(5)][4]
     write(tmp_path / "top", {".dvcignore": "known\n"})
     assert not ask(root, "snapshot").again
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", [name for name in _OF_GIT if name != "a config file behind a link"])
+def test_an_answer_is_given_again_once_git_has_had_its_two_seconds(tmp_path: Path, ask: Ask, change: str) -> None:
+    """No time is given here; all is as old as it is."""
+    root = noted_place(tmp_path, change)
+    settle(root)
+    time.sleep(2.1)
+    assert [ask(root, "snapshot").again for _ in range(5)][4]
+    CHANGES[change](root)
+    found = ask(root, "snapshot")
+    assert (found.again, found.out) == (change == "nothing", ask(root, "-C", ".", "snapshot").out)
 
 
 def test_what_is_warned_of_is_warned_of_each_time(

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from checkouts import write
 from m5ws import again, search, spawn
 from m5ws.operations import repeat
 from noted_answers import Ask, noted_place, other_settings, swap
-from settling import settle
+from settling import age, settle
 from workspace_changes import as_long
 
 
@@ -22,8 +21,7 @@ def test_more_data_than_is_looked_through_at_once_is_looked_at_each_time(
 ) -> None:
     root = noted_place(tmp_path, "nothing")
     monkeypatch.setattr(again, "MOST_FILES", 4)
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert not any(ask(root, "snapshot").again for _ in range(5))
     monkeypatch.setattr(again, "MOST_FILES", 10**6)
     monkeypatch.setattr(search, "_MOST_BYTES", 400)
@@ -36,8 +34,7 @@ def test_much_data_is_looked_at_side_by_side_and_any_file_of_it_is_seen(tmp_path
     for number in range(files):
         write(root, {f"data/{number:04d}.bin": "x", f"data/inner/{number % 40}/{number:04d}.bin": "x"})
     os.utime(root / "data", ns=(0, 0))
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert [ask(root, "snapshot").again for _ in range(5)][4]
     for name in ("0002.bin", f"inner/{(files - 1) % 40}/{files - 1:04d}.bin"):
         (root / "data" / name).chmod(0o755)
@@ -51,8 +48,7 @@ def test_a_folder_that_is_another_while_it_is_looked_at_leaves_no_sure_note(
 ) -> None:
     """Before and after, all is as it was; the answer is of the other."""
     root = noted_place(tmp_path, "nothing")
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     right = ask(root, "snapshot").out
     note, before = repeat.note, again.before
 
@@ -84,8 +80,7 @@ def test_many_folders_of_data_take_no_more_processes_than_one(
         write(root, {f"{path}/a.bin": path, f"{path}/inner/b.bin": path})
     other_settings(root, settings=f"[data]\npaths = {paths}\n".replace("'", '"'))
     write(root, {".git/info/exclude": "/set-*\n/far*\nreqs\n"})
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert [ask(root, "snapshot").again for _ in range(5)][4]
     started, start = list[str](), spawn.start
 
@@ -139,8 +134,7 @@ def test_without_a_find_that_tells_stamps_each_file_is_looked_at_each_time(
         (programs / "find").write_text(f"#!/bin/sh\n{program}\n")
         (programs / "find").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert len({ask(root, "snapshot").out for _ in range(4)}) == 1
     (root / "data" / "x.bin").write_text("y")
     assert ask(root, "snapshot").out == ask(root, "-C", ".", "snapshot").out
@@ -164,6 +158,5 @@ def test_links_that_lead_further_than_is_looked_are_followed_each_time(
 ) -> None:
     root = noted_place(tmp_path, "nothing")
     monkeypatch.setattr(search, "_MOST_ROUNDS", 1)
-    settle(root)
-    time.sleep(2.1)
+    age(root)
     assert not any(ask(root, "snapshot").again for _ in range(5))

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from noted_answers import Ask
 from s3_client import connect, fresh_bucket
 from s3_servers import S3Server
 from scripted_s3 import ScriptedS3
-from settling import settle
+from settling import age, settle
 from tests.conftest import loud_skip
 
 pytestmark = pytest.mark.services
@@ -47,7 +46,7 @@ class Place:
         git(root, "init", "-q", "-b", "main")
         git(root, "add", ".")
         git(root, "commit", "-q", "-m", "first")
-        settle(root)
+        age(root)
 
     def keys(self, prefix: str) -> list[str]:
         return [found.key for found in self.store.list(prefix)]
@@ -62,7 +61,6 @@ def _noted(place: Place, ask: Ask, *, edited: bool = True) -> str:
     """Return the answer once it is given again; what was `edited` just now is not remembered."""
     if edited:
         settle(place.root)
-        time.sleep(2.1)
     said = [ask(place.root, "snapshot")]
     while not said[-1].again and len(said) < 6:
         said.append(ask(place.root, "snapshot"))
@@ -190,6 +188,7 @@ def test_what_a_copy_on_this_machine_answered_is_asked_of_the_store(
     write(place.root, {"known": "hello", "known.dvc": pin, ".gitignore": "data\n.m5ws\n/known\n"})
     git(place.root, "add", ".")
     git(place.root, "commit", "-q", "-m", "pinned")
+    age(place.root)
     _noted(place, ask)
     (place.root / "known").unlink()
     _noted(place, ask)
@@ -262,7 +261,6 @@ def test_what_curl_would_not_know_of_is_asked_by_the_whole_command(
     if what == "a proxy":
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-    time.sleep(2.1)
     said = [ask(place.root, "snapshot") for _ in range(5)]
     assert len({answer.out for answer in said}) == 1 and not any(answer.again for answer in said)
 
@@ -317,6 +315,5 @@ def test_nothing_is_imported_that_takes_long(place: Place, ask: Ask) -> None:
     words = "import sys, m5ws.__main__; sys.argv = ['m5ws', 'snapshot']; m5ws.__main__.main(); "
     names = {"click", "msgspec", "subprocess", "typing", "obstore", "botocore", "ssl", "re"}
     argv = [sys.executable, "-c", words + f"print({names} & {{*sys.modules}})"]
-    time.sleep(2.1)
     done = [subprocess.run(argv, cwd=place.root, capture_output=True, text=True, check=True) for _ in range(5)]
     assert done[4].stdout.splitlines()[1] == "set()"

@@ -1,8 +1,12 @@
 """Comparison of a replay with its original: the first difference by step and cause, and honest gaps."""
 
+import msgspec
+
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, RankEnded, RankStarted, State, Step
+from m5ws.operations import judgement
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
+from m5ws.operations.supervise import Result
 
 _LAST = 6
 
@@ -140,6 +144,57 @@ def test_what_the_replay_does_beyond_a_finished_original_is_a_divergence() -> No
     assert first is not None and (first.step, first.quantity, first.original) == (_LAST + 1, "step", None)
     first = _compared(_history(_events(0)), _events(0), _events(1)).first()
     assert first is not None and (first.rank, first.quantity) == (1, "step")
+
+
+def test_a_quantity_that_one_side_alone_recorded_differs() -> None:
+    def without(name: str, event: AnyEvent) -> AnyEvent:
+        if not isinstance(event, Step) or event.step != 3:
+            return event
+        return msgspec.structs.replace(
+            event, quantities={key: event.quantities[key] for key in {"loss", "lr"} - {name}}
+        )
+
+    whole = _events(0)
+    for name, value in (("loss", "l3"), ("lr", "0x1p-10")):
+        less = [without(name, event) for event in whole]
+        first = _compared(_history(whole), less).first()
+        assert first is not None and (first.step, first.quantity, first.original, first.replayed) == (
+            3,
+            name,
+            value,
+            None,
+        )
+        first = _compared(_history(less), whole).first()
+        assert first is not None and (first.step, first.quantity, first.original, first.replayed) == (
+            3,
+            name,
+            None,
+            value,
+        )
+
+
+def test_a_rank_that_the_replay_does_not_have_is_missing() -> None:
+    comparison = _compared(_history(_events(0), _events(1)), _events(0))
+    assert comparison.first() is None and not comparison.state_compared()
+    assert comparison.missing() == ("rank 1: steps 1-6 of the original were not replayed",)
+
+
+def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
+    original = _history(_events(0))
+    original.contents.update({2: "before", 4: "content"})
+    segment = original.within(2, 4)
+    assert (
+        sorted(segment.steps[0]) == [3, 4] and sorted(segment.states[0]) == [4] and segment.contents == {4: "content"}
+    )
+
+
+def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
+    ended = Result(run="r", attempt=1, outcome="finished", exit_code=0)
+    losses: list[AnyEvent] = [event for event in _events(0) if not isinstance(event, State)]
+    for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
+        comparison = _compared(_history(events), events)
+        assert comparison.first() is None and comparison.missing() == ()
+        assert judgement._outcome(comparison, ended, None, [])[0] == outcome
 
 
 def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:

@@ -133,6 +133,16 @@ def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_pat
     assert fsck.check(repo).clean
 
 
+def test_what_a_writer_asked_to_keep_stays_though_its_reference_comes_late() -> None:
+    repo = _filled()
+    plan = str(gc.plan(repo, Rules(), 0.0).id)
+    asleep = SleepingStore(
+        repo.store, "snapshots/", lambda: gc_execute.execute(repo, plan, "lock", grace_s=0.0, workers=Serial)
+    )
+    publish(Repository(asleep, repo.format), [b"left"])
+    assert asleep.slept and fsck.check(repo).clean
+
+
 def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> None:
     repo = _filled()
     observed = Observed(facts={"machine": "another"})

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from m5ws.repository import Repository, trees
 from m5ws.repository.capture import FileChanged
 from m5ws.settings import Settings
 from m5ws.store.local import LocalStore
-from settling import settle
+from settling import age, end_second, settle
 from workspace_changes import CHANGES, THE_SAME, make, quietly
 
 SAID = say(config={"files": ["config.yaml", "local.yaml", "conf/*.yaml"]}, data={"paths": ["data"]})
@@ -57,9 +56,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
     made = {name: Place(base / str(number), _repository(base, number)) for number, name in enumerate(CHANGES)}
     for name, (root, _) in made.items():
         make(root, name)
-    time.sleep(2.1)
+        age(root)
     for place in made.values():
         place.take()
+    end_second(place.root for place in made.values())
     return made
 
 

@@ -4,6 +4,7 @@ import resource
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import planted
@@ -13,7 +14,7 @@ from m5ws.events import Step
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository, checkpoints, ledger
-from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.repository.spool import SpoolReader, SpoolWriter, chain, genesis
 
 
 def _steps(first: int, last: int) -> list[bytes]:
@@ -44,7 +45,7 @@ def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
         second.append(_steps(1, 1))
 
 
-@pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign"])
+@pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign", "begin anew"])
 def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
     for first in (1, 3, 5):
         ledger.Writer(repo, "r", 1, "0").append(_steps(first, first + 1))
@@ -60,6 +61,14 @@ def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
         one.rename(prefix / "x")
         two.rename(one)
         (prefix / "x").rename(two)
+    elif harm == "begin anew":
+        # Right in itself, and as if nothing were before it.
+        batch = list(ledger.read(repo, "r", 1, "0"))[2]
+        head = previous = genesis("r", 1, "0")
+        for event in batch.events:
+            head = chain(head, bytes(event))
+        two.unlink()
+        two.write_bytes(codec.encode(msgspec.structs.replace(batch, previous=previous, head=head)))
     else:
         ledger.Writer(repo, "other", 1, "0").append(_steps(1, 2))
         one.unlink()

@@ -7,6 +7,7 @@ import pytest
 from m5ws.store.s3 import S3Store
 from m5ws.store.s3_location import parse
 from m5ws.store.s3_retry import Patience
+from s3_servers import descriptions_read_once
 from scripted_s3 import ScriptedS3
 
 
@@ -16,8 +17,14 @@ def at_once() -> Patience:
     return Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
 
 
+@pytest.fixture(scope="package")
+def quick_clients() -> Iterator[None]:
+    with descriptions_read_once():
+        yield
+
+
 @pytest.fixture
-def server(s3_environment: None) -> Iterator[ScriptedS3]:
+def server(s3_environment: None, quick_clients: None) -> Iterator[ScriptedS3]:
     with ScriptedS3() as running:
         yield running
 

@@ -1,5 +1,7 @@
 """A directory that was a store, and is none for a while: a file system that was unmounted, a folder that was moved."""
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,3 +36,24 @@ def test_a_store_that_is_gone_is_not_empty_and_not_made_anew(tmp_path: Path, ope
     (tmp_path / "away").rename(store.root.parent)
     store.create("objects/ab", b"now")
     assert store.get("objects/ab") == b"now"
+
+
+def test_bytes_are_on_the_disk_before_their_key_and_both_before_create_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, done = LocalStore(tmp_path / "store"), list[str]()
+    store.create("objects/aa", b"the folder is there now")
+    fsync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "bytes")
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        done.append("key")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    store.create("objects/ab", b"new")
+    assert done == ["bytes", "key", "folder"]

@@ -35,14 +35,16 @@ def _credentials(s3_environment: None) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedS3]:
+def server(quick_clients: None) -> Iterator[ScriptedS3]:
     with ScriptedS3() as running:
         running.keeps_checksums = True
         yield running
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[dict[str, bytes], dict[str, Any]]]:
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, quick_clients: None
+) -> Callable[..., tuple[dict[str, bytes], dict[str, Any]]]:
     """What a server has after a store was filled through it, by hash and by kind of checksum; filled once each."""
 
     @functools.cache

@@ -3,15 +3,17 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import m5ws.__main__
 from checkouts import git, write
-from m5ws import again
+from m5ws import again, workspace
 from m5ws.adapters import git_start
+from m5ws.adapters.machine import Machine
+from m5ws.records import Observed
 from workspace_changes import make
 
 SETTINGS = """
@@ -39,11 +41,23 @@ class Answer(NamedTuple):
 Ask = Callable[..., Answer]
 
 
+class KnownMachine(Machine):
+    """This machine, but what is observed of it, which no answer rests on, is known.
+
+    To observe it takes a process that imports torch, again for each environment that a test makes.
+    """
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed(facts={"python": "3.11"})
+
+
 @contextmanager
 def typed(root: Path, *words: str) -> Iterator[list[bool]]:
     """Run `m5ws` with these words in `root`, and yield whether the answer was one that was noted."""
     hidden, here, argv, threshold = os.environ.pop("PYTEST_CURRENT_TEST", ""), os.getcwd(), sys.argv, gc.get_threshold()
     answer, noted = again.Again.answer, list[bool]()
+    adapters = workspace._ADAPTERS
+    observer = adapters["observer"]
 
     def watched(*arguments: Any) -> again.Note | None:
         found = answer(*arguments)
@@ -52,12 +66,14 @@ def typed(root: Path, *words: str) -> Iterator[list[bool]]:
 
     os.chdir(root)
     sys.argv = ["m5ws", *words]
+    adapters["observer"] = f"{__name__}:{KnownMachine.__name__}"
     again.Again.answer = watched  # type: ignore[assignment, method-assign]
     try:
         assert m5ws.__main__.main() == 0
         yield noted
     finally:
         git_start.begin_ahead(os.sep, {})  # forgets what this command began
+        adapters["observer"] = observer
         again.Again.answer, sys.argv = answer, argv  # type: ignore[method-assign]
         gc.set_threshold(*threshold)
         os.chdir(here)

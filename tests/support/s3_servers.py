@@ -1,6 +1,7 @@
 """A light S3 server as a process of its own, and buckets on it."""
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -54,6 +55,19 @@ class S3Server(msgspec.Struct, frozen=True):
         """Return the URL of a store."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"s3://{bucket}/{prefix}?endpoint_url={self.endpoint}" + (f"&{query}" if query else "")
+
+
+@contextlib.contextmanager
+def descriptions_read_once() -> Iterator[None]:
+    """Have all of botocore's sessions share its descriptions of services: to read them is most of making a client."""
+    import botocore.session
+
+    own = botocore.session.create_loader
+    botocore.session.create_loader = functools.cache(own)
+    try:
+        yield
+    finally:
+        botocore.session.create_loader = own
 
 
 @contextlib.contextmanager

@@ -53,8 +53,7 @@ class ScriptedS3:
         self.lock = threading.Lock()
         self.closing = threading.Event()
         handler = type("Handler", (_Handler,), {"s3": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     @property
@@ -79,6 +78,12 @@ class ScriptedS3:
         self._server.server_close()
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """With the usual 5, some of many clients that come at once would knock again after a second."""
+
+
 def _version(content: bytes) -> str:
     return f'"{hashlib.md5(content).hexdigest()}"'
 
@@ -86,6 +91,8 @@ def _version(content: bytes) -> str:
 class _Handler(http.server.BaseHTTPRequestHandler):
     s3: ScriptedS3
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """Otherwise a body, which follows its headers, waits 40 ms for the client to say that these arrived."""
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
