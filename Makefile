@@ -10,7 +10,7 @@ export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-services lint check bench soak clean
+.PHONY: help venv demo test test-services lint check bench mutations soak clean
 
 help: ## Show what can be made.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -45,6 +45,9 @@ check: lint test test-services ## Run what CI runs.
 
 bench: $(stamp) ## Run the benchmarks, which write their tables.
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script"; done
+
+mutations: $(stamp) ## Plant faults in a copy of the core, each of which the tests must find.
+	$(bin)/python tests/run_mutations.py $(ARGS)
 
 soak: $(stamp) ## Run the campaigns.
 	$(bin)/python -m pytest -m soak $(ARGS)

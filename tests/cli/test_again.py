@@ -24,9 +24,11 @@ from settling import age, end_second, settle
 from workspace_changes import CHANGES, THE_SAME, as_long, then, write_text
 
 
-def _status(root: Path, *words: str) -> int:
-    argv = [sys.executable, "-m", "m5ws", *words]
-    return subprocess.run(argv, cwd=root, capture_output=True, check=False).returncode
+def _fails(root: Path, status: int) -> None:
+    """Have both the short command and the whole one end with `status`."""
+    for words in (["snapshot"], ["-C", ".", "snapshot"]):
+        with typed(root, *words, status=status):
+            pass
 
 
 def _stored(root: Path, what: str) -> list[Path]:
@@ -109,8 +111,7 @@ def test_an_answer_that_is_given_again_is_that_of_the_whole_command(
     assert before.again == (change != "a config file behind a link")
     (CHANGES | OWN)[change](root)
     if change in _REFUSED:
-        assert [_status(root, *words) for words in (["snapshot"], ["-C", ".", "snapshot"])] == [2, 2]
-        return
+        return _fails(root, 2)
     found = ask(root, "snapshot")
     whole = ask(root, "-C", ".", "snapshot")
     assert (found.out, found.err.partition(",")[0]) == (whole.out, whole.err.partition(",")[0])
@@ -136,8 +137,7 @@ def test_what_the_store_lost_is_found_out(places: dict[str, Path], ask: Ask, los
     _LOST[lost](root)
     if lost == "the end of each object":
         # It is damaged, and not gone: that is an error.
-        assert [_status(root, *words) for words in (["snapshot"], ["-C", ".", "snapshot"])] == [3, 3]
-        return
+        return _fails(root, 3)
     assert ask(root, "snapshot")[::2] == (before.out, False)
     repo = Repository.open(LocalStore(root / ".m5ws" / "store"))
     assert repo.objects.has(before.out.strip())

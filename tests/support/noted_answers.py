@@ -13,7 +13,7 @@ from checkouts import git, write
 from m5ws import again, workspace
 from m5ws.adapters import git_start
 from m5ws.adapters.machine import Machine
-from m5ws.records import Observed
+from m5ws.records import Observed, Origin
 from workspace_changes import make
 
 SETTINGS = """
@@ -42,7 +42,7 @@ Ask = Callable[..., Answer]
 
 
 class KnownMachine(Machine):
-    """This machine, but what is observed of it, which no answer rests on, is known.
+    """This machine, but what is observed of it, which no answer rests on, is known, and nothing is installed locally.
 
     To observe it takes a process that imports torch, again for each environment that a test makes.
     """
@@ -50,10 +50,13 @@ class KnownMachine(Machine):
     def observe(self, environment: Mapping[str, str]) -> Observed:
         return Observed(facts={"python": "3.11"})
 
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
+
 
 @contextmanager
-def typed(root: Path, *words: str) -> Iterator[list[bool]]:
-    """Run `m5ws` with these words in `root`, and yield whether the answer was one that was noted."""
+def typed(root: Path, *words: str, status: int = 0) -> Iterator[list[bool]]:
+    """Run `m5ws` with these words in `root`, which ends with `status`; yield whether the answer was one that was noted."""
     hidden, here, argv, threshold = os.environ.pop("PYTEST_CURRENT_TEST", ""), os.getcwd(), sys.argv, gc.get_threshold()
     answer, noted = again.Again.answer, list[bool]()
     adapters = workspace._ADAPTERS
@@ -69,7 +72,7 @@ def typed(root: Path, *words: str) -> Iterator[list[bool]]:
     adapters["observer"] = f"{__name__}:{KnownMachine.__name__}"
     again.Again.answer = watched  # type: ignore[assignment, method-assign]
     try:
-        assert m5ws.__main__.main() == 0
+        assert m5ws.__main__.main() == status
         yield noted
     finally:
         git_start.begin_ahead(os.sep, {})  # forgets what this command began

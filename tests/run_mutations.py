@@ -1,0 +1,269 @@
+"""Plants faults in the core, one at a time, and checks that the tests of that part find each.
+
+Called as: run_mutations.py [--only N]. The project's files are copied to a temporary folder, and faults are planted in
+the copy alone. First the tests pass there without a fault: else a test that fails would show nothing. A fault is found
+when a test fails. A collection error does not count. The table of what was found is Markdown; the exit status is 1 if
+a fault was not found. The tests are some of those that `make test` runs, by the folder and module that a fault is in.
+"""
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault that a developer could make: `old`, which is there once, becomes `new`. `tests` are below tests/."""
+
+    fault: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "an object is read without checking its digest",
+        "m5ws/repository/objects.py",
+        "            if self.digest(data) == digest:\n",
+        "            if data:\n",
+        ("repository/test_fsck.py", "repository/test_materialise.py"),
+    ),
+    Mutation(
+        "a record is read without checking its seal",
+        "m5ws/codec.py",
+        "    if blake3.blake3(record).digest() != seal:\n",
+        "    if len(seal) != _SEAL_BYTES:\n",
+        ("unit/test_codec.py", "repository/test_fsck_bits.py"),
+    ),
+    Mutation(
+        "a checkpoint's reference is published before its record",
+        "m5ws/repository/checkpoints.py",
+        "    record = repo.objects.put_record(checkpoint)\n"
+        "    label = name(checkpoint.step, checkpoint.attempt)\n\n"
+        "    def create() -> None:\n"
+        "        try:\n"
+        "            # Published from here on.\n"
+        "            repo.store.create(key(checkpoint.run, label), _line(record))\n",
+        "    record = repo.objects.digest(ledger.codec.encode(checkpoint))\n"
+        "    label = name(checkpoint.step, checkpoint.attempt)\n\n"
+        "    def create() -> None:\n"
+        "        try:\n"
+        "            repo.store.create(key(checkpoint.run, label), _line(record))\n"
+        "            repo.objects.put_record(checkpoint)\n",
+        ("training/test_crash.py",),
+    ),
+    Mutation(
+        "of two writers of a key the later one wins",
+        "m5ws/store/local.py",
+        "        except FileExistsError as error:\n            raise ObjectExists(key) from error\n",
+        "        except FileExistsError:\n"
+        "            os.replace(draft.path, target)\n"
+        "            os.link(target, draft.path)\n",
+        ("contract/test_store.py",),
+    ),
+    Mutation(
+        "a batch need not follow the batch before it",
+        "m5ws/repository/ledger.py",
+        "    if batch.previous != head:\n"
+        '        raise CorruptObject(f"batch {key} does not follow the batch before it")\n',
+        "    head = batch.previous\n",
+        ("repository/test_ledger.py", "repository/test_hostile_stores.py"),
+    ),
+    Mutation(
+        "a late rank's checkpoint counts although a newer attempt did not inherit it",
+        "m5ws/repository/checkpoints.py",
+        "        accepted = inherited(",
+        "        accepted |= inherited(",
+        ("repository/test_ledger.py",),
+    ),
+    Mutation(
+        "a rank that the replay does not have is not missed",
+        "m5ws/operations/compare.py",
+        "        for rank, steps in self.original.steps.items():\n"
+        "            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))\n",
+        "        for rank, steps in self.replay.steps.items():\n"
+        "            absent = sorted(set(self.original.steps.get(rank, {})) - set(steps))\n",
+        ("operations/test_compare.py",),
+    ),
+    Mutation(
+        "a quantity that one side lacks is not compared",
+        "m5ws/operations/compare.py",
+        "        for name in dict.fromkeys([*before, *after]):\n            old, new",
+        "        for name in (name for name in before if name in after):\n            old, new",
+        ("operations/test_compare.py",),
+    ),
+    Mutation(
+        "the last step of a segment is not compared",
+        "m5ws/operations/history.py",
+        "for step, value in by_step.items() if first < step <= last}",
+        "for step, value in by_step.items() if first < step < last}",
+        ("operations/test_compare.py",),
+    ),
+    Mutation(
+        "generators are restored before the loader draws from them",
+        "m5ws/training/recorder.py",
+        "        if self._feed is not None:\n"
+        "            self._feed.start()\n"
+        "        if loaded.rank is not None:\n"
+        "            # Last of all: making an iterator of the loader draws a seed from the global generator.\n"
+        '            generators = loaded.rank["generators"]\n'
+        "            rng.restore(generators, self._generators)\n",
+        "        if loaded.rank is not None:\n"
+        '            generators = loaded.rank["generators"]\n'
+        "            rng.restore(generators, self._generators)\n"
+        "        if self._feed is not None:\n"
+        "            self._feed.start()\n",
+        ("training/test_session.py",),
+    ),
+    Mutation(
+        "restored tensors are not held against what was saved",
+        "m5ws/training/recorder.py",
+        '            checkpointing.prove("tensors", tensors, loaded.fingerprints, loaded.step)\n',
+        "",
+        ("training/test_session.py",),
+    ),
+    Mutation(
+        "a fingerprint does not depend on where an element is",
+        "m5ws/training/cpu_sums.py",
+        "    ramp = _ramp(index & _MASK)\n",
+        "    index, ramp = 0, _ramp(0)\n",
+        ("unit/test_fingerprint.py",),
+    ),
+    Mutation(
+        "a file that was allowed to hold a secret is clean for ever",
+        "m5ws/operations/inspection.py",
+        "        elif not suspicious:\n",
+        "        elif permitted or not suspicious:\n",
+        ("operations/test_snapshot_refusals.py",),
+    ),
+    Mutation(
+        "gc deletes what a writer asked it to keep",
+        "m5ws/operations/gc_execute.py",
+        "            if digest not in kept and digest not in found.reach.digests\n",
+        "            if digest not in found.reach.digests\n",
+        ("operations/test_gc.py", "operations/test_gc_schedules.py"),
+    ),
+    Mutation(
+        "a replay of which nothing was compared is called reproduced",
+        "m5ws/operations/judgement.py",
+        "    if not comparison.equal:\n",
+        "    if comparison.equal is None:\n",
+        ("operations/test_compare.py",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of one fault: the first test that failed, or None."""
+
+    by: str | None
+    seconds: float
+
+
+def main(arguments: list[str]) -> int:
+    """Plant the faults, print what found them, and return 1 if one was not found."""
+    parser = argparse.ArgumentParser(description="Plant faults in the core, and check that tests find them.")
+    parser.add_argument("--only", type=int, metavar="N", choices=range(1, len(MUTATIONS) + 1), help="only fault N")
+    only = parser.parse_args(arguments).only
+    chosen = {number: one for number, one in enumerate(MUTATIONS, 1) if only in (None, number)}
+    with tempfile.TemporaryDirectory(prefix="m5ws-mutations-") as scratch:
+        copy = Path(scratch) / "copy"
+        _copy(copy)
+        _check_is_imported(copy)
+        _check_passes(copy, sorted({test for one in chosen.values() for test in one.tests}))
+        found = {}
+        for number, one in chosen.items():
+            found[number] = _plant(copy, one)
+            print(f"{number}. {one.fault}: {found[number].by or 'NOT FOUND'}", file=sys.stderr, flush=True)
+    print("| | fault | in | tests | found by | seconds |\n|---|---|---|---|---|---|")
+    for number, one in chosen.items():
+        by = found[number].by
+        cells = (
+            one.fault,
+            f"`{one.file}`",
+            ", ".join(f"`{test}`" for test in one.tests),
+            f"`{by}`" if by else "nothing",
+        )
+        print(f"| {number} | {' | '.join(cells)} | {found[number].seconds:.0f} |")
+    count = sum(one.by is not None for one in found.values())
+    print(f"\n{count} of {len(found)} faults were found.")
+    return int(count < len(found))
+
+
+def _copy(copy: Path) -> None:
+    """Copy the files that git knows or does not ignore, as they are in the working tree; links stay links."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):
+        source, target = ROOT / name, copy / name
+        if source.is_symlink() or source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    """Return an environment in which the copy comes before the project that is installed."""
+    return os.environ | {"PYTHONPATH": str(copy)}
+
+
+def _check_is_imported(copy: Path) -> None:
+    """End with an error unless what is imported is the copy."""
+    command = [sys.executable, "-c", "import m5ws; print(m5ws.__file__)"]
+    run = subprocess.run(command, cwd=copy, env=_environment(copy), check=True, capture_output=True, text=True)
+    if not Path(run.stdout.strip()).resolve().is_relative_to(copy.resolve()):
+        sys.exit(f"{run.stdout.strip()} is imported, and not the copy in {copy}")
+
+
+def _check_passes(copy: Path, tests: list[str]) -> None:
+    """End with an error unless the tests pass without a fault."""
+    run = _pytest(copy, tests)
+    if run.returncode:
+        sys.exit(f"without a fault, the tests do not pass:\n{run.stdout}{run.stderr}")
+
+
+def _plant(copy: Path, one: Mutation) -> Found:
+    """Run the tests with one fault in the copy, which is whole again after that."""
+    path = copy / one.file
+    text = path.read_text()
+    if (count := text.count(one.old)) != 1:
+        sys.exit(f"{one.file} has what is to be replaced {count} times, not once:\n{one.old}")
+    began_s = time.monotonic()
+    try:
+        _write(path, text.replace(one.old, one.new))
+        run = _pytest(copy, one.tests)
+    finally:
+        _write(path, text)
+    seconds = time.monotonic() - began_s
+    failed = _FAILED.search(run.stdout)
+    # 1: tests ran, and some failed. What cannot be collected ends with another status.
+    return Found(failed[1].removeprefix("tests/") if failed and run.returncode == 1 else None, seconds)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a module, and remove what was compiled of it: that is told apart by whole seconds and sizes only."""
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _pytest(copy: Path, tests: tuple[str, ...] | list[str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", "--dist", "no"]
+    command += ["--basetemp", str(copy.parent / "t"), "--timeout", "300", *(f"tests/{test}" for test in tests)]
+    return subprocess.run(command, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
