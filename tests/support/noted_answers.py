@@ -56,7 +56,7 @@ class KnownMachine(Machine):
 
 @contextmanager
 def typed(root: Path, *words: str, status: int = 0) -> Iterator[list[bool]]:
-    """Run `m5ws` with these words in `root`, which ends with `status`; yield whether the answer was one that was noted."""
+    """Run `m5ws` with these words in `root`, which ends with `status`; yield whether a noted answer was given."""
     hidden, here, argv, threshold = os.environ.pop("PYTEST_CURRENT_TEST", ""), os.getcwd(), sys.argv, gc.get_threshold()
     answer, noted = again.Again.answer, list[bool]()
     adapters = workspace._ADAPTERS
