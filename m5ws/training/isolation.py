@@ -46,23 +46,34 @@ def check(context: Context) -> None:
         raise NotIsolated(f"{len(foreign)} module(s) were loaded from the author's checkout: {listed}")
 
 
-def _files() -> list[tuple[str, Path]]:
+def _files() -> list[tuple[str, str]]:
     """Return the name and file of every loaded module that has one, but m5ws's own, which is no code of the run's."""
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<"):
-            found.append((name, Path(file)))
+            found.append((name, file))
     return found
 
 
 @cache
-def _is_foreign(path: Path, author: Path, work: Path) -> bool:
-    # As it was found and as it is: a link in site-packages that leads into the checkout is an editable install.
-    real = path.resolve()
+def _is_foreign(file: str, author: Path, work: Path) -> bool:
+    # A link in site-packages that leads into the checkout is an editable install.
+    path = os.path.join(_real_folder(os.path.dirname(file)), os.path.basename(file))
+    if os.path.islink(path):
+        path = os.path.realpath(path)
+    if not path.startswith(str(author)):
+        return False
+    real = Path(path)
     if not real.is_relative_to(author) or real.is_relative_to(work):
         return False
     prefixes = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
     if any(prefix.is_relative_to(author) and real.is_relative_to(prefix) for prefix in prefixes):
         return False
     return _PACKAGES.isdisjoint(real.relative_to(author).parts)
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    """Return a folder without links on the way: each of the few that thousands of modules lie in is followed once."""
+    return os.path.realpath(folder)

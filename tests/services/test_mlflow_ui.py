@@ -28,6 +28,8 @@ from m5ws.repository import Repository, runs
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 
+pytestmark = pytest.mark.services
+
 PINS = {
     "m5ws.snapshot_id",
     "m5ws.code_tree",

@@ -47,7 +47,13 @@ _TORCH = (
     "m5ws.training.dcp",
     "m5ws.training.session",
 )
-_DEEPSPEED = (*_TORCH, "deepspeed", "m5ws.training.deepspeed", "m5ws.training.deepspeed_state")
+_DEEPSPEED = (
+    *_TORCH,
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with the first engine: all of torch.compile.
+    "m5ws.training.deepspeed",
+    "m5ws.training.deepspeed_state",
+)
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -320,21 +326,20 @@ def _place(number: int, ranks: int, port: int) -> dict[str, str]:
 
 def _wait_for_all(ranks: list[int]) -> bool:
     """Wait for all ranks; when one fails, end the others. Return whether one failed."""
-    left, failed, end_s = set(ranks), False, float("inf")
+    left, failed = set(ranks), False
+
+    def end(number: int, _: FrameType | None = None) -> None:
+        for rank in left:
+            _signal(rank, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, end)
     while left:
-        for rank in list(left):
-            ended, status = os.waitpid(rank, os.WNOHANG)
-            if ended:
-                left.discard(rank)
-                failed = failed or status != 0
-        if failed and end_s == float("inf"):
-            end_s = time.monotonic() + _GRACE_S
-            for rank in left:
-                os.kill(rank, signal.SIGTERM)
-        if time.monotonic() > end_s:
-            for rank in left:
-                os.kill(rank, signal.SIGKILL)
-        time.sleep(_POLL_S)
+        rank, status = os.wait()
+        left.discard(rank)
+        if status != 0 and not failed:
+            failed = True
+            end(signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
     return failed
 
 

@@ -85,7 +85,8 @@ class _Tried:
         self.troubled = troubled
         self.repo = in_process.runner.repo = Repository.create(troubled.opened())
         self.run = in_process.runner.run
-        self._whole = type(in_process)(type(in_process.runner)(undisturbed, in_process.runner.tmp / "undisturbed"))
+        runner = in_process.runner
+        self._whole = type(in_process)(type(runner)(undisturbed, runner.tmp / "undisturbed", runner.parents))
 
     def __call__(
         self, begins: int, ends: int | None, *, stops: int | None = None, lasts_s: float = 0.0, **saving: Any

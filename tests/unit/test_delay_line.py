@@ -5,8 +5,12 @@ import socket
 import threading
 import time
 
+import pytest
+
 from proxies import DelayLine, FaultProxy
 from trivial_server import TrivialServer, content
+
+pytestmark = pytest.mark.soak
 
 RTT_S = 0.2
 

@@ -18,6 +18,8 @@ from fault_plan import KINDS, Plan, Settings
 from proxies import FaultProxy
 from trivial_server import TrivialServer, content
 
+pytestmark = pytest.mark.soak
+
 BODY = content(50_000)
 
 

@@ -9,6 +9,8 @@ from campaign_result import Result
 from m5ws.store.local import LocalStore
 from store_campaign import Campaign
 
+pytestmark = pytest.mark.soak
+
 
 def test_a_good_store_has_nothing_to_answer_for(tmp_path: Path) -> None:
     result = Campaign(lambda: LocalStore(tmp_path), operations=150, seed=1).run()
