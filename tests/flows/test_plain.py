@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
-from workspaces import make_workspace
+from workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
+
+
+def _without_mlflow(root: Path) -> Workspace:
+    workspace = make_workspace(root, "plain.py", nproc=1, run=_RUN)
+    workspace.edit("train.py", "import mlflow", "from types import SimpleNamespace")
+    workspace.edit("train.py", "with mlflow.start_run():", "if True:")
+    workspace.edit("train.py", "mlflow.log_metric(", "print(")
+    workspace.edit("train.py", ", step=step)", ")")
+    return workspace
 
 
 def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
@@ -20,11 +29,7 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=False, run=_RUN)
-    workspace.edit("train.py", "import mlflow", "from types import SimpleNamespace")
-    workspace.edit("train.py", "with mlflow.start_run():", "if True:")
-    workspace.edit("train.py", "mlflow.log_metric(", "print(")
-    workspace.edit("train.py", ", step=step)", ")")
+    workspace = _without_mlflow(tmp_path / "w")
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
     # Without steps to end after, the second replay is a whole one.
@@ -39,7 +44,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
 
 
 def test_python_alone_starts_a_script_that_neither_seeds_nor_expects_torchrun(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
+    workspace = _without_mlflow(tmp_path / "w")
     workspace.edit("train.py", 'if "unseeded" not in', 'assert "RANK" not in os.environ\nif "unseeded" not in')
     run = workspace.train("--trainer", "python", "--", "train.py", "unseeded")
     assert workspace.json("reproduce", run)["outcome"] == "reproduced"

@@ -20,7 +20,7 @@ from m5ws.launches import Context, Saving, Trace
 from m5ws.records import Determinism, Digest, LaunchSpec
 from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
-from m5ws.training import context
+from m5ws.training import checkpointing, context
 from m5ws.training.stop import Stop
 from orders import orders
 
@@ -163,7 +163,10 @@ class InProcess:
 
 
 @pytest.fixture
-def in_process(runner: Runner) -> InProcess:
+def in_process(runner: Runner, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> InProcess:
+    """Ranks in the test's own process; but in campaigns, a save that failed is tried again almost at once."""
+    if request.node.get_closest_marker("soak") is None:
+        monkeypatch.setattr(checkpointing, "_PAUSE_S", 0.01)
     return InProcess(runner)
 
 

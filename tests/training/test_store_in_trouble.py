@@ -22,7 +22,7 @@ from m5ws.launches import Saving
 from m5ws.ports import ObjectStore
 from m5ws.repository import Repository, checkpoints, fsck
 from m5ws.store import open_store
-from m5ws.training import context
+from m5ws.training import checkpointing, context
 from m5ws.training.saver import TooManyFailures
 from proxies import FaultProxy
 from tests.conftest import loud_skip
@@ -210,7 +210,10 @@ def test_the_training_ends_after_as_many_failures_as_it_is_told(tried: _Tried, t
 
 @pytest.mark.parametrize("trouble", ["away"])
 @pytest.mark.usefixtures("signals")
-def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(tried: _Tried, trouble: str) -> None:
+def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(
+    tried: _Tried, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "_PAUSE_S", 0.5)  # It has not been tried as often as it may when time is up.
     attempt, error = tried(5, None, stops=7, deadline_s=0.3)
     tried.troubled.end()
     assert isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
