@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ceph as ceph_server
+import golden
 import launch_count
 from forks import ForkParents
 from m5ws.repository import Repository
@@ -72,6 +73,11 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "Rewrite the files of tests/data/golden with what the command line prints now."
+    parser.addoption(golden.FLAG, action="store_true", help=text)
 
 
 def loud_skip(reason: str) -> None:

@@ -109,7 +109,7 @@ def test_what_a_launch_unsets_stays_outside_and_its_own_folders_come_after_m5ws(
 
 
 def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(NoEngine, match="none of podman, docker, apptainer is on PATH") as raised:
+    with pytest.raises(NoEngine, match="podman") as raised:
         _containers(tmp_path, {"PATH": str(tmp_path)}).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
     assert f"M5WS_CONTAINER_IMAGE={_IMAGE}" in raised.value.hint
 
@@ -119,6 +119,6 @@ def test_an_environment_without_what_m5ws_needs_is_named(tmp_path: Path) -> None
         return (sys.executable, "-I", "-S", *words[1:]), {}
 
     there = ObservedElsewhere(Machine(root=tmp_path), command, "python3", Orders(root="/"), "container of it")
-    with pytest.raises(NotObserved, match=r"container of it could not be looked at: .*No module named") as raised:
+    with pytest.raises(NotObserved, match=r"container of it.*No module named") as raised:
         there.observe({})
     assert "pip install" in raised.value.hint

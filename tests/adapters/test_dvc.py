@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_any_difference_is_an_error_that_says_what_to_do(root: Path, change: Cal
     dataset = find(root)[b"data"]
     os.chmod(root / "data" / "a.txt", 0o644)
     change(root)
-    with pytest.raises(DatasetModified, match=r"data is not what data\.dvc pins") as raised:
+    with pytest.raises(DatasetModified, match=r"data\.dvc") as raised:
         Dvc().verify(dataset, on_disk(root, dataset))
     assert "dvc commit data.dvc" in raised.value.hint
     assert "dvc checkout data.dvc" in raised.value.hint
@@ -148,7 +149,7 @@ def test_a_damaged_cache_file_is_passed_over_for_the_remotes(root: Path, tmp_pat
     _damage(root / ".dvc" / "cache", dataset.hash)
     assert contents(Dvc().fetch(root, dataset, tmp_path / "t")) == {b"one.csv": b"1,2\n"}
     _damage(tmp_path / "remote", dataset.hash)
-    with pytest.raises(CorruptObject, match=r"not what one\.csv\.dvc pins"):
+    with pytest.raises(CorruptObject, match=r"one\.csv\.dvc"):
         Dvc().fetch(root, dataset, tmp_path / "u")
 
 
@@ -157,7 +158,7 @@ def test_data_that_is_nowhere(root: Path, tmp_path: Path) -> None:
     shutil.rmtree(root / ".dvc" / "cache")
     shutil.rmtree(tmp_path / "remote")
     for dataset in found.values():
-        with pytest.raises(NotFound, match="neither in the working tree nor"):
+        with pytest.raises(NotFound, match=re.escape(os.fsdecode(dataset.pin))):
             Dvc().fetch(root, dataset, tmp_path / "t")
 
 
@@ -208,12 +209,12 @@ def test_pins_of_dvc_before_3(root: Path) -> None:
 @pytest.mark.parametrize(
     ("pin", "says"),
     [
-        ("outs:\n- md5: abc\n  hash: md5\n  path: ../up\n", "not inside"),
-        ("outs:\n- md5: abc\n  hash: md5\n  path: s3://b/k\n", "not inside"),
-        ("outs:\n- md5: abc\n  hash: md5\n  path: /abs\n", "not inside"),
-        ("outs:\n- path: later\n", "no md5"),
-        ("outs: [", "not valid YAML"),
-        ("just text", "not a DVC file"),
+        ("outs:\n- md5: abc\n  hash: md5\n  path: ../up\n", "'../up'"),
+        ("outs:\n- md5: abc\n  hash: md5\n  path: s3://b/k\n", "'s3://b/k'"),
+        ("outs:\n- md5: abc\n  hash: md5\n  path: /abs\n", "'/abs'"),
+        ("outs:\n- path: later\n", "md5"),
+        ("outs: [", "YAML"),
+        ("just text", "DVC"),
     ],
 )
 def test_pins_that_cannot_be_used(tmp_path: Path, pin: str, says: str) -> None:

@@ -339,5 +339,5 @@ def test_a_lock_file_outside_the_workspace_is_refused(tmp_path: Path, name: str)
     root = tmp_path / "workspace"
     root.mkdir()
     (root / "linked").symlink_to("/etc/hostname")
-    with pytest.raises(ConfigError, match="not inside the workspace"):
+    with pytest.raises(ConfigError, match=re.escape(name)):
         Machine(root=root).declare(root, (name,), None)

@@ -1,6 +1,7 @@
 """Virtual environments made from recipes, by real pip, from wheels that are made here."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -161,10 +162,10 @@ def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path, variable: str) ->
 
 
 def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
-    with pytest.raises(NoPython, match=r"Python 3\.99\.1, and python3\.99 is not on PATH") as raised:
+    with pytest.raises(NoPython, match=r"3\.99\.1.*python3\.99\b") as raised:
         shop.build(recipe(python="3.99.1"))
     assert "pyenv install 3.99.1" in raised.value.hint
-    with pytest.raises(NoPython, match=f"there is only .*{_HERE}") as raised:
+    with pytest.raises(NoPython, match=re.escape(_HERE)) as raised:
         interpreters.find(f"{_MINOR}.99", shop.environment)
     assert "--env warn" in raised.value.hint
     near = interpreters.find(f"{_MINOR}.99", shop.environment, same_patch=False)
@@ -173,7 +174,7 @@ def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
 
 def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
     inside = shop.root / "cache"
-    with pytest.raises(UsageError, match="inside the workspace"):
+    with pytest.raises(UsageError, match=re.escape(str(inside))):
         VirtualEnvironments(inside, {}, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root)))
 
 

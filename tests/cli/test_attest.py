@@ -112,7 +112,7 @@ def test_what_is_not_signed_holds_and_it_is_said_that_nobody_answers_for_it(m5: 
     done = m5("verify", file)
     assert done.status == 0
     assert done.out.startswith(f"HOLDS: run {made.run}, reproduced\n")
-    assert "who says so: it is not signed" in done.out
+    assert "not signed" in done.out
     assert m5("verify", file, "--read-data").status == 0
 
 
@@ -132,7 +132,7 @@ def test_what_is_signed_holds_for_those_who_allow_the_key(m5: Any, signed: Path,
 
 def test_a_signature_by_another_key_or_none_is_no_signature(m5: Any, signed: Path, file: Path, tmp_path: Path) -> None:
     other = _allowed(_key(tmp_path, "eve"))
-    for one, said in ((signed, "none of 1 is a good one"), (file, "it is not signed")):
+    for one, said in ((signed, "none of 1"), (file, "not signed")):
         done = m5("verify", one, "--allowed-signers", other)
         assert done.status == 1 and done.out.startswith("DOES NOT HOLD") and said in done.out
 
@@ -163,13 +163,13 @@ def test_a_statement_that_was_edited_and_is_not_signed_differs_from_the_store(m5
     _edit(file, b'"steps":3', b'"steps":4')
     done = m5("verify", file)
     assert done.status == 1
-    assert f"runs/{made.replay}/verdict: the verdict in the store says something else" in done.out
+    assert f"runs/{made.replay}/verdict: " in done.out
 
 
-def test_a_store_without_the_run_is_another_store(m5: Any, file: Path, place: Path, tmp_path: Path) -> None:
+def test_a_store_without_the_run_is_another_store(m5: Any, made: Any, file: Path, place: Path, tmp_path: Path) -> None:
     shutil.rmtree(place / ".m5ws" / "store" / "runs")
     done = m5("verify", file)
-    assert done.status == 3 and "is not in this store" in done.err
+    assert done.status == 3 and made.run in done.err
     assert m5("verify", file, "--no-store").status == 0
     done = m5("-C", tmp_path, "verify", file)
     assert done.status == 3 and "m5ws.toml" in done.err
@@ -216,7 +216,7 @@ def test_a_key_that_is_none_writes_nothing(m5: Any, made: Any, key: Path, tmp_pa
     target = tmp_path / "it.json"
     for wrong in (tmp_path / "absent", _allowed(key)):
         done = m5("attest", made.run, "--key", wrong, "-o", target)
-        assert done.status == 2 and "ssh-keygen did not sign" in done.err and not target.exists()
+        assert done.status == 2 and "ssh-keygen" in done.err and str(wrong) in done.err and not target.exists()
 
 
 def test_without_ssh_keygen_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_it_plans_waits_and_deletes(m5: M5, left: Repository, made: Made) -> Non
     waiting = m5("gc", "--json").document
     assert (waiting["state"], waiting["plan"]) == ("waiting", planned["plan"])
     early = m5("gc", "--execute", planned["plan"][:12])
-    assert early.status == 2 and "may be executed in" in early.err
+    assert early.status == 2 and planned["plan"] in early.err and "--grace" in early.err
     assert old in checkpoints.names(left, made.run)
     done = m5("gc", "--grace", "0s", "--json").document
     assert done["deleted"]["checkpoints"] == 1 and done["deleted"]["objects"] == 2
@@ -76,7 +76,7 @@ def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
     monkeypatch.setattr("m5ws.store.local.LocalStore.delete", refuse)
     denied = m5("gc", "--grace", "0s")
     assert denied.status == 2
-    assert "could not be deleted from" in denied.err and "permission to delete" in denied.err
+    assert "permission" in denied.err
     assert not plans.look(left.store).executing
 
 
@@ -84,7 +84,7 @@ def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, 
     plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
     left.store.create(plans.executing_key(plan), codec.encode(Executing(holder="another", host="far")))
     refused = m5("gc", "--grace", "0s")
-    assert refused.status == 2 and "on far" in refused.err and "--take-over" in refused.err
+    assert refused.status == 2 and " far" in refused.err and "--take-over" in refused.err
     assert m5("gc", "--execute", plan, "--take-over").status == 0
     assert m5("gc", "--take-over").status == 2
     assert m5("gc", "--execute", plan).status == 3
@@ -92,7 +92,8 @@ def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, 
 
 def test_two_gcs_of_one_workspace_are_never_at_work_together(m5: M5, left: Repository, place: Path) -> None:
     with gc_execute.alone(place / ".m5ws"):
-        assert "another gc of this workspace" in m5("gc").err
+        refused = m5("gc")
+        assert refused.status == 2 and "another gc" in refused.err
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1y"])

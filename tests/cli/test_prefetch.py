@@ -55,7 +55,7 @@ def test_a_limit_that_is_too_small_is_named_before_anything_is_fetched(
 ) -> None:
     (place / "m5ws.toml").write_text("[store]\ncache = 'near'\ncache_limit = 100\n")
     done = m5("prefetch", made.snapshot)
-    assert done.status == 2 and "cache_limit" in done.err and "the cache keeps 94 for certain" in done.err
+    assert done.status == 2 and "cache_limit" in done.err and " 94 " in done.err
     dry = m5("prefetch", made.snapshot, "--dry-run")
     assert dry.status == 0 and "raise [store] cache_limit" in dry.out
     assert m5("prefetch", made.snapshot, "--dry-run", "--json").document["fits"] is False
@@ -114,7 +114,7 @@ def _references(far: CountingStore) -> list[str]:
 def test_a_cache_that_keeps_nothing_is_an_error(made: Any, home: Repository, tmp_path: Path) -> None:
     (tmp_path / "near").write_text("in the way")
     repo = Repository.open(Cached(home.store, tmp_path / "near", 2**30))
-    with pytest.raises(M5Error, match="does not keep"):
+    with pytest.raises(M5Error, match=r"cache .*objects"):
         prefetch.apply(repo, prefetch.plan(repo, "snapshot", made.snapshot))
 
 

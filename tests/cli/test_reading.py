@@ -92,7 +92,7 @@ def test_an_unknown_id_is_status_3(m5: Any, made: Any, verb: tuple[str, ...], tm
     more = {"checkout": (tmp_path / "x",), "diff": (made.run,)}.get(verb[0], ())
     done = m5(*verb, "ffffffffffffffff", *more)
     assert done.status == 3
-    assert done.err.startswith("error: there is no ")
+    assert done.err.startswith("error: ") and "'ffffffffffffffff'" in done.err
     assert "hint: `m5ws ls`" in done.err
 
 
@@ -100,7 +100,7 @@ def test_an_ambiguous_prefix_names_what_it_could_be(m5: Any, made: Any) -> None:
     done = m5("show", "7c1d")
     assert done.status == 2
     assert made.run in done.err and made.replay in done.err
-    assert "hint: Give more of its characters." in done.err
+    assert "characters" in done.err
 
 
 def test_an_id_of_the_wrong_kind_is_not_found(m5: Any, made: Any) -> None:
@@ -122,10 +122,11 @@ def test_following_logs_of_a_run_that_has_ended_ends(m5: Any, made: Any) -> None
 
 
 def test_what_logs_are_not_there_is_named(m5: Any, made: Any) -> None:
-    assert "has no log of rank 5" in m5("logs", made.run, "--rank", "5").err
-    assert "has no attempt 4" in m5("logs", made.run, "--attempt", "4").err
+    for option, named in (("--rank", "rank 5"), ("--attempt", "attempt 5")):
+        done = m5("logs", made.run, option, "5")
+        assert done.status == 3 and made.run in done.err and named in done.err
     done = m5("logs", made.replay)
-    assert done.status == 3 and "Look on the machine that ran it" in done.err
+    assert done.status == 3 and made.replay in done.err and "machine" in done.err
     assert m5("logs", made.run, "-f", "--json").status == 2
 
 
@@ -178,7 +179,7 @@ def test_fsck_of_a_store_that_cannot_be_opened_is_no_answer(m5: Any, made: Any, 
     form.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
     done = m5("fsck", "--json")
     assert done.status == 3 and not done.out
-    assert "store/format does not have the bytes it was written with" in done.err
+    assert "store/format" in done.err
 
 
 def _object(place: Path, digest: str) -> Path:

@@ -45,7 +45,10 @@ def parents() -> Iterator[ForkParents]:
         yield parents
 
 
-@pytest.fixture(params=["real", "forks"])
+_KINDS = [pytest.param("real", marks=pytest.mark.long), "forks"]
+
+
+@pytest.fixture(params=_KINDS)
 def launcher(request: pytest.FixtureRequest, parents: ForkParents) -> Launchers:
     """Make a launcher from what its processes inherit."""
     return LocalLauncher if request.param == "real" else lambda inherited: ForkLauncher(parents, inherited)
@@ -121,6 +124,7 @@ def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Pa
             assert "RANK" not in variables
 
 
+@pytest.mark.long
 def test_forks_are_told_what_torchrun_tells_ranks(parents: ForkParents, tmp_path: Path) -> None:
     real = _probe(LocalLauncher, tmp_path / "real", 2)
     forked = _probe(lambda inherited: ForkLauncher(parents, inherited), tmp_path / "forked", 2)
@@ -194,7 +198,7 @@ def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path:
     _until(lambda: not any(_is_alive(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("kind", ["real", "forks"])
+@pytest.mark.parametrize("kind", _KINDS)
 def test_no_rank_outlives_the_process_that_launched_it(kind: str, tmp_path: Path) -> None:
     (tmp_path / "request").write_bytes(codec.encode(_as_rank(tmp_path, "waits", "waits")))
     owner = subprocess.Popen(

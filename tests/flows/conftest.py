@@ -1,10 +1,12 @@
 """What the flows share: ranks that are forks, but where a test starts m5ws as a process of its own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import command_line
+from base_runs import BaseRuns
 from forks import ForkParents
 
 
@@ -12,3 +14,8 @@ from forks import ForkParents
 def _forked_ranks(fork_parents: ForkParents) -> Iterator[None]:
     with command_line.forked_ranks(fork_parents):
         yield
+
+
+@pytest.fixture(scope="session")
+def base_runs(session_directory: Path) -> BaseRuns:
+    return BaseRuns(session_directory / "base-runs")

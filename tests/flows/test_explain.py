@@ -1,4 +1,7 @@
-"""`reproduce --explain` on planted faults, in real runs: the module that differs first, and the cause, or `unknown`."""
+"""`reproduce --explain` on planted faults, in real runs: the module that differs first, and the cause, or `unknown`.
+
+tests/operations/test_recorded_traces.py judges what these runs saw without running them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import pytest
 
 from checkouts import commit_all
+from recorded_traces import EXPECTED, Recorder
 from workspaces import Workspace, make_workspace
 
 _FAULTS = """\
@@ -51,28 +55,23 @@ def _causes(explanation: Any) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "phase", "module", "quantity", "step", "causes"),
-    [
-        ("dropout_1=0.3", "forward", "blocks.1.drop", "output 0", 1, ["dropout RNG", "changed config"]),
-        ("scale=1.25", "forward", "blocks.1", "input 0", 1, ["changed config"]),
-        ("gradient=1.5", "backward", "blocks.1", "gradient 0", 1, ["changed config"]),
-        ("flip_step=6", "state", "blocks.1.up", "parameter weight", 6, ["changed config"]),
-        ("draw_step=3", "random numbers", "", "generator torch", 3, ["dropout RNG", "changed config"]),
-        ("order=turned", "batch", None, "batch", 1, ["data order", "changed config"]),
-    ],
+    "name", [name if name == "flip_step" else pytest.param(name, marks=pytest.mark.long) for name in EXPECTED]
 )
 def test_what_differs_first_is_named(
-    one: tuple[Workspace, str], change: str, phase: str, module: str | None, quantity: str, step: int, causes: list[str]
+    one: tuple[Workspace, str], name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    found = _explained(one, "--set", change)
+    recorder, expected = Recorder(monkeypatch), EXPECTED[name]
+    found = _explained(one, "--set", expected.change)
     place = found["place"]
     assert found["between"] == "original and replay" and found["repeats"] is True
-    assert (place["phase"], place["module"], place["quantity"], place["step"]) == (phase, module, quantity, step)
-    assert _causes(found) == [(cause, True) for cause in causes]
+    assert (place["phase"], place["module"], place["quantity"], place["step"]) == expected.place
+    assert _causes(found) == [(cause, True) for cause in expected.causes]
+    if request.config.getoption("--update-golden"):
+        recorder.write(name, found["first"], found["last"])
     assert all(side["agrees"] for side in found["sides"])
-    if change == "gradient=1.5":
+    if name == "gradient":
         assert place["op"] == "ScaledBackward" and place["alone"]
-    if change == "flip_step=6":
+    if name == "flip_step":
         # From the checkpoint before it, not from the start.
         workspace, _ = one
         assert workspace.json("show", found["sides"][0]["replay"])["run"]["segment"]["first"] == 4

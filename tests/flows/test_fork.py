@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from base_runs import BaseRuns
 from m5ws.operations import listing, transfer
 from m5ws.repository import Repository, fsck
 from m5ws.store.local import LocalStore
@@ -11,9 +12,10 @@ from workspaces import Workspace, make_workspace
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])
-def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(kind: str, tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", f"{kind}.py", trainer="torchrun" if kind == "fsdp" else "deepspeed")
-    run = workspace.train()
+def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
+    kind: str, base_runs: BaseRuns, tmp_path: Path
+) -> None:
+    workspace, run = base_runs.copy(kind, 2, tmp_path)
     parent = workspace.history(run)
     fork = workspace.json("run", "--from", f"{run[:6]}@4", "--name", "again")["run"]
     assert (fork["parent"]["run"], fork["parent"]["step"], fork["parent"]["settings"]) == (run, 4, "checkpoint")
@@ -41,10 +43,9 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(kind: str
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str, str]:
+def forked(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str, str]:
     """A workspace with a run of one process, and a detached fork of its last checkpoint."""
-    workspace = make_workspace(tmp_path_factory.mktemp("forked") / "w", "fsdp.py", nproc=1)
-    run = workspace.train()
+    workspace, run = base_runs.copy("fsdp", 1, tmp_path_factory.mktemp("forked"))
     refused = workspace.m5ws("run", "--from", run, expect=2)
     assert "nothing is left to do" in refused.stderr and "--set steps" in refused.stderr
     fork = workspace.m5ws("run", "--from", run, "--set", "steps=12", "--detach").stdout.strip()

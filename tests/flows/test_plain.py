@@ -24,12 +24,11 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
     assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 5
     assert any("m5ws.session" in line for line in verdict["not_compared"])
 
-    other = workspace.train("--", "train.py", "1")
-    assert workspace.history(other).contents != workspace.history(run).contents
-
 
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
+    one, other = (workspace.train("--", "train.py", seed) for seed in "01")
+    assert workspace.history(other).contents != workspace.history(one).contents
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
     # Without steps to end after, the second replay is a whole one.

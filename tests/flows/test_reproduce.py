@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from workspaces import Workspace, make_workspace, train_tokenizer
+from base_runs import BaseRuns
+from workspaces import Workspace, train_tokenizer
 
 
 @pytest.fixture(scope="module", params=["fsdp", "zero"])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+def trained(
+    request: pytest.FixtureRequest, base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Workspace, str]:
     """A workspace with one finished run on 2 processes; returns it and the run's id."""
-    trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
-    workspace = make_workspace(tmp_path_factory.mktemp(request.param) / "w", f"{request.param}.py", trainer=trainer)
-    return workspace, workspace.train()
+    return base_runs.copy(request.param, 2, tmp_path_factory.mktemp(request.param))
 
 
 def _replay(trained: tuple[Workspace, str], *options: str, expect: int | None) -> Any:

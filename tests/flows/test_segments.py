@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 import soak_page
+from base_runs import BaseRuns
 from m5ws.repository import runs
 from workspaces import Workspace, make_workspace
 
 
 @pytest.fixture(scope="module", params=["fsdp", "zero"])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+def trained(
+    request: pytest.FixtureRequest, base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Workspace, str]:
     """A run of 10 steps on 2 ranks, with checkpoints after 4, 8 and 10."""
-    folder = tmp_path_factory.mktemp(request.param) / "w"
-    trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
-    workspace = make_workspace(folder, f"{request.param}.py", trainer=trainer)
-    return workspace, workspace.train()
+    return base_runs.copy(request.param, 2, tmp_path_factory.mktemp(request.param))
 
 
 def test_a_segment_is_replayed_alone_from_its_checkpoint(trained: tuple[Workspace, str]) -> None:
@@ -80,9 +80,8 @@ def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: 
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    workspace = make_workspace(tmp_path_factory.mktemp("small") / "w", "fsdp.py", nproc=1)
-    return workspace, workspace.train()
+def small(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    return base_runs.copy("fsdp", 1, tmp_path_factory.mktemp("small"))
 
 
 def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> None:

@@ -324,9 +324,9 @@ def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -
 
 def test_runs_without_a_difference_are_refused(lab: Lab) -> None:
     lab.train("ab", lambda bad, step: 0.0)
-    with pytest.raises(UsageError, match="does not differ"):
+    with pytest.raises(UsageError, match="differ"):
         lab.bisect()
-    with pytest.raises(UsageError, match="does not differ"):
+    with pytest.raises(UsageError, match="differ"):
         bisect.plan(lab.ports, lab.good, lab.good)
 
 

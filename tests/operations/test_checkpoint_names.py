@@ -72,14 +72,14 @@ def test_what_a_name_stands_for(published: Published, text: str, step: int, atte
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        (f"{RUN}@5", NotFound, "has no checkpoint 5; it has 2, 4, 6"),
-        (f"{RUN}@2-2", NotFound, "has no checkpoint 2-2"),
-        (f"{RUN}@6-1", UsageError, "does not count"),
-        (f"{RUN}@", UsageError, "does not name a checkpoint"),
-        (f"{RUN}@newest", UsageError, "does not name a checkpoint"),
+        (f"{RUN}@5", NotFound, " 5; it has 2, 4, 6"),
+        (f"{RUN}@2-2", NotFound, " 2-2"),
+        (f"{RUN}@6-1", UsageError, checkpoints.name(6, 1)),
+        (f"{RUN}@", UsageError, f"'{RUN}@'"),
+        (f"{RUN}@newest", UsageError, f"'{RUN}@newest'"),
         ("7c1d", AmbiguousId, "7c1d00000001"),
-        ("7c1d00000002", NotFound, "run 7c1d00000002 has no checkpoint"),
-        ("ffff@2", NotFound, "no run 'ffff'"),
+        ("7c1d00000002", NotFound, "run 7c1d00000002"),
+        ("ffff@2", NotFound, "run 'ffff'"),
         ("f" * 64, NotFound, ""),
     ],
 )
@@ -95,12 +95,12 @@ def test_one_that_does_not_count_is_found_only_by_its_whole_name_and_if_asked(pu
     assert resolve(published.repo, f"{RUN}@6", counting=False).name == checkpoints.name(6, 2)
     late = published.digests[name]
     assert resolve(published.repo, late, counting=False).name == name
-    with pytest.raises(UsageError, match="does not count"):
+    with pytest.raises(UsageError, match=name):
         resolve(published.repo, late)
 
 
 def test_a_record_that_was_never_published_has_no_name(published: Published) -> None:
-    with pytest.raises(NotFound, match="has no checkpoint 0000000009-0002"):
+    with pytest.raises(NotFound, match="0000000009-0002"):
         resolve(published.repo, _record(published.repo, 2, 9))
 
 

@@ -55,13 +55,13 @@ def test_a_checkpoint_is_named_by_its_run_its_step_or_its_name(repo: Repository,
         named = checkpoint_names.resolve(repo, text)
         assert named.digest == checkpoints.digest(repo, parent.id, checkpoints.name(4, 1))
     assert checkpoint_names.resolve(repo, parent.id, state=True).name == checkpoints.name(8, 1)
-    with pytest.raises(NotFound, match="no checkpoint 7; it has 4, 8, 10"):
+    with pytest.raises(NotFound, match=r"\b7\b.* 4, 8, 10"):
         checkpoint_names.resolve(repo, f"{parent.id}@7")
-    with pytest.raises(UsageError, match="does not name a checkpoint"):
+    with pytest.raises(UsageError, match=f"'{parent.id}@'"):
         checkpoint_names.resolve(repo, f"{parent.id}@")
-    with pytest.raises(NotFound, match="no run 'beef'"):
+    with pytest.raises(NotFound, match="run 'beef'"):
         checkpoint_names.resolve(repo, "beef@4")
-    with pytest.raises(UsageError, match="holds output files"):
+    with pytest.raises(UsageError, match="output"):
         _fork(repo, f"{parent.id}@10")
 
 
@@ -69,7 +69,7 @@ def test_a_checkpoint_that_was_published_too_late_is_not_forked(repo: Repository
     planted.begin(repo, parent.id, 2, inherits=(checkpoints.name(4, 1),))
     again = _checkpoint(repo, parent, 4, attempt=2)
     assert checkpoint_names.resolve(repo, f"{parent.id}@4").name == again
-    with pytest.raises(UsageError, match="does not count"):
+    with pytest.raises(UsageError, match=checkpoints.name(8, 1)):
         checkpoint_names.resolve(repo, f"{parent.id}@{checkpoints.name(8, 1)}")
 
 
@@ -83,7 +83,7 @@ def test_a_fork_goes_on_as_its_parent_but_for_what_is_said(repo: Repository, par
     assert other.parent is not None
     assert (other.parent.settings, other.parent.restart) == ("script", ("data",))
     assert [change.name for change in fork.changes(repo, other)] == ["train.lr", "nproc", "checkpoint_every"]
-    with pytest.raises(UsageError, match="looks like a secret"):
+    with pytest.raises(UsageError, match="secret"):
         _fork(repo, parent.id, options=run.Options(command=("train.py", "--token=ghp_" + "a1B2" * 9)))
 
 

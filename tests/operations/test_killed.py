@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SCRIPT = Path(__file__).parent / "scripts" / "killed_process.py"
 _ROUND = 25
 _UNDISTURBED = 3
-_SCALES = [Scale(12), pytest.param(Scale(500, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+_SCALES = [Scale(6), pytest.param(Scale(500, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 
 Url = Callable[[Path], str]
 

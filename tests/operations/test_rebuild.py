@@ -97,13 +97,13 @@ def test_what_others_wrote_gives_pip_no_options(
 
 def test_neither_python_nor_image_is_anything_but_a_version_and_a_digest(repo: Repository, tmp_path: Path) -> None:
     observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS)
-    with pytest.raises(rebuild.NotRebuildable, match="by a digest"):
+    with pytest.raises(rebuild.NotRebuildable, match="digest"):
         rebuild.recipe(repo, _run(repo, tmp_path / "w", observed, Declared(image="--privileged")))
 
 
 def test_a_run_that_recorded_no_origins_still_noted_editable_installs(repo: Repository, tmp_path: Path) -> None:
     facts: dict[str, str | None] = {"python": "3.11.7", "editable.mine": "/home/ada/mine"}
-    with pytest.raises(rebuild.NotRebuildable, match="mine 3: editable install from /home/ada/mine"):
+    with pytest.raises(rebuild.NotRebuildable, match=r"mine 3: .*editable.* /home/ada/mine"):
         rebuild.recipe(repo, _run(repo, tmp_path / "w", Observed(facts=facts, distributions=_VERSIONS)))
 
 
@@ -116,7 +116,7 @@ def test_a_pinned_image_is_all_of_it(repo: Repository, tmp_path: Path) -> None:
 def test_a_run_that_never_began_has_no_environment(repo: Repository, tmp_path: Path) -> None:
     code = planted.tree(repo, tmp_path / "w", {"a.py": ""})
     planted.run(repo, "7c1d00000002", planted.publish(repo, planted.snapshot(code)))
-    with pytest.raises(UsageError, match="recorded no environment"):
+    with pytest.raises(UsageError, match=r"7c1d00000002.* environment"):
         rebuild.recipe(repo, "7c1d00000002")
 
 

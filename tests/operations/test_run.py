@@ -18,7 +18,7 @@ _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
     "command", [("t.py", f"--token={_TOKEN}"), ("t.py", "--db", "postgres://ada:s3cretpassword@host/db")]
 )
 def test_secrets_in_what_a_run_is_told_are_refused(command: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="looks like a secret"):
+    with pytest.raises(UsageError, match="secret"):
         run.spec(RunSettings(), run.Options(command=command))
     with pytest.raises(UsageError, match=r"environment\.WANDB_API_KEY"):
         run.spec(RunSettings(environment={"WANDB_API_KEY": "0123456789abcdef"}), run.Options(command=("t.py",)))
@@ -59,7 +59,7 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("settings", "names"),
-    [(RunSettings(trainer="deepspeed"), "DeepSpeed"), (RunSettings(environment={"MKL_CBWR": "AVX2"}), "sets MKL_CBWR")],
+    [(RunSettings(trainer="deepspeed"), "DeepSpeed"), (RunSettings(environment={"MKL_CBWR": "AVX2"}), "MKL_CBWR")],
 )
 def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
     repo: Repository, tmp_path: Path, settings: RunSettings, names: str

@@ -40,7 +40,7 @@ def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repos
 
 
 def test_a_file_that_never_holds_still_is_an_error_and_nothing_is_published(root: Path, repo: Repository) -> None:
-    with pytest.raises(FileChanged, match="hold still"):
+    with pytest.raises(FileChanged, match="workspace"):
         take(root, repo, source=Meddling(root / "train.py", [2, 4, 6, 8]))
     assert snapshots.ids(repo) == []
 

@@ -152,7 +152,7 @@ def test_a_modified_dataset_is_refused_until_it_is_committed(root: Path, repo: R
     take(root, repo)
     (root / "data" / "a.txt").chmod(0o644)
     (root / "data" / "a.txt").write_text("omega")
-    with pytest.raises(DatasetModified, match=r"data is not what data\.dvc pins"):
+    with pytest.raises(DatasetModified, match=r"data\.dvc"):
         take(root, repo)
     assert len(snapshots.ids(repo)) == 1
     dvc(root, "commit", "-f", "data.dvc")
@@ -162,7 +162,7 @@ def test_a_modified_dataset_is_refused_until_it_is_committed(root: Path, repo: R
 
 def test_data_that_is_nowhere_publishes_nothing(clone: Path, repo: Repository) -> None:
     shutil.rmtree(clone.parent / "remote")
-    with pytest.raises(NotFound, match="neither in the working tree"):
+    with pytest.raises(NotFound, match=r"\.dvc\b.*remote"):
         take(clone, repo)
     assert snapshots.ids(repo) == []
 

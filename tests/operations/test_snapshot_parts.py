@@ -77,13 +77,13 @@ def test_data_is_pinned_whatever_git_thinks_of_it_and_links_are_followed(
 
 
 def test_data_that_is_not_there_or_named_twice_is_an_error(root: Path, repo: Repository) -> None:
-    with pytest.raises(NotFound, match="nothing at 'data'"):
+    with pytest.raises(NotFound, match="'data'"):
         take(root, repo, say(data={"paths": ["data"]}))
     write(root, {"data/x/y": ""})
-    with pytest.raises(ConfigError, match="'data/x' lies in 'data'"):
+    with pytest.raises(ConfigError, match=r"'data/x'.* 'data'"):
         take(root, repo, say(data={"paths": ["data", "data/x"]}))
     (root / "data" / "x" / "loop").symlink_to("..")
-    with pytest.raises(M5Error, match="leads back"):
+    with pytest.raises(M5Error, match="data/x/loop"):
         take(root, repo, say(data={"paths": ["data"]}))
 
 

@@ -70,8 +70,8 @@ def test_without_the_library_there_is_no_other_id_but_an_error_with_two_ways_out
 
 
 def test_a_tokenizer_that_is_missing_or_broken_is_an_error(root: Path, repo: Repository) -> None:
-    with pytest.raises(NotFound, match="no file at 'tok'"):
+    with pytest.raises(NotFound, match="'tok'"):
         take(root, repo, say(tokenizer={"path": "tok"}))
     write(root, {"tok/tokenizer.json": "{nonsense"})
-    with pytest.raises(M5Error, match=r"tokenizer\.json cannot be used"):
+    with pytest.raises(M5Error, match=r"tokenizer\.json"):
         take(root, repo, say(tokenizer={"path": "tok"}), probe=Tokenizers())

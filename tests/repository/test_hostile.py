@@ -71,7 +71,7 @@ PATHS = {
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 def test_a_path_that_could_be_another_place_is_refused(world: World, path: bytes) -> None:
-    _refused_everywhere(world, world.tree(world.file(path)), "a path that is not allowed")
+    _refused_everywhere(world, world.tree(world.file(path)), "allowed")
 
 
 def test_an_absolute_path_is_refused(world: World) -> None:
@@ -115,8 +115,8 @@ def _both(size: int) -> Change:
 CLAIMS: dict[str, tuple[Change, str]] = {
     "10 GB with few bytes": (_both(10**10), "size_bytes"),
     "10 GB in one part": (_slice(size_bytes=10**10), "size_bytes"),
-    "10 GB in the entry": (lambda e: e.update(size_bytes=10**10), "instead of 10000000000"),
-    "10 GB in parts": (lambda e: e.update(size_bytes=10**10, parts=e["parts"] * 3), "has 21 bytes"),
+    "10 GB in the entry": (lambda e: e.update(size_bytes=10**10), "10000000000"),
+    "10 GB in parts": (lambda e: e.update(size_bytes=10**10, parts=e["parts"] * 3), " 21 bytes"),
     "a negative size": (_both(-7), "size_bytes"),
     "a negative size of the entry": (lambda e: e.update(size_bytes=-1), "size_bytes"),
     "2**63 bytes": (_both(2**63), "size_bytes"),
@@ -125,21 +125,18 @@ CLAIMS: dict[str, tuple[Change, str]] = {
     "a negative offset": (_slice(offset=-7), "offset"),
     "an offset of 2**63": (_slice(offset=2**63), "offset"),
     "an offset of 10**13": (_slice(offset=10**13), "offset"),
-    "parts that do not sum up": (lambda e: e.update(parts=e["parts"] * 2), "has 14 bytes instead of 7"),
-    "a part of nothing and no part": (lambda e: e.update(parts=[]), "has 0 bytes instead of 7"),
-    "another file's digest": (lambda e: e.update(digest="0" * 64), "not named by what it holds"),
+    "parts that do not sum up": (lambda e: e.update(parts=e["parts"] * 2), " 14 bytes"),
+    "a part of nothing and no part": (lambda e: e.update(parts=[]), " 0 bytes"),
+    "another file's digest": (lambda e: e.update(digest="0" * 64), "named"),
     "a mode that is a device": (lambda e: e.update(mode="device"), "mode"),
     "a mode in bits": (lambda e: e.update(mode=0o104755), "mode"),
-    "a file with a link's target": (lambda e: e.update(link=b"/etc/passwd"), "both a link and a file"),
-    "a link with parts": (lambda e: e.update(mode="link", link=b"1234567"), "both a link and a file"),
-    "a link without a target": (lambda e: e.update(mode="link", parts=[]), "both a link and a file"),
-    "a link to nowhere": (lambda e: e.update(mode="link", parts=[], link=b"", size_bytes=0), "no link can have"),
-    "a link with a zero byte": (lambda e: e.update(mode="link", parts=[], link=b"/\0b-456"), "no link can have"),
-    "a link of 5,000 bytes": (
-        lambda e: e.update(mode="link", parts=[], link=b"x" * 5000, size_bytes=5000),
-        "no link can have",
-    ),
-    "a link of another size": (lambda e: e.update(mode="link", parts=[], link=b"x"), "no link can have"),
+    "a file with a link's target": (lambda e: e.update(link=b"/etc/passwd"), "both a link"),
+    "a link with parts": (lambda e: e.update(mode="link", link=b"1234567"), "both a link"),
+    "a link without a target": (lambda e: e.update(mode="link", parts=[]), "both a link"),
+    "a link to nowhere": (lambda e: e.update(mode="link", parts=[], link=b"", size_bytes=0), "target"),
+    "a link with a zero byte": (lambda e: e.update(mode="link", parts=[], link=b"/\0b-456"), "target"),
+    "a link of 5,000 bytes": (lambda e: e.update(mode="link", parts=[], link=b"x" * 5000, size_bytes=5000), "target"),
+    "a link of another size": (lambda e: e.update(mode="link", parts=[], link=b"x"), "target"),
     "an object upwards": (_slice(object="../../../victim/canary"), "object"),
     "an absolute object": (_slice(object="/etc/passwd"), "object"),
     "an object in capitals": (lambda e: _slice(object=e["parts"][0]["object"].upper())(e), "object"),

@@ -67,7 +67,7 @@ def test_a_pin_that_holds_no_digest_is_not_copied(world: World) -> None:
 
 
 RUNS: dict[str, tuple[dict[str, object], str]] = {
-    "another id": ({"id": "b" * 12}, "says that it is run bbbbbbbbbbbb"),
+    "another id": ({"id": "b" * 12}, "run bbbbbbbbbbbb"),
     "an id upwards": ({"id": "../../../victim"}, "id"),
     "an absolute id": ({"id": "/etc"}, "id"),
     "an id of 1,000 letters": ({"id": "a" * 1000}, "id"),
@@ -152,8 +152,8 @@ def test_a_name_on_the_command_line_is_only_looked_for(world: World, text: str) 
     world.sound()
     for verb in (("show",), ("checkout",), ("push", "--to", str(world.out / "pushed"))):
         rest = (str(world.out / "target"),) if verb == ("checkout",) else ()
-        world.refused(*verb, "--", text, *rest, saying="there is no", status=3)
-    world.refused("gc", "--execute", text, saying="there is no plan", status=3)
+        world.refused(*verb, "--", text, *rest, saying="snapshot", status=3)
+    world.refused("gc", "--execute", text, saying="plan", status=3)
     assert list(world.out.iterdir()) == []
 
 
@@ -259,7 +259,7 @@ PLANS: dict[str, tuple[Callable[[World], object], str]] = {
     "a rule of nothing": (lambda w: _plan(w, b"", rules={"last": None, "every": 0}), "rules.every"),
     "less than no bytes": (lambda w: _plan(w, b"", size_bytes=-1), "size_bytes"),
     "parts that are not there": (lambda w: _plan(w, b"", parts=[plain_part()] * 3), "garbage/00000001"),
-    "a digest and a half": (lambda w: _plan(w, b"x" * 48), "do not belong together"),
+    "a digest and a half": (lambda w: _plan(w, b"x" * 48), "digests"),
     "references that are not there": (lambda w: _plan(w, b"", references=1), "retired/00000000"),
     "references upwards": (lambda w: _retire(w, {"run": "../..", "checkpoint": _LABEL, "digest": "0" * 64}), "run"),
     "a checkpoint upwards": (lambda w: _retire(w, {"run": RUN, "checkpoint": "../run", "digest": "0" * 64}), "check"),

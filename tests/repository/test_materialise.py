@@ -181,7 +181,7 @@ def test_a_claimed_size_that_is_not_there_is_an_error(repo: Repository, tmp_path
         with pytest.raises(CorruptObject, match=digest):
             materialise.materialise(repo.objects, [Tree(entries=(entry,))], tmp_path / f"{number}")
     short = Entry(path=b"x", mode="file", size_bytes=7, digest=digest)
-    with pytest.raises(CorruptObject, match="has 0 bytes instead of 7"):
+    with pytest.raises(CorruptObject, match=r"'x' .* 0 bytes .*7"):
         materialise.materialise(repo.objects, [Tree(entries=(short,))], tmp_path / "short")
 
 

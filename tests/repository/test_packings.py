@@ -235,18 +235,18 @@ def _other(repo: Repository, pack: Pack) -> Packing:
 
 
 LIES: dict[str, tuple[Lie, str, tuple[str, ...]]] = {
-    "nothing": (lambda repo, pack: Packing(packs=()), "does not say where", ("dangling",)),
-    "another file": (lambda repo, pack: _pack(pack, files=b"\1" * 32), "does not say where", ("dangling", "corrupt")),
-    "half a digest": (lambda repo, pack: _pack(pack, files=pack.files[:16]), "another number", ("unreadable",)),
-    "a size too many": (lambda repo, pack: _pack(pack, sizes_bytes=(7, 7)), "another number", ("unreadable",)),
-    "no files": (lambda repo, pack: _pack(pack, files=b"", sizes_bytes=()), "another number", ("unreadable",)),
-    "another size": (lambda repo, pack: _pack(pack, sizes_bytes=(6,)), "has 7 bytes in tree", ("dangling", "corrupt")),
+    "nothing": (lambda repo, pack: Packing(packs=()), " where ", ("dangling",)),
+    "another file": (lambda repo, pack: _pack(pack, files=b"\1" * 32), " where ", ("dangling", "corrupt")),
+    "half a digest": (lambda repo, pack: _pack(pack, files=pack.files[:16]), "number", ("unreadable",)),
+    "a size too many": (lambda repo, pack: _pack(pack, sizes_bytes=(7, 7)), "number", ("unreadable",)),
+    "no files": (lambda repo, pack: _pack(pack, files=b"", sizes_bytes=()), "number", ("unreadable",)),
+    "another size": (lambda repo, pack: _pack(pack, sizes_bytes=(6,)), "7 bytes", ("dangling", "corrupt")),
     "20 GB": (
         lambda repo, pack: _pack(pack, files=pack.files * 5, sizes_bytes=(4 * 2**30,) * 5),
-        "which no object has",
+        "21474836480 bytes",
         ("unreadable",),
     ),
-    "other bytes": (_other, "not what was written", ("corrupt",)),
+    "other bytes": (_other, "written", ("corrupt",)),
     "a pack that is not there": (lambda repo, pack: _pack(pack, object="2" * 64), "2" * 64, ("missing",)),
 }
 
@@ -277,7 +277,7 @@ def test_a_tree_of_which_nobody_says_where_it_lies_is_named(tmp_path: Path) -> N
     snapshot = repo.objects.put_record(planted.snapshot(tree))
     annotate(repo, snapshot, {})
     fresh = Repository.open(repo.store)
-    with pytest.raises(NotFound, match="nothing says where"):
+    with pytest.raises(NotFound, match=tree):
         trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
     (damage,) = fsck.check(fresh).damage
     assert damage.kind == "dangling" and tree in damage.key and damage.harms == (f"snapshot {snapshot}",)
@@ -304,7 +304,7 @@ def test_one_sound_packing_of_several_is_enough_and_all_are_copied(tmp_path: Pat
 def test_a_small_file_in_chunks_is_refused(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
     digest = repo.objects.put_record(Tree(entries=(planted.file(repo.objects, b"a", b"content"),)))
-    with pytest.raises(CorruptObject, match="is small, and in chunks"):
+    with pytest.raises(CorruptObject, match=f"{digest}.*chunks"):
         trees.load(repo.objects, digest)
 
 

@@ -77,7 +77,7 @@ def test_it_says_what_asking_for_each_would_say(held: set[int], needed: set[int]
 def test_another_length_is_damage() -> None:
     for count in (1, 3000):
         digests = _digests(0, count)
-        with pytest.raises(CorruptObject, match=f"{digests[0]} has 6 bytes instead of 7"):
+        with pytest.raises(CorruptObject, match=f"{digests[0]}.* 6 bytes .*7"):
             _ask(dict.fromkeys(digests, 7) | {digests[0]: 6}, dict.fromkeys(digests, 7))
 
 

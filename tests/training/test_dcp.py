@@ -72,7 +72,7 @@ def test_every_kind_of_tensor_comes_back_with_its_bits(repo: Repository) -> None
 
 def test_another_element_type_is_refused(repo: Repository) -> None:
     content = save(repo, {"t": torch.ones(3)})
-    with pytest.raises(RestoreError, match="stored as float32"):
+    with pytest.raises(RestoreError, match="float32"):
         dcp.load({"t": torch.ones(3, dtype=torch.float64)}, repo.objects, content, None)
 
 
@@ -132,7 +132,7 @@ def test_bytes_that_a_state_holds_are_given_back_and_not_looked_into(repo: Repos
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_byte_item_larger_than_an_object_is_refused_by_name(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"), Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))
-    with pytest.raises(StateError, match=r"notes is \d+ bytes of pickled"):
+    with pytest.raises(StateError, match=r"notes.* \d+ bytes"):
         dcp.save({"notes": ["a" * 2000]}, repo.objects, None)
 
 

@@ -277,8 +277,8 @@ def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "error: DeepSpeed's operator cpu_adam could not be built" in done.stderr
-    assert "C++ compiler and ninja" in done.stderr
+    assert done.stderr.splitlines()[-2].startswith("error: ") and "cpu_adam" in done.stderr
+    assert "ninja" in done.stderr
 
 
 def test_the_environments_own_ninja_is_found_though_it_is_not_activated(

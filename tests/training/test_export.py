@@ -157,18 +157,14 @@ def test_a_directory_in_use_is_refused_and_an_empty_one_taken(saved: Repository,
     (tmp_path / "out").mkdir()
     export(saved, RUN, "dcp", tmp_path / "out")
     before = sorted((tmp_path / "out").iterdir())
-    with pytest.raises(UsageError, match="not empty"):
+    with pytest.raises(UsageError, match="empty"):
         export(saved, RUN, "safetensors", tmp_path / "out")
     assert sorted((tmp_path / "out").iterdir()) == before
 
 
 @pytest.mark.parametrize(
     ("form", "what", "says"),
-    [
-        ("deepspeed", None, "not made by DeepSpeed"),
-        ("hf", "all", "weights only"),
-        ("deepspeed", "weights", "DeepSpeed"),
-    ],
+    [("deepspeed", None, f"{RUN}.*DeepSpeed"), ("hf", "all", "weights"), ("deepspeed", "weights", f"{RUN}.*DeepSpeed")],
 )
 def test_what_cannot_be_is_said(saved: Repository, tmp_path: Path, form: str, what: str | None, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
@@ -207,7 +203,7 @@ def test_a_training_without_zero_has_no_universal_format(saved: Repository, tmp_
     )
     content = Content(format="deepspeed/1", world=1, blobs={"mp_rank_00_model_states.pt": part})
     planted.checkpoint(saved, RUN, 2, content)
-    with pytest.raises(UsageError, match="without ZeRO") as caught:
+    with pytest.raises(UsageError, match="ZeRO") as caught:
         export(saved, f"{RUN}@2", "deepspeed-universal", tmp_path / "out")
     assert "--format deepspeed" in caught.value.hint
 
@@ -220,6 +216,6 @@ def test_a_store_cannot_have_files_written_outside_the_directory(saved: Reposito
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
     part = content.tensors[0].shards[0].parts[0]
     hostile = Content(format="deepspeed/1", world=1, blobs={"../../out.pt": part})
-    with pytest.raises(CorruptObject, match="no file has"):
+    with pytest.raises(CorruptObject, match=r"out\.pt"):
         export_deepspeed.write(saved.objects, hostile, tmp_path / "deep" / "folder", "tag", None)
     assert list((tmp_path / "deep").rglob("*.pt")) == []

@@ -209,6 +209,6 @@ def test_another_kind_of_schedule_that_begins_anew_is_taken(fork: Any) -> None:
 
 
 def test_a_fork_without_a_step_left_is_an_error_that_says_so(fork: Any) -> None:
-    with pytest.raises(UsageError, match="starts after step 4 and its total_steps is 4, so no step is left: give it"):
+    with pytest.raises(UsageError, match=r"step 4 .*total_steps is 4"):
         fork(Training(None, _AT, lr=0.1), Training(None, _AT, lr=0.1))
     assert context.active() is None

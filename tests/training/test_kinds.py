@@ -70,7 +70,7 @@ def test_what_has_more_to_it_than_elements_is_refused_by_name() -> None:
     for name, tensor in refused.items():
         model = torch.nn.Module()
         model.register_buffer("of", tensor)
-        with pytest.raises(StateError, match=rf"buffer\.of is .*{name}"):
+        with pytest.raises(StateError, match=rf"buffer\.of .*{name}"):
             FsdpBackend(model, None).tensors()
 
 
@@ -88,7 +88,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
     assert other[1].weight is other[0].weight
     assert torch.equal(other.get_parameter("0.weight"), model.get_parameter("0.weight"))
     other[1].weight = torch.nn.Parameter(torch.zeros(6, 4))
-    with pytest.raises(RestoreError, match=r"not in the checkpoint: model\.1\.weight"):
+    with pytest.raises(RestoreError, match=r"model\.1\.weight"):
         FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
 
 

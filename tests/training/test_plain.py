@@ -83,7 +83,7 @@ def test_the_types_that_states_hold_come_back() -> None:
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, {1, 2}, np.array([object()]), torch.nn.Linear(1, 1)])
 def test_anything_else_is_an_error_that_names_its_path(value: Any) -> None:
-    with pytest.raises(StateError, match=r"^scheduler\.inner\[1\] is a"):
+    with pytest.raises(StateError, match=r"scheduler\.inner\[1\]"):
         plain.encode({"inner": [1, value]}, "scheduler")
 
 

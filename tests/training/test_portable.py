@@ -60,7 +60,7 @@ def test_without_the_level_other_vector_widths_give_other_bits() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: no C compiler to imitate another vendor with")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) -> None:
     amd, intel = vendors(tmp_path)
     first, second = (trained("portable", dtype, **vendor) for vendor in (amd, intel))
@@ -128,5 +128,5 @@ def test_a_rank_that_cannot_keep_the_level_does_not_start_the_script(runner: Any
     attempt = runner(str(SCRIPTS / "plain.py"), "well", environ={"MKL_CBWR": "AVX2"})
     (error,) = [event.error for event in attempt.of(RankEnded)]
     assert attempt.status == 2 and error is not None
-    assert 'NotPortable: determinism level "portable" cannot be kept here: MKL_CBWR' in error
+    assert error.startswith("NotPortable: ") and "MKL_CBWR" in error
     assert "called as __main__" not in attempt.log()

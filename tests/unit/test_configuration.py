@@ -38,37 +38,38 @@ def test_what_it_says_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("\n# a comment\nstor = 1\n", "m5ws.toml:3: unknown key 'stor'; did you mean 'store'?"),
-        ("[store]\nurl = 'a'\nulr = 'b'\n", "m5ws.toml:3: unknown key 'store.ulr'; did you mean 'url'?"),
-        ("[run]\n\n[datas]\npaths = []\n", "m5ws.toml:3: unknown key 'datas'; did you mean 'data'?"),
-        ("run.nprocs = 2\n", "m5ws.toml:1: unknown key 'run.nprocs'; did you mean 'nproc'?"),
-        ("[code]\nxyzzy = 1\n", "m5ws.toml:2: unknown key 'code.xyzzy'; known here: exclude"),
-        ("[store]\nregion = 'eu-west-1'\n", "m5ws.toml:2: 'store.region' does nothing: 'store.url' is not s3://"),
+        ("\n# a comment\nstor = 1\n", ("m5ws.toml:3: ", "'stor'", "'store'")),
+        ("[store]\nurl = 'a'\nulr = 'b'\n", ("m5ws.toml:3: ", "'store.ulr'", "'url'")),
+        ("[run]\n\n[datas]\npaths = []\n", ("m5ws.toml:3: ", "'datas'", "'data'")),
+        ("run.nprocs = 2\n", ("m5ws.toml:1: ", "'run.nprocs'", "'nproc'")),
+        ("[code]\nxyzzy = 1\n", ("m5ws.toml:2: ", "'code.xyzzy'", "exclude")),
+        ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
-            "m5ws.toml:3: 'store.sse_kms_key' does nothing unless 'store.sse' is aws:kms",
+            ("m5ws.toml:3: ", "'store.sse_kms_key'", "'store.sse'", "aws:kms"),
         ),
-        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", "m5ws.toml:3: 'store.stall_s' is not positive"),
-        ("[store]\ncache_limit = '50 gigs'\n", "m5ws.toml:2: 'store.cache_limit' is not a size: write bytes"),
-        ("[store]\ncache_limit = -1\n", "m5ws.toml:2: 'store.cache_limit' is not a size: write bytes"),
-        ("[store]\ncache = 'x'\ncache_limit = 0\n", "m5ws.toml:2: 'store.cache' does nothing while"),
-        ("[run]\nnproc = '2'\n", "m5ws.toml:2: 'run.nproc': Expected `int`, got `str`"),
-        ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", "m5ws.toml:2: 'config.files': Expected `str`, got `int`"),
-        ("store = 'there'\n", "m5ws.toml:1: 'store' is a table: write [store]"),
-        ("[run]\ntrainer = 'slurm'\n", "m5ws.toml:2: 'run.trainer': 'slurm' is not one of torchrun, deepspeed"),
-        ("[run]\ntrainer = ['torchrun']\n", "is not one of torchrun, deepspeed"),
-        ("[run]\nnproc = 0\n", "m5ws.toml:2: 'run.nproc' is less than 1"),
-        ("[run]\ncheckpoint_every = 0\n", "m5ws.toml:2: 'run.checkpoint_every' is less than 1"),
-        ("[data]\npaths = ['/mnt/data']\n", "m5ws.toml:2: 'data.paths' holds a path that is not inside the workspace"),
-        ("[data]\npaths = ['a/../../b']\n", "'data.paths' holds a path that is not inside the workspace"),
-        ("[tokenizer]\nprobe = 'x'\n", "m5ws.toml:2: 'tokenizer.probe' does nothing without 'tokenizer.path'"),
-        ("[mlflow]\nenabled = false\nexperiment = 'x'\n", "m5ws.toml:3: 'mlflow.experiment' does nothing while"),
-        ("[run\n", "m5ws.toml: not valid TOML"),
-        ("a = 1\na = 2\n", "(at line 2,"),
+        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", ("m5ws.toml:3: ", "'store.stall_s'", "positive")),
+        ("[store]\ncache_limit = '50 gigs'\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
+        ("[store]\ncache_limit = -1\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
+        ("[store]\ncache = 'x'\ncache_limit = 0\n", ("m5ws.toml:2: ", "'store.cache'", "'store.cache_limit'")),
+        ("[run]\nnproc = '2'\n", ("m5ws.toml:2: ", "'run.nproc'", "int", "str")),
+        ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", ("m5ws.toml:2: ", "'config.files'", "str", "int")),
+        ("store = 'there'\n", ("m5ws.toml:1: ", "'store'", "[store]")),
+        ("[run]\ntrainer = 'slurm'\n", ("m5ws.toml:2: ", "'run.trainer'", "'slurm'", "torchrun, deepspeed")),
+        ("[run]\ntrainer = ['torchrun']\n", ("m5ws.toml:2: ", "'run.trainer'", "torchrun, deepspeed")),
+        ("[run]\nnproc = 0\n", ("m5ws.toml:2: ", "'run.nproc'", "less than 1")),
+        ("[run]\ncheckpoint_every = 0\n", ("m5ws.toml:2: ", "'run.checkpoint_every'", "less than 1")),
+        ("[data]\npaths = ['/mnt/data']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
+        ("[data]\npaths = ['a/../../b']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
+        ("[tokenizer]\nprobe = 'x'\n", ("m5ws.toml:2: ", "'tokenizer.probe'", "'tokenizer.path'")),
+        ("[mlflow]\nenabled = false\nexperiment = 'x'\n", ("m5ws.toml:3: ", "'mlflow.experiment'", "'mlflow.enabled'")),
+        ("[run\n", ("m5ws.toml: ", "TOML")),
+        ("a = 1\na = 2\n", ("line 2,",)),
     ],
 )
-def test_a_problem_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
-    assert expected in _problem(tmp_path, text)
+def test_a_problem_is_named_with_its_line(tmp_path: Path, text: str, expected: tuple[str, ...]) -> None:
+    problem = _problem(tmp_path, text)
+    assert all(part in problem for part in expected), problem
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_all_problems_are_named_in_the_order_of_the_file(tmp_path: Path) -> None
 
 def test_bytes_that_are_not_text_are_an_error_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "m5ws.toml").write_bytes(b"name = '\xff'\n")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="TOML"):
         configuration.read(tmp_path / "m5ws.toml")
 
 

@@ -77,14 +77,14 @@ def test_toml_keeps_comments() -> None:
 
 
 def test_toml_has_no_null() -> None:
-    with pytest.raises(UsageError, match="no null"):
+    with pytest.raises(UsageError, match="null"):
         _set(b"a = 1\n", "a=null", name="c.toml")
 
 
 def test_an_unknown_key_names_close_ones() -> None:
-    with pytest.raises(UsageError, match=r"there is no key optimizer\.lrr; did you mean optimizer\.lr"):
+    with pytest.raises(UsageError, match=r"optimizer\.lrr\b.* optimizer\.lr\b"):
         _set(CONFIG, "optimizer.lrr=1")
-    with pytest.raises(UsageError, match=r"did you mean optimizer\.lr"):
+    with pytest.raises(UsageError, match=r"optimizer\.lr\b"):
         _set(CONFIG, "lr=1")
 
 
@@ -96,7 +96,7 @@ def test_a_new_key_needs_a_plus_and_an_old_one_has_none() -> None:
 
 def test_a_key_that_is_in_two_files_must_say_which() -> None:
     files = {"a.yaml": b"lr: 1\n", "sub/b.yaml": b"lr: 2\n"}
-    with pytest.raises(UsageError, match=r"a\.yaml and sub/b\.yaml"):
+    with pytest.raises(UsageError, match=r"a\.yaml .*sub/b\.yaml"):
         overrides.changed(files, [overrides.parse("lr=3")])
     changed = overrides.changed(files, [overrides.parse("sub/b.yaml:lr=3"), overrides.parse("a.yaml:lr=4")])
     assert changed == {"a.yaml": b"lr: 4\n", "sub/b.yaml": b"lr: 3\n"}

@@ -1,5 +1,6 @@
 """The workspace is found upwards, and makes directories only when it writes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,20 +30,20 @@ def test_the_nearest_one_is_found(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none_the_way_to_make_one_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"no m5ws\.toml in .*above it") as caught:
+    with pytest.raises(NotFound, match=rf"m5ws\.toml .*{re.escape(str(tmp_path))}") as caught:
         workspace.find(tmp_path, {})
     assert "m5ws init" in caught.value.hint
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="there is no directory"):
+    with pytest.raises(NotFound, match=r"directory .*gone"):
         workspace.find(tmp_path / "gone", {})
 
 
 def test_finding_it_writes_nothing(tmp_path: Path) -> None:
     root = _workspace(tmp_path)
     here = workspace.find(root, {})
-    with pytest.raises(NotFound, match="no m5ws store"):
+    with pytest.raises(NotFound, match=r"\.m5ws/store"):
         here.repository()
     assert [path.name for path in root.iterdir()] == ["m5ws.toml"]
 
