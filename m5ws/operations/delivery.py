@@ -104,22 +104,30 @@ class Delivery:
         return self._failed or self._urgent or much or now - self._published_s >= waits_s
 
     def _publish(self, rank: str, path: Path) -> None:
-        pending = self._readers.setdefault(rank, SpoolReader(path)).read()
-        if not pending:
-            return
+        """Append to the ledger what a rank's spool has more; what the ledger has is asked again if that failed."""
+        published = False
         try:
-            if rank not in self._writers:
-                self._writers[rank] = ledger.Writer(self._repo, self._run, self._attempt, rank)
-                self._skip[rank] = self._writers[rank].events
-            skipped = pending[: self._skip[rank]]
-            self._writers[rank].append(pending[len(skipped) :])
+            self._append(rank, path)
+            published = True
+            self._warned = False
         except (M5Error, OSError) as error:
             # Training goes on and the events stay in the spool; the next call tries again, in order.
             if not self._warned:
                 _log.warning("the store does not take the ledger; it is kept and delivered later: %s", error)
             self._failed = self._warned = True
-            self._writers.pop(rank, None)
-            self._readers.pop(rank)
+        finally:
+            if not published:
+                # Ctrl-C comes here too, at any moment.
+                self._writers.pop(rank, None)
+                self._readers.pop(rank, None)
+
+    def _append(self, rank: str, path: Path) -> None:
+        pending = self._readers.setdefault(rank, SpoolReader(path)).read()
+        if not pending:
             return
-        self._warned = False
+        if rank not in self._writers:
+            self._writers[rank] = ledger.Writer(self._repo, self._run, self._attempt, rank)
+            self._skip[rank] = self._writers[rank].events
+        skipped = pending[: self._skip[rank]]
+        self._writers[rank].append(pending[len(skipped) :])
         self._skip[rank] -= len(skipped)

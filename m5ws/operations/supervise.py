@@ -248,8 +248,10 @@ class _Attempt:
     def _record_published(self) -> None:
         """Name the checkpoints that a rank published and was killed before it could say so."""
         repo, run, attempt = self._ports.repo, self._plan.run.id, self._plan.attempt
+        # Ctrl-C may have come between the delivery of an event and the look at it.
+        known = () if self._asked else self._published
         try:
-            for event in unrecorded.events(repo, run, attempt, self._published) if self._delivery.complete else ():
+            for event in unrecorded.events(repo, run, attempt, known) if self._delivery.complete else ():
                 self._spool.append(event)
         except (M5Error, OSError) as error:
             _log.warning("the checkpoints of run %s could not be looked through: %s", run, error)

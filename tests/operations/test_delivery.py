@@ -1,5 +1,6 @@
 """When the ledger is told: at once what matters, steps in fewer and larger batches the longer a run takes."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 from m5ws.events import CheckpointPublished, Notice, Step
 from m5ws.operations.delivery import Delivery
+from m5ws.ports import ObjectStore
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store.local import LocalStore
+from passing_store import PassingStore
 
 _RUN = "a" * 12
 
@@ -21,8 +24,13 @@ class _Training:
         self.repo = Repository.create(LocalStore(folder / "store", durable=False))
         self.ranks = [SpoolWriter(folder / f"spool/{rank}.spool", genesis(_RUN, 1, str(rank))) for rank in (0, 1)]
         self.now_s = 0.0
-        self.delivery = Delivery(self.repo, _RUN, 1, folder / "spool", clock=lambda: self.now_s)
+        self._spools = folder / "spool"
+        self.delivery = self.through(self.repo.store)
         self.steps = 0
+
+    def through(self, store: ObjectStore) -> Delivery:
+        """Return what delivers the spools through another store."""
+        return Delivery(Repository(store, self.repo.format), _RUN, 1, self._spools, clock=lambda: self.now_s)
 
     def step(self, seconds: float) -> int:
         """Take a step on both ranks, look each second meanwhile, and return how many events were seen."""
@@ -97,3 +105,32 @@ def test_much_does_not_wait(training: _Training) -> None:
         rank.append(Step(step=100, quantities={"x": "0" * 2**20}))
     training.step(1.0)
     assert training.told() == [1, 100, 2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ctrl_c_at_any_operation_of_the_store_loses_nothing_and_repeats_nothing(tmp_path: Path, moment: str) -> None:
+    for number in range(100):
+        training = _Training(tmp_path / str(number))
+        left = number
+
+        def interrupted(operation: str, key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+
+        before = interrupted if moment == "before" else None
+        after = None if before else lambda key: interrupted("create", key)
+        training.delivery = training.through(PassingStore(training.repo.store, before, after))
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(3):
+                training.step(1.0)
+        interrupted_then, left = left < 0, 1000
+        for rank in training.ranks:
+            rank.append(Step(step=100, quantities={}))
+        training.delivery.finish()
+        assert training.told(0) == training.told(1) == [*range(1, training.steps + 1), 100], number
+        if not interrupted_then:
+            break
+    assert number > 3, "the store was hardly asked"
+    assert not interrupted_then, "the store is asked more often than this test interrupts it"
