@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
@@ -16,6 +18,7 @@ def _without_mlflow(root: Path) -> Workspace:
     return workspace
 
 
+@pytest.mark.long
 def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
     run = workspace.train()

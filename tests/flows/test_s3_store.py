@@ -102,6 +102,7 @@ def _m5ws(place: Path, *words: str, expect: int = 0) -> subprocess.CompletedProc
     return done
 
 
+@pytest.mark.long
 def test_a_run_and_its_reproduction_find_the_bucket_in_every_process(workspace: Workspace) -> None:
     run = workspace.train()
     verdict = workspace.json("reproduce", run)

@@ -137,6 +137,7 @@ def test_what_is_absent_is_said_to_be_absent(repo: Repository, run: Run, tracker
     assert page.data.metrics == {}
 
 
+@pytest.mark.long
 def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
 ) -> None:
