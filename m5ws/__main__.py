@@ -20,7 +20,18 @@ def program() -> int:
     if status == 0:
         # There is nothing that Python would have to put in order, which takes milliseconds.
         os._exit(status)
-    return _whole() if status is None else status
+    if status is None:
+        status = _whole()
+        _drop_unwritten()
+    return status
+
+
+def _drop_unwritten() -> None:
+    """Have Python not write once more, at its end, what stdout did not take: that was reported, and has a status."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> int:

@@ -266,19 +266,23 @@ def test_it_is_started_like_any_program(places: dict[str, Path]) -> None:
     root = places["nothing"]
     words = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
     words += "os.execv(sys.executable, [sys.executable, '-m', 'm5ws', 'snapshot'])"
-    done = [
+    answers = [
         subprocess.run([sys.executable, "-c", words], cwd=root, capture_output=True, text=True, check=False)
         for _ in range(4)
     ]
-    assert {(answer.returncode, answer.stdout) for answer in done} == {(0, done[0].stdout)}
+    assert {(answer.returncode, answer.stdout) for answer in answers} == {(0, answers[0].stdout)}
     argv = [sys.executable, "-m", "m5ws", "snapshot"]
     for _ in range(3):
         subprocess.run(argv, cwd=root, capture_output=True, check=True)
-    with open("/dev/full", "w") as full:
-        assert subprocess.run(argv, cwd=root, stdout=full, stderr=subprocess.DEVNULL, check=False).returncode == 2
+    for words in (argv, [*argv, "--help"], [*argv, "--json"]):
+        for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | buffered
+            with open("/dev/full", "w") as full:
+                done = subprocess.run(words, cwd=root, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+            assert done.returncode == 2 and done.stderr.count(b"No space left") == 1, (words, done)
     bare = {**os.environ, "PATH": "/nowhere"}
-    done = [subprocess.run(argv, cwd=root, env=bare, capture_output=True, text=True, check=False)]
-    assert (done[0].returncode, "Install git" in done[0].stderr) == (2, True)
+    refused = subprocess.run(argv, cwd=root, env=bare, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "Install git" in refused.stderr) == (2, True)
 
 
 def test_git_is_handed_no_descriptor_but_its_own(places: dict[str, Path], tmp_path: Path) -> None:
