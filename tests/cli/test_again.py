@@ -274,12 +274,12 @@ def test_it_is_started_like_any_program(places: dict[str, Path]) -> None:
     argv = [sys.executable, "-m", "m5ws", "snapshot"]
     for _ in range(3):
         subprocess.run(argv, cwd=root, capture_output=True, check=True)
-    for words in (argv, [*argv, "--help"], [*argv, "--json"]):
+    for asked in (argv, [*argv, "--help"], [*argv, "--json"]):
         for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
             environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | buffered
             with open("/dev/full", "w") as full:
-                done = subprocess.run(words, cwd=root, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
-            assert done.returncode == 2 and done.stderr.count(b"No space left") == 1, (words, done)
+                full_disk = subprocess.run(asked, cwd=root, stdout=full, stderr=subprocess.PIPE, env=environment)
+            assert (full_disk.returncode, full_disk.stderr.count(b"No space left")) == (2, 1), asked
     bare = {**os.environ, "PATH": "/nowhere"}
     refused = subprocess.run(argv, cwd=root, env=bare, capture_output=True, text=True, check=False)
     assert (refused.returncode, "Install git" in refused.stderr) == (2, True)
