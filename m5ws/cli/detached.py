@@ -42,7 +42,8 @@ def start(here: Workspace, repo: "Repository", plan: "Plan") -> None:
         (folder / _PLANNED).write_bytes(codec.encode(plan.run))
         what = ["--planned", str(folder / _PLANNED)]
     else:
-        what = ["--resume", plan.run.id]
+        # Whether the run may be taken over was asked before.
+        what = ["--resume", plan.run.id, "--take-over"]
     with open(folder / _LOG, "ab") as log:
         begin = log.tell()
         # -P: the current directory may hold a folder that is called m5ws.

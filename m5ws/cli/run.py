@@ -27,6 +27,12 @@ class RunFailed(M5Error):
     exit_code = 1
 
 
+class Superseded(M5Error):
+    """A later attempt of the run has begun elsewhere, and this one was stopped."""
+
+    exit_code = 4
+
+
 class RunInterrupted(M5Error):
     """A run was stopped before its end."""
 
@@ -39,6 +45,9 @@ class RunInterrupted(M5Error):
 @launch_options.options
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
+@click.option(
+    "--take-over", is_flag=True, help="With --resume: though the run may be alive elsewhere, which it stops there."
+)
 @click.option(
     "--from",
     "from_",
@@ -64,6 +73,7 @@ def command(
     overrides: tuple[str, ...],
     message: str | None,
     resume: str | None,
+    take_over: bool,
     from_: str | None,
     restart: tuple[Literal["data", "schedule", "generators"], ...],
     detach: bool,
@@ -83,8 +93,9 @@ def command(
     after a step. It has its parent's snapshot and launch, but for SNAPSHOT and the options given; weights, optimizer
     state, generators and the position in data and schedule go on, and changed settings take effect.
 
-    Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it. Exit
-    status: 0 the run finished, 1 it failed, 130 it was interrupted.
+    Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it, in any
+    workspace that has the store. Exit status: 0 the run finished, 1 it failed, 4 another attempt took it over,
+    130 it was interrupted.
 
     \b
     Examples:
@@ -93,6 +104,7 @@ def command(
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
+    from m5ws.operations import leftovers
     from m5ws.operations import run as operation
 
     _refuse_useless(context)
@@ -103,6 +115,8 @@ def command(
         run = detached.planned(planned)
     elif resume is not None:
         run = operation.resumed(repo, names.found(repo, resume, "run"))
+        if not take_over:
+            leftovers.refuse_elsewhere(repo, run.id, here.home)
     elif from_ is not None:
         run = _fork(repo, from_, snapshot, overrides, options, restart)
     else:
@@ -160,14 +174,19 @@ def _say_changes(repo: "Repository", run: "Run") -> None:
         output.note(f"  changed: {drift.title(change)}")
 
 
+_WITH_RESUME = {"resume", "take_over", "env", "detach", "dry_run", "no_progress", "as_json"}
+
+
 def _refuse_useless(context: click.Context) -> None:
     """Refuse what would be ignored: a run that is resumed goes on as it was started."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if script(context):
         given.add("command")
-    if "resume" in given and (useless := given - {"resume", "detach", "dry_run", "no_progress", "as_json"}):
+    if "resume" in given and (useless := given - _WITH_RESUME):
         names_of = ", ".join(sorted(name.strip("_").replace("_", " ") for name in useless))
         raise UsageError(f"a resumed run goes on as it was started: {names_of} cannot be given")
+    if "take_over" in given and "resume" not in given:
+        raise UsageError("only a run that is to --resume can be taken over")
     if "restart" in given and "from_" not in given:
         raise UsageError("only a run that starts --from a checkpoint has anything to restart")
     if {"from_", "message"} <= given:
@@ -199,6 +218,8 @@ def _judge(result: "Result") -> None:
     if result.untracked:
         output.warn(f"note: the ledger has all of it, MLflow not yet: {result.untracked}")
     ended = f"run {result.run} {result.outcome}" + (f": {result.message}" if result.message else "")
+    if result.superseded:
+        raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {result.run}` says how it goes on.")
     if result.outcome == "interrupted":
         raise RunInterrupted(ended, hint=f"`m5ws run --resume {result.run}` goes on with it.")
     if result.outcome != "finished":

@@ -44,6 +44,7 @@ class Comparison:
         self._differing: dict[str, set[int]] = {}
         self._reached: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._lost: dict[int, list[int]] = {}
 
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of the replay and compare it with the original's of the same rank and step."""
@@ -126,6 +127,17 @@ class Comparison:
                 lines.append(f"rank {rank}: steps {_ranges(absent)} of the original were not replayed")
         return tuple(lines)
 
+    def lost(self) -> tuple[str, ...]:
+        """Return the steps that the original did and that its ledger lacks, in words.
+
+        The machine of an attempt is gone, with what it had not delivered; a checkpoint after those steps is there.
+        """
+        return tuple(
+            f"rank {rank}: steps {_ranges(sorted(steps))} of the original are not recorded: the machine of an attempt "
+            "that was resumed elsewhere did not deliver them"
+            for rank, steps in sorted(self._lost.items())
+        )
+
     def extra(self) -> tuple[str, ...]:
         """Return the states and checkpoints of the original alone, in words.
 
@@ -160,7 +172,9 @@ class Comparison:
         self._reached[rank] = event.step
         known = self.original.steps.get(rank, {}).get(event.step)
         if known is None:
-            if self.original.outcome == "finished":
+            if self.original.is_lost(event.step):
+                self._lost.setdefault(rank, []).append(event.step)
+            elif self.original.outcome == "finished":
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
         before = {"batch": known.batch} | dict(known.quantities)

@@ -94,6 +94,10 @@ class History(msgspec.Struct, kw_only=True):
         """Return how many threads a rank used in a step, as far as it was recorded."""
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
 
+    def is_lost(self, step: int) -> bool:
+        """Return whether a later attempt went on after `step`, or a later one: it was done, recorded or not."""
+        return any(begin >= step for begin, attempt in self.begun if attempt > 1)
+
     def within(self, first: int, last: int) -> "History":
         """Return the history of the steps after `first` up to `last` alone."""
 

@@ -1,7 +1,9 @@
 """What an attempt leaves when its supervisor is killed, or when the store or the tracker does not answer.
 
-All of it is on this machine, below `.m5ws/runs`, and is delivered by whoever comes next, unless the run is alive:
-its supervisor holds the lock `lock`, and torchrun holds `ranks` until its last rank is gone.
+All of it is on the machine of the attempt, below `.m5ws/runs`, and is delivered by whoever comes next in that
+workspace, unless the run is alive: its supervisor holds the lock `lock`, and torchrun `ranks` until its last rank ends.
+Who does not have an attempt's own spools never writes into its chains: from elsewhere an attempt that lives and one
+that was killed look alike.
 """
 
 import fcntl
@@ -10,17 +12,21 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+
+import msgspec
 
 from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, UsageError
-from m5ws.events import AttemptEnded
+from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.operations import unrecorded
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
 from m5ws.repository import Repository, ledger, runs
 from m5ws.repository.ledger import LAUNCHER
+from m5ws.repository.spool import SpoolReader
 
 TRACKED = "tracked"
 """A file of this name in an attempt's directory says that the tracker has all of the run."""
@@ -30,6 +36,8 @@ VERDICT = "verdict"
 
 TRACKING_S = 60.0
 _RANKS_S = 60.0
+_OWNER = "owner"
+"""A file of this name in an attempt's directory says its own inode: in a copy of the directory it says another's."""
 _log = logging.getLogger(__name__)
 
 
@@ -67,9 +75,32 @@ def _locked(descriptor: int, wait_s: float) -> bool:
             return True
 
 
+def own(directory: Path) -> None:
+    """Mark the directory of an attempt that is about to begin as the one that its spools are written in."""
+    with (directory / _OWNER).open("w") as file:
+        file.write(str(os.fstat(file.fileno()).st_ino))
+
+
+def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
+    """Return whether the attempt of this number in the store is the one whose spools were written in this directory.
+
+    Another machine may have begun it after it was planned here; and a directory may be a copy.
+    """
+    said = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
+    first = next(ledger.read(repo, run, attempt, LAUNCHER), None) if said else None
+    if first is None or bytes(first.events[0]) != said[0]:
+        return False
+    mark = directory / _OWNER
+    # m5ws 0.1 and earlier marked nothing.
+    return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
+
+
 def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
-    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end."""
-    if (directory / DELIVERED).exists() or attempt not in ledger.attempts(repo, run):
+    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end.
+
+    Of an attempt whose own spools are elsewhere, do nothing.
+    """
+    if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
     left = Delivery(repo, run, attempt, directory / "spool")
     left.deliver(final=True)
@@ -86,6 +117,45 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
         missing = unrecorded.events(repo, run, attempt)
         ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
     left.finish()
+
+
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest attempt of a run, if it has no end and its spools are not here: it may be alive on `host`."""
+
+    run: str
+    attempt: int
+    host: str
+    last_s: float
+    """When it last said anything, in seconds since the epoch, by the clock of its host."""
+
+
+def elsewhere(repo: Repository, run: str, home: Path) -> Elsewhere | None:
+    """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
+    attempt = max(ledger.attempts(repo, run), default=0)
+    if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
+        return None
+    launcher = ledger.events(repo, run, attempt, LAUNCHER)
+    if any(isinstance(event, AttemptEnded) for event in launcher):
+        return None
+    host = next((event.host for event in launcher if isinstance(event, AttemptStarted)), "an unknown host")
+    last = [max(event.time_s for event in launcher)] if launcher else []
+    for rank in ledger.ranks(repo, run, attempt):
+        batch = next(ledger.backwards(repo, run, attempt, rank), None)
+        last += [ledger.decode_event(event).time_s for event in batch.events] if batch is not None else []
+    return Elsewhere(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
+
+
+def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
+    """Raise Running if the newest attempt of a run may be alive elsewhere."""
+    found = elsewhere(repo, run, home)
+    if found is None:
+        return
+    ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
+    raise Running(
+        f"run {run} may be alive: attempt {found.attempt} on {found.host} has no end, "
+        f"and gave its last sign of life {ago} (h:mm:ss) ago",
+        hint=f"`m5ws run --resume {run} --take-over` goes on with it here; an attempt that is alive is then stopped.",
+    )
 
 
 def deliver(repo: Repository, home: Path) -> None:

@@ -36,6 +36,8 @@ _POLL_S = 0.1
 _NEVER = {".git", ".m5ws"}
 _GRACE_S = 20.0
 """Given to ranks, beyond what their last checkpoint may take, to end."""
+_SUCCESSOR_S = 30.0
+"""Between two looks for a later attempt. What the ranks publish is refused from the moment it begins."""
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
@@ -59,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended.
 
     `untracked` says what the tracker could not be told yet, if anything; `delivered` whether the store has the
-    whole ledger, `asked` whether the user stopped it.
+    whole ledger, `asked` whether the user stopped it, `superseded` whether a later attempt has begun elsewhere.
     """
 
     run: str
@@ -70,6 +72,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     untracked: str = ""
     delivered: bool = True
     asked: bool = False
+    superseded: bool = False
 
 
 def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
@@ -89,6 +92,7 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
         snapshot = snapshots.load(ports.repo, plan.run.snapshot)
         for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
             Path(folder).mkdir(parents=True, exist_ok=True)
+        leftovers.own(plan.directory)
         _materialise(ports.repo, snapshot, Path(plan.context.work_dir), progress)
         (plan.directory / "context").write_bytes(codec.encode(plan.context))
         spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
@@ -173,6 +177,8 @@ class _Attempt:
         self._watch = watch
         self._stopping = False
         self._asked = False
+        self._successor: AttemptStarted | None = None
+        self._looked_s = time.monotonic()
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
         self._restored = False
@@ -188,7 +194,7 @@ class _Attempt:
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process)
             outcome = "finished" if exit_code == 0 else "failed"
-            if self._stopping:
+            if self._stopping and self._successor is None:
                 outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
         except KeyboardInterrupt:
             self._asked = True
@@ -201,6 +207,9 @@ class _Attempt:
             if process is not None and process.poll() is None:
                 process.stop(_GRACE_S)
         self._seen(self._delivery.deliver(final=True))
+        if self._superseded() and self._successor is not None:
+            later = self._successor
+            outcome, message = "interrupted", f"superseded by attempt {later.attempt}, which began on {later.host}"
         if outcome == "finished" and self._began_anew():
             exit_code, outcome = 1, "failed"
             message = "the script did not start from the checkpoint that the run is a fork of: it uses no m5ws.session"
@@ -219,10 +228,25 @@ class _Attempt:
     def _follow(self, process: Process) -> int:
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
-            if self._seen(self._delivery.deliver()) and not self._stopping:
+            if (self._seen(self._delivery.deliver()) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
                 process.stop(_GRACE_S)
         return exit_code
+
+    def _is_time_to_look(self) -> bool:
+        """Ask the store now and then; return whether a later attempt has begun."""
+        if time.monotonic() - self._looked_s < _SUCCESSOR_S:
+            return False
+        self._looked_s = time.monotonic()
+        return self._superseded()
+
+    def _superseded(self) -> bool:
+        """Return whether a later attempt is known to have begun: a store that does not answer says nothing."""
+        try:
+            self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
+        except (M5Error, OSError) as error:
+            _log.warning("whether a later attempt of run %s has begun is not known: %s", self._plan.run.id, error)
+        return self._successor is not None
 
     def _seen(self, events: list[tuple[str, AnyEvent]]) -> bool:
         """Hand on what was delivered; return whether the watcher wants the attempt to stop."""
@@ -306,6 +330,7 @@ class _Attempt:
             message=message,
             delivered=self._delivery.complete,
             asked=self._asked,
+            superseded=self._successor is not None,
             untracked=follower.problem if follower is not None and not tracked else "",
         )
 

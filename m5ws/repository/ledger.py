@@ -171,6 +171,16 @@ def attempts(repo: Repository, run: str) -> list[int]:
     return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
 
 
+def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
+    """Return how the newest attempt after `attempt` began, or None if none has: one request."""
+    newest = max(attempts(repo, run), default=0)
+    if newest <= attempt:
+        return None
+    batch = next(read(repo, run, newest, LAUNCHER), None)
+    first = decode_event(batch.events[0]) if batch is not None else None
+    return first if isinstance(first, AttemptStarted) else None
+
+
 def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
     """Return the chains of an attempt: ranks by number, then the launcher."""
     found = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")

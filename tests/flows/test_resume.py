@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from histories import assert_equal
 from m5ws.events import RankStarted, Step
-from m5ws.operations.history import History
 from m5ws.repository.ledger import decode_event
 from m5ws.repository.spool import SpoolReader
 from workspaces import Workspace, make_workspace
 
 _TIMEOUT_S = 120
-
-
-def _equal(one: History, two: History) -> None:
-    assert {rank: sorted(steps) for rank, steps in one.steps.items()} == {
-        rank: sorted(steps) for rank, steps in two.steps.items()
-    }
-    for rank, steps in one.steps.items():
-        for number, step in steps.items():
-            other = two.steps[rank][number]
-            assert (step.quantities, step.batch) == (other.quantities, other.batch), (rank, number)
-    for rank, states in one.states.items():
-        for number, state in states.items():
-            other_state = two.states[rank][number]
-            assert (state.tensors, state.generators) == (other_state.tensors, other_state.generators), (rank, number)
-    # One that was asked to stop has one checkpoint more.
-    assert {step: two.contents.get(step) for step in one.contents} == one.contents
 
 
 def _wait_for_step(workspace: Workspace, run: str, wanted: int) -> dict[str, int]:
@@ -115,7 +99,7 @@ def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], 
     run = _run_and_kill(workspace, step, whom)
     workspace.m5ws("run", "--resume", run)
     history = workspace.history(run)
-    _equal(workspace.history(reference), history)
+    assert_equal(workspace.history(reference), history)
     assert history.attempts == 2
     assert [notice for notice in history.notices if notice.kind == "inexact-resume"] == []
     assert workspace.m5ws("fsck").returncode == 0

@@ -260,3 +260,16 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
         "rank 0: state after steps 3 was not recorded by the replay",
         "checkpoints of steps 3 were not made by the replay",
     )
+
+
+def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() -> None:
+    kept = [event for event in _events(0) if getattr(event, "step", 9) > 4]
+    started = [AttemptStarted(attempt=1, host="a", observed="0" * 64)]
+    started.append(AttemptStarted(attempt=2, host="b", observed="0" * 64, resume="0000000004-0001"))
+    original = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for rank, event in [*(("launcher", one) for one in started), *(("0", one) for one in kept)]:
+        original.add(rank, event)
+    original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
+    comparison = _compared(original, _events(0))
+    assert comparison.first() is None and comparison.equal["steps"] == 2 and comparison.state_compared()
+    assert [line.partition(" of")[0] for line in comparison.lost()] == ["rank 0: steps 1-4"]

@@ -89,7 +89,12 @@ class ForkParent:
         with self._lock:
             self._process.stdin.write(msgspec.json.encode(call) + b"\n")
             self._process.stdin.flush()
-            return int(self._process.stdout.readline())
+            # A process that shares this parent may have been killed before it read its answer.
+            for answer in self._process.stdout:
+                pid, _, status = answer.decode().rstrip("\n").partition(" ")
+                if status == call.status:
+                    return int(pid)
+        raise RuntimeError("what ranks are forked from has ended")
 
 
 class ForkParents:
@@ -246,7 +251,7 @@ def _serve(modules: list[str]) -> None:
         child = os.fork()
         if child == 0:
             _be_launch(call)
-        os.write(answers, f"{child}\n".encode())
+        os.write(answers, f"{child} {call.status}\n".encode())
 
 
 def _prepare_deepspeed() -> None:

@@ -1,0 +1,39 @@
+"""Processes of tests/flows/test_elsewhere.py: `m5ws` in a workspace, with ranks that are forks."""
+
+import os
+import sys
+from pathlib import Path
+
+import command_line
+from forks import ForkParents
+from m5ws import determinism
+from m5ws.operations import delivery, supervise
+from m5ws.records import Determinism
+
+_PARENTS = ForkParents()
+_LOOK_S = 0.2
+
+
+def _at_start() -> dict[str, str]:
+    """Return the variables of a rank, as far as they are read when Python starts."""
+    folders = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(folders)}
+    return {**os.environ, **determinism.environment(Determinism()), **fixed}
+
+
+def m5ws(root: str, *words: str) -> None:
+    """Run a command line in a workspace, and print its exit status and then what it printed."""
+    supervise._SUCCESSOR_S = _LOOK_S
+    with command_line.forked_ranks(_PARENTS):
+        done = command_line.call("-C", root, *words)
+    sys.stdout.write(f"{done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def mute(root: str, *words: str) -> None:
+    """As `m5ws`, but the ledger is told nothing before the attempt ends."""
+    delivery._INTERVAL_S = 1e9
+    m5ws(root, *words)
+
+
+VERBS = {"m5ws": m5ws, "mute": mute}
+_PARENTS.parent(_at_start(), deepspeed=os.environ.get("RANKS_USE_DEEPSPEED") == "1")

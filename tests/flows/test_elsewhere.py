@@ -1,0 +1,294 @@
+"""A run belongs to its store: it goes on from any workspace that reaches it, and ends up with the same bits."""
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+import soak_page
+from checkouts import git
+from histories import assert_alike, assert_equal
+from kills import Scale
+from m5ws.events import AttemptEnded
+from m5ws.operations import history
+from m5ws.ports import Buffer
+from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
+from m5ws.store import open_store
+from m5ws.store.local import LocalStore
+from warm import Ended, Warm
+from workspaces import Workspace, make_workspace
+
+_SCRIPT = Path(__file__).parent / "scripts" / "elsewhere.py"
+_SUPERSEDED = 4
+_KILLED = 3
+"""Of four attempts, so many are killed."""
+_TIMEOUT_S = 120
+_Found = TypeVar("_Found")
+_HEADER = (
+    "| trainer | seed | runs | attempts killed | of them with ranks that lived on | resumed elsewhere | seconds |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+class _Places(msgspec.Struct, frozen=True):
+    """Workspaces that share a store, and the processes that work in them."""
+
+    homes: tuple[Workspace, ...]
+    store: str
+    warm: Warm
+
+    @property
+    def repo(self) -> Repository:
+        return Repository.open(open_store(self.store))
+
+    def m5ws(self, where: int, *words: str, moment_s: float | None = None) -> tuple[int | None, str]:
+        """Return the exit status, None of what was killed, and all that was printed."""
+        done: Ended = self.warm.run("m5ws", self.homes[where].root, *words, moment_s=moment_s)
+        if done.killed:
+            return None, ""
+        status, _, said = done.said.partition("\n")
+        return int(status), said
+
+    def history(self, run: str) -> history.History:
+        return history.load(self.repo, run)
+
+    def kill_ranks(self, where: int, run: str) -> None:
+        """Kill all ranks of a run on one machine: all processes that work in its directory."""
+        directory = str(self.homes[where].root / ".m5ws" / "runs" / run)
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(process / "cwd").startswith(directory):
+                    os.kill(int(process.name), signal.SIGKILL)
+            except (FileNotFoundError, PermissionError, ProcessLookupError):
+                continue
+
+
+def _plain(workspace: Workspace) -> None:
+    """Have the script train in one process that knows of no other."""
+    for line in ("fully_shard(model.up)\n", "fully_shard(model)\n", 'dist.init_process_group("gloo")\n'):
+        workspace.edit("train.py", line, "")
+    workspace.edit("train.py", "rank = dist.get_rank()", "rank = 0")
+    workspace.edit("train.py", "dist.destroy_process_group()\n", "")
+
+
+_TRAINERS = [pytest.param(name, marks=[] if name == "fsdp" else pytest.mark.long) for name in ("fsdp", "zero", "plain")]
+
+
+@pytest.fixture(scope="module", params=_TRAINERS)
+def trainer(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def places(trainer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Places]:
+    folder = tmp_path_factory.mktemp(trainer)
+    starts = {"fsdp": "torchrun", "zero": "deepspeed", "plain": "python"}[trainer]
+    script = "zero.py" if trainer == "zero" else "fsdp.py"
+    first = make_workspace(folder / "a", script, trainer=starts, nproc=1 if trainer == "plain" else 2)
+    if trainer == "plain":
+        _plain(first)
+    first.edit("config.yaml", "hidden: 128", "hidden: 32")
+    first.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.05")
+    with open(first.root / "m5ws.toml", "a", encoding="utf-8") as settings:
+        settings.write(f'\n[store]\nurl = "{folder / "store"}"\n')
+    git(first.root, "add", "--all")
+    git(first.root, "commit", "--quiet", "--message", "its settings")
+    others = []
+    for name in ("b", "c"):
+        git(folder, "clone", "--quiet", str(first.root), str(folder / name))
+        others.append(Workspace(folder / name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKS_USE_DEEPSPEED", str(int(trainer == "zero")))
+        with Warm(_SCRIPT) as warm:
+            yield _Places((first, *others), str(folder / "store"), warm)
+
+
+@pytest.fixture(scope="module")
+def whole(places: _Places) -> tuple[history.History, float]:
+    """A run that nobody disturbed, and the seconds that one takes."""
+    run, seconds = "", 0.0
+    # The first starts what ranks are forked from.
+    for _ in range(2):
+        began_s = time.monotonic()
+        status, said = places.m5ws(0, "run", "--json")
+        assert status == 0, said
+        run, seconds = json.JSONDecoder().raw_decode(said)[0]["run"]["id"], time.monotonic() - began_s
+    return places.history(run), seconds
+
+
+def _chain(repo: Repository, run: str, attempt: int) -> dict[str, bytes]:
+    found = repo.store.list(f"runs/{run}/ledger/{attempt:04d}/")
+    return {one.key: repo.store.get(one.key) for one in found}
+
+
+class _Count(msgspec.Struct):
+    runs: int = 0
+    killed: int = 0
+    living: int = 0
+    resumed: int = 0
+
+
+def _one_run(places: _Places, whole: tuple[history.History, float], draw: random.Random, count: _Count) -> None:
+    """Begin a run, kill its attempts, and go on with each elsewhere until it is done; then judge it."""
+    repo, known = places.repo, set(runs.ids(places.repo))
+    where, resume, attempts = draw.randrange(len(places.homes)), list[str](), 0
+    while True:
+        moment_s = draw.uniform(0, whole[1]) if draw.randrange(4) < _KILLED and attempts < 4 else None
+        status, said = places.m5ws(where, "run", *resume, "--no-progress", moment_s=moment_s)
+        assert status in (0, None), said
+        [*begun] = set(runs.ids(repo)) - known
+        if status == 0:
+            break
+        count.killed += 1
+        if not begun:
+            continue
+        [run] = begun
+        if draw.random() < 0.5:
+            places.kill_ranks(where, run)
+        else:
+            count.living += 1
+        made = ledger.attempts(repo, run)
+        elsewhere = draw.choice([place for place in range(len(places.homes)) if place != where])
+        # Real ranks hold a lock, so that nobody goes on beside them on their own machine; forks hold none.
+        places.kill_ranks(elsewhere, run)
+        if made and len(made) > attempts:
+            attempts = len(made)
+            before = _chain(repo, run, made[-1])
+            status, said = places.m5ws(elsewhere, "run", "--resume", run)
+            assert (status, "--take-over" in said) == (2, True), said
+            assert _chain(repo, run, made[-1]) == before
+        if not made:
+            # What was killed before its first attempt began is nobody's.
+            known.add(run)
+            places.kill_ranks(where, run)
+            resume, attempts = [], 0
+            continue
+        where, resume = elsewhere, ["--resume", run, "--take-over"]
+        count.resumed += 1
+    [run] = set(runs.ids(repo)) - known
+    count.runs += 1
+    # What a machine had not told the store yet is missing, as if that machine were gone for good.
+    assert_alike(whole[0], places.history(run))
+    assert places.history(run).contents.keys() == whole[0].contents.keys()
+    assert not [one for one in fsck.check(repo).damage if run in one.key]
+    # Each machine delivers what it has when it is used again, and no more.
+    for place in range(len(places.homes)):
+        places.kill_ranks(place, run)
+        assert places.m5ws(place, "ls")[0] == 0
+    assert_equal(whole[0], places.history(run))
+    for attempt in ledger.attempts(repo, run):
+        ends = [isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, ledger.LAUNCHER)]
+        assert ends[-1] and sum(ends) == 1, (run, attempt)
+
+
+_SCALES = [Scale(1), pytest.param(Scale(170, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(14400)])]
+
+
+@pytest.mark.parametrize("scale", _SCALES)
+def test_killed_at_random_moments_a_run_goes_on_elsewhere_to_the_same_bits(
+    places: _Places, whole: tuple[history.History, float], trainer: str, scale: Scale
+) -> None:
+    began_s, seed = time.monotonic(), scale.seed()
+    draw, count = random.Random(seed), _Count()
+    while count.resumed < scale.kills:
+        _one_run(places, whole, draw, count)
+        numbers = (seed, count.runs, count.killed, count.living, count.resumed, f"{time.monotonic() - began_s:,.0f}")
+        print(row := "| " + " | ".join(map(str, (trainer, *numbers))) + " |")
+        if scale.soak:
+            soak_page.put("elsewhere", _HEADER, row)
+    assert fsck.check(places.repo, read_data=True).damage == ()
+
+
+@pytest.fixture
+def held(places: _Places, tmp_path: Path) -> Iterator[Path]:
+    """A file; while it is there, a training in the first workspace stands still after step 6."""
+    file = tmp_path / "held"
+    file.touch()
+    workspace = places.homes[0]
+    old = (workspace.root / "train.py").read_text()
+    condition = f"step.number == 6 and os.path.exists({str(file)!r}) and {str(workspace.root)!r} in os.getcwd()"
+    workspace.edit("train.py", 'time.sleep(settings["pause_s"])', f"while {condition}:\n        time.sleep(0.05)")
+    workspace.edit("train.py", "import time\n", "import os\nimport time\n")
+    yield file
+    file.unlink(missing_ok=True)
+    (workspace.root / "train.py").write_text(old)
+
+
+def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
+    places: _Places, held: Path, whole: tuple[history.History, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo, known = places.repo, set(runs.ids(places.repo))
+    ended: list[tuple[int | None, str]] = []
+    first = threading.Thread(target=lambda: ended.append(places.m5ws(0, "run", "--no-progress")))
+    first.start()
+    run = _when(lambda: next(iter(set(runs.ids(repo)) - known), None))
+    _when(lambda: 4 in (so_far := places.history(run)).contents and so_far.last_step >= 5)
+    written: list[str] = []
+    create = LocalStore.create
+
+    def noted(store: LocalStore, key: str, data: Buffer) -> None:
+        written.append(key)
+        create(store, key, data)
+
+    monkeypatch.setattr(LocalStore, "create", noted)
+    there = places.homes[1]
+    for words in (["ls"], ["show", run], ["fsck"], ["gc"], ["gc", "--dry-run"], ["logs", run], ["snapshot"]):
+        there.m5ws(*words, expect=None)
+    refused = there.m5ws("run", "--resume", run, expect=2).stderr
+    assert (
+        os.uname().nodename in refused
+        and re.search(r"last sign of life 0:00:\d\d", refused)
+        and "--take-over" in refused
+    )
+    assert not [key for key in written if key.startswith(f"runs/{run}/")]
+    there.m5ws("run", "--resume", run, "--take-over", "--no-progress")
+    assert not [key for key in written if key.startswith(f"runs/{run}/ledger/0001")]
+    held.unlink()
+    first.join(_TIMEOUT_S)
+    [(status, said)] = ended
+    assert status == _SUPERSEDED and "attempt 2" in said and os.uname().nodename in said, said
+    assert_equal(whole[0], places.history(run))
+    outcomes = [ledger.events(repo, run, attempt, ledger.LAUNCHER)[-1] for attempt in (1, 2)]
+    assert [event.outcome for event in outcomes if isinstance(event, AttemptEnded)] == ["interrupted", "finished"]
+    assert fsck.check(repo).damage == ()
+
+
+def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
+    places: _Places, whole: tuple[history.History, float]
+) -> None:
+    known = set(runs.ids(places.repo))
+    for share in (0.7, 0.8, 0.6, 0.9, 0.95, 0.5):
+        ended = places.warm.run("mute", places.homes[0].root, "run", "--no-progress", moment_s=share * whole[1])
+        [run] = set(runs.ids(places.repo)) - known
+        places.kill_ranks(0, run)
+        told = ledger.ranks(places.repo, run, 1)
+        if ended.killed and told == [ledger.LAUNCHER] and checkpoints.valid(places.repo, run):
+            break
+        known.add(run)
+    assert places.m5ws(1, "run", "--resume", run, "--take-over")[0] == 0
+    found = places.history(run)
+    assert_alike(whole[0], found)
+    assert 1 not in found.steps[0] and found.last_step == 10 and fsck.check(places.repo).damage == ()
+    status, said = places.m5ws(1, "reproduce", "--json", run)
+    verdict = json.JSONDecoder().raw_decode(said)[0]
+    assert (status, verdict["outcome"]) == (0, "reproduced"), said
+    assert any("not recorded" in line for line in verdict["not_compared"]), verdict["not_compared"]
+
+
+def _when(found: Callable[[], _Found | None]) -> _Found:
+    """Return what `found` returns as soon as that is something."""
+    end = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        time.sleep(0.05)
+    pytest.fail("what was waited for did not happen")

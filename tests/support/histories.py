@@ -1,0 +1,30 @@
+"""What two runs recorded, held against each other."""
+
+from m5ws.operations.history import History
+
+
+def assert_equal(one: History, two: History) -> None:
+    """Assert that `two` recorded the same steps, states and contents as `one`, in every bit.
+
+    A run that was asked to stop may have checkpoints that the other one has not.
+    """
+    for rank, steps in one.steps.items():
+        assert sorted(steps) == sorted(two.steps[rank]), rank
+    for rank, states in one.states.items():
+        assert sorted(states) == sorted(two.states[rank]), rank
+    assert_alike(one, two)
+    assert {step: two.contents.get(step) for step in one.contents} == one.contents
+
+
+def assert_alike(one: History, two: History) -> None:
+    """Assert that what both recorded is the same; either may lack what the other has."""
+    for rank, steps in one.steps.items():
+        for number in steps.keys() & two.steps.get(rank, {}).keys():
+            ours, other = steps[number], two.steps[rank][number]
+            assert (ours.quantities, ours.batch) == (other.quantities, other.batch), (rank, number)
+    for rank, states in one.states.items():
+        for number in states.keys() & two.states.get(rank, {}).keys():
+            state, other_state = states[number], two.states[rank][number]
+            assert (state.tensors, state.generators) == (other_state.tensors, other_state.generators), (rank, number)
+    for number in one.contents.keys() & two.contents.keys():
+        assert one.contents[number] == two.contents[number], number
