@@ -6,6 +6,7 @@ The caller returns when the attempt has begun, so that its id can be used at onc
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,11 @@ def planned(path: Path) -> Run:
     return codec.decode(path.read_bytes(), Run, str(path))
 
 
-def start(here: Workspace, repo: "Repository", plan: "Plan") -> None:
-    """Start the supervisor of a planned attempt and wait until it has begun. Raises NotStarted with what it said."""
+def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str]) -> None:
+    """Start the supervisor of a planned attempt and wait until it has begun. Raises NotStarted with what it said.
+
+    `env` is what was said of the environment.
+    """
     folder = plan.directory.parent
     folder.mkdir(parents=True, exist_ok=True)
     if plan.attempt == 1:
@@ -44,6 +48,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan") -> None:
     else:
         # Whether the run may be taken over was asked before.
         what = ["--resume", plan.run.id, "--take-over"]
+    what += [f"--env={one}" for one in env]
     with open(folder / _LOG, "ab") as log:
         begin = log.tell()
         # -P: the current directory may hold a folder that is called m5ws.

@@ -1,4 +1,4 @@
-"""The environment on the command line of `m5ws reproduce`: what drift does, and where a replay runs."""
+"""The environment on the command line: what a difference in it does, and where an attempt runs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
@@ -11,6 +11,7 @@ from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.comparisons import Change
+    from m5ws.operations.run import Plan
     from m5ws.operations.supervise import Ports
     from m5ws.ports import Progress
     from m5ws.recipes import Recipe
@@ -26,7 +27,7 @@ option = click.option(
     multiple=True,
     metavar="[fail|warn|ignore|rebuild]",
     help="What to do where the environment differs so that it can change bits; fail if nothing is said. rebuild: make "
-    "the original's again first, and replay there; goes with one of the others too.",
+    "the original's again first, and run there; goes with one of the others too.",
 )
 
 
@@ -73,19 +74,36 @@ def made(
     )
 
 
+def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
+    """Compare the environment before an attempt is launched. Raises EnvironmentDiffers, unless told otherwise."""
+    from m5ws.operations import environment_check
+
+    wanted = policy(said)
+    found = environment_check.differences(given, plan) if wanted != "ignore" else ()
+    if found:
+        output.note("environment: not the one that this run is to go on in")
+        output.note(_table(found, "wanted"))
+    if wanted == "fail":
+        environment_check.refuse(found)
+
+
 def announce(drifted: "tuple[Change, ...]") -> None:
     """Print the pinned and the observed environment side by side where they differ, on stderr."""
-    from m5ws.operations import drift
-
     if not drifted:
         output.note("environment: the same as when the original began")
         return
     output.note("environment: drifted since the original began")
+    output.note(_table(drifted, "original"))
+
+
+def _table(drifted: "tuple[Change, ...]", old: str) -> str:
+    from m5ws.operations import drift
+
     rows = [
         (change.name, _value(change.old), _value(change.new), drift.says(change.rating), change.detail or "")
         for change in drifted
     ]
-    output.note(_indented(output.table(("", "original", "here", "what it can do", ""), rows)))
+    return _indented(output.table(("", old, "here", "what it can do", ""), rows))
 
 
 def _value(value: str | None) -> str:

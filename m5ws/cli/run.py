@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import click
 from click.core import ParameterSource
 
-from m5ws.cli import detached, interrupt, launch_options, names, output
+from m5ws.cli import detached, environment, interrupt, launch_options, names, output
 from m5ws.cli.script import ScriptCommand, script
 from m5ws.cli.snapshot import start
 from m5ws.cli.steps import RunProgress
@@ -15,10 +15,9 @@ from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
     from m5ws.operations.run import Options, Plan
-    from m5ws.operations.supervise import Result
+    from m5ws.operations.supervise import Ports, Result
     from m5ws.records import Run
     from m5ws.repository import Repository
-    from m5ws.workspace import Workspace
 
 
 class RunFailed(M5Error):
@@ -61,6 +60,7 @@ class RunInterrupted(M5Error):
     type=click.Choice(["data", "schedule", "generators"]),
     help="With --from: begin this anew; may be repeated.",
 )
+@environment.option
 @click.option("--detach", is_flag=True, help="Start it, print its id, and leave it to itself.")
 @click.option("--dry-run", is_flag=True, help="Launch nothing; print what would be. Takes a snapshot.")
 @click.option("--no-progress", is_flag=True, help="Print no steps.")
@@ -76,6 +76,7 @@ def command(
     take_over: bool,
     from_: str | None,
     restart: tuple[Literal["data", "schedule", "generators"], ...],
+    env: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     no_progress: bool,
@@ -92,6 +93,9 @@ def command(
     With --from, a new run starts from a checkpoint of another one: RUN alone means its newest, RUN@STEP the one
     after a step. It has its parent's snapshot and launch, but for SNAPSHOT and the options given; weights, optimizer
     state, generators and the position in data and schedule go on, and changed settings take effect.
+
+    Before anything is launched, the environment is compared: with what the snapshot declares, and of a run that is
+    resumed with what the continued attempt observed. A difference that can change bits ends it, but with --env.
 
     Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it, in any
     workspace that has the store. Exit status: 0 the run finished, 1 it failed, 4 another attempt took it over,
@@ -122,13 +126,19 @@ def command(
     else:
         spec = operation.spec(here.settings.run, options)
         run = operation.new_run(start(here, repo, snapshot, overrides, message), spec, name=options.name)
-    plan = operation.plan(repo, run, here.home, here.root, here.environment, here.tracker(), here.settings.checkpoint)
+    ports = here.ports(repo)
+    if resume is not None:
+        ports = environment.ports(here, ports, env, run.id, None)
+    plan = operation.plan(
+        repo, run, here.home, here.root, ports.environment, ports.tracker, here.settings.checkpoint, python=ports.python
+    )
+    environment.check(ports, plan, env)
     if dry_run:
         return output.print_json(plan) if as_json else click.echo(_describe(plan))
     if detach:
-        detached.start(here, repo, plan)
+        detached.start(here, repo, plan, env)
         return output.print_json({"run": run}) if as_json else click.echo(run.id)
-    return _follow(here, repo, plan, progress=not no_progress, as_json=as_json)
+    return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
 
 def _fork(
@@ -150,14 +160,14 @@ def _fork(
     return run
 
 
-def _follow(here: "Workspace", repo: "Repository", plan: "Plan", *, progress: bool, as_json: bool) -> None:
+def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> None:
     """Execute a plan to its end and say how it ended. Raises RunFailed, RunInterrupted."""
     from m5ws.operations import supervise
 
     if not as_json:
         click.echo(plan.run.id)
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        result = supervise.execute(here.ports(repo), plan, shown.watch, shown.prepare)
+        result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     return _judge(result)
@@ -185,6 +195,8 @@ def _refuse_useless(context: click.Context) -> None:
     if "resume" in given and (useless := given - _WITH_RESUME):
         names_of = ", ".join(sorted(name.strip("_").replace("_", " ") for name in useless))
         raise UsageError(f"a resumed run goes on as it was started: {names_of} cannot be given")
+    if "rebuild" in context.params["env"] and "resume" not in given:
+        raise UsageError("only a run that is to --resume has an environment to make again")
     if "take_over" in given and "resume" not in given:
         raise UsageError("only a run that is to --resume can be taken over")
     if "restart" in given and "from_" not in given:

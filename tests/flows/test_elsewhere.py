@@ -24,7 +24,7 @@ from m5ws.ports import Buffer
 from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
 from m5ws.store import open_store
 from m5ws.store.local import LocalStore
-from warm import Ended, Warm
+from warm import PATHS, Ended, Warm
 from workspaces import Workspace, make_workspace
 
 _SCRIPT = Path(__file__).parent / "scripts" / "elsewhere.py"
@@ -32,6 +32,8 @@ _SUPERSEDED = 4
 _KILLED = 3
 """Of four attempts, so many are killed."""
 _TIMEOUT_S = 120
+_PATHS = {"PYTHONPATH": PATHS}
+"""As in the processes of `Warm`: it is a part of the environment."""
 _Found = TypeVar("_Found")
 _HEADER = (
     "| trainer | seed | runs | attempts killed | of them with ranks that lived on | resumed elsewhere | seconds |",
@@ -242,15 +244,15 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     monkeypatch.setattr(LocalStore, "create", noted)
     there = places.homes[1]
     for words in (["ls"], ["show", run], ["fsck"], ["gc"], ["gc", "--dry-run"], ["logs", run], ["snapshot"]):
-        there.m5ws(*words, expect=None)
-    refused = there.m5ws("run", "--resume", run, expect=2).stderr
+        there.m5ws(*words, expect=None, environment=_PATHS)
+    refused = there.m5ws("run", "--resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
         and re.search(r"last sign of life 0:00:\d\d", refused)
         and "--take-over" in refused
     )
     assert not [key for key in written if key.startswith(f"runs/{run}/")]
-    there.m5ws("run", "--resume", run, "--take-over", "--no-progress")
+    there.m5ws("run", "--resume", run, "--take-over", "--no-progress", environment=_PATHS)
     assert not [key for key in written if key.startswith(f"runs/{run}/ledger/0001")]
     held.unlink()
     first.join(_TIMEOUT_S)
@@ -263,17 +265,14 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
 
 
 def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
-    places: _Places, whole: tuple[history.History, float]
+    places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
     known = set(runs.ids(places.repo))
-    for share in (0.7, 0.8, 0.6, 0.9, 0.95, 0.5):
-        ended = places.warm.run("mute", places.homes[0].root, "run", "--no-progress", moment_s=share * whole[1])
-        [run] = set(runs.ids(places.repo)) - known
-        places.kill_ranks(0, run)
-        told = ledger.ranks(places.repo, run, 1)
-        if ended.killed and told == [ledger.LAUNCHER] and checkpoints.valid(places.repo, run):
-            break
-        known.add(run)
+    ended = places.warm.run("mute", places.homes[0].root, "run", "--no-progress", moment_s=2 * whole[1] + 2)
+    [run] = set(runs.ids(places.repo)) - known
+    places.kill_ranks(0, run)
+    assert ended.killed and places.history(run).last_step == 0
+    assert [checkpoints.step_of(name) for name in checkpoints.valid(places.repo, run)] == [4]
     assert places.m5ws(1, "run", "--resume", run, "--take-over")[0] == 0
     found = places.history(run)
     assert_alike(whole[0], found)
@@ -292,3 +291,20 @@ def _when(found: Callable[[], _Found | None]) -> _Found:
             return value
         time.sleep(0.05)
     pytest.fail("what was waited for did not happen")
+
+
+def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
+    places: _Places, held: Path, whole: tuple[history.History, float]
+) -> None:
+    known = set(runs.ids(places.repo))
+    places.warm.run("m5ws", places.homes[0].root, "run", "--no-progress", moment_s=2 * whole[1] + 2)
+    [run] = set(runs.ids(places.repo)) - known
+    places.kill_ranks(0, run)
+    there, before = places.homes[1], _chain(places.repo, run, 1)
+    other = _PATHS | {"OMP_DYNAMIC": "TRUE"}
+    resume = ("run", "--resume", run, "--take-over", "--no-progress")
+    refused = there.m5ws(*resume, expect=2, environment=other).stderr
+    assert "variable.OMP_DYNAMIC: absent → TRUE" in refused and "--env warn" in refused
+    assert ledger.attempts(places.repo, run) == [1] and _chain(places.repo, run, 1) == before
+    there.m5ws(*resume, "--env", "warn", environment=other)
+    assert_alike(whole[0], places.history(run))

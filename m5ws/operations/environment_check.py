@@ -1,0 +1,47 @@
+"""Before an attempt begins: what differs between this environment and the one that it has to go on in.
+
+A run that is resumed goes on in the environment that the continued attempt observed; every run in the one that its
+snapshot declares. `reproduce` compares by the same rules.
+"""
+
+from m5ws.comparisons import Change
+from m5ws.errors import M5Error
+from m5ws.operations import drift, pinned_environment, supervise
+from m5ws.operations.run import Plan
+from m5ws.repository import checkpoints, snapshots
+
+_NAMED = 5
+
+
+class EnvironmentDiffers(M5Error):
+    """The environment is not the one that a run began in, or that its snapshot declares."""
+
+    hint = "`--env warn` goes on all the same; `--resume RUN --env rebuild` makes the environment of the run again."
+
+
+def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
+    """Return what differs, the gravest first. Where nothing is declared, a first attempt is free to begin anywhere."""
+    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+    if plan.attempt == 1 and not declared.wanted and declared.image is None:
+        return ()
+    observed = ports.observer.observe(supervise.rank_variables(ports, plan))
+    unmet = drift.unmet(declared, observed)
+    if plan.attempt == 1:
+        return unmet
+    pinned = pinned_environment.of_attempt(ports.repo, plan.run.id, _continued(plan))
+    return (*unmet, *drift.drift(pinned, observed))
+
+
+def refuse(found: tuple[Change, ...]) -> None:
+    """Raise EnvironmentDiffers if something differs that can change bits."""
+    grave = [change for change in found if change.rating != "cannot"]
+    if grave:
+        more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
+        raise EnvironmentDiffers(f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}")
+
+
+def _continued(plan: Plan) -> int:
+    """Return the attempt that a resume goes on with: the one that made its checkpoint; without one, the last."""
+    if plan.resume is not None and plan.context.parent is None:
+        return checkpoints.attempt_of(plan.resume)
+    return plan.attempt - 1
