@@ -104,14 +104,19 @@ class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
     """Written by the launcher as the last event. `outcome` is how the attempt ended.
 
+    "unsaved": the ranks did all that they had to, and the store did not take what they ended with (the last checkpoint,
+    or output files). If that is stored later, a second event of this kind follows, "finished".
     `heads` is where each rank's chain ended, so that a chain whose last batches were dropped is found.
     """
 
-    outcome: Literal["finished", "failed", "interrupted"]
+    outcome: Literal["finished", "failed", "interrupted", "unsaved"]
     exit_code: int
     message: str | None = None
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
 
+
+COMPLETE = frozenset(("finished", "unsaved"))
+"""Outcomes of attempts whose ranks did all steps."""
 
 AnyEvent = (
     AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | Setting | RankEnded | AttemptEnded

@@ -5,6 +5,9 @@ Nothing of it is stored: it stays on the machine.
 
 from m5ws.records import Count, Determinism, Digest, LaunchSpec, Parent, Record
 
+UNSAVED = "unsaved"
+"""The store, in an attempt's directory, with a last checkpoint that the run's own store did not take."""
+
 
 class Saving(Record, frozen=True, kw_only=True):
     """How checkpoints are saved; none of it can change bits.

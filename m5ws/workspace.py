@@ -160,6 +160,12 @@ class Workspace:
         limit_bytes = self.settings.store.cache_limit_bytes
         return repository.through(cast(ObjectStore, _load("cache")(repository.store, self.cache_dir, limit_bytes)))
 
+    def kept(self, folder: Path) -> "Repository":
+        """Open a store in a folder of this machine. Raises NotFound if there is none."""
+        from m5ws.repository import Repository
+
+        return Repository.open(cast(Callable[[str], ObjectStore], _load("store"))(os.fspath(folder)))
+
     def watched(self, repo: "Repository") -> "tuple[Repository, Watching] | None":
         """Return a store that was opened by `repository`, and what notes all that it is asked from now on.
 

@@ -37,7 +37,7 @@ _POLL_S = 1.0
 _RETRY_S = 60.0
 _ADOPT_S = 30.0
 """So long a script has to start its own MLflow run, which is then the run's page, before one is made."""
-_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ def settled(here: Workspace, *, create: bool = False) -> "Repository":
     from m5ws.operations import leftovers
 
     repo = here.repository(create=create)
-    leftovers.deliver(repo, here.home)
+    leftovers.deliver(repo, here.home, here.kept)
     return repo
 
 

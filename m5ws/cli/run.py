@@ -12,6 +12,7 @@ from m5ws.cli.script import ScriptCommand, script
 from m5ws.cli.snapshot import start
 from m5ws.cli.steps import RunProgress
 from m5ws.errors import M5Error, UsageError
+from m5ws.events import COMPLETE
 
 if TYPE_CHECKING:
     from m5ws.operations.run import Options, Plan
@@ -36,6 +37,12 @@ class RunInterrupted(M5Error):
     """A run was stopped before its end."""
 
     exit_code = 130
+
+
+class RunUnsaved(M5Error):
+    """A run did all its steps, and not all that it ended with is in the store."""
+
+    exit_code = 5
 
 
 @click.command("run", cls=ScriptCommand)
@@ -99,7 +106,7 @@ def command(
 
     Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it, in any
     workspace that has the store. Exit status: 0 the run finished, 1 it failed, 4 another attempt took it over,
-    130 it was interrupted.
+    5 it did all its steps and the store lacks results, 130 it was interrupted.
 
     \b
     Examples:
@@ -225,7 +232,7 @@ def _describe(plan: "Plan") -> str:
 
 def _judge(result: "Result") -> None:
     """Say how the run ended. Raises RunFailed, RunInterrupted."""
-    if not result.delivered:
+    if not result.delivered and result.outcome not in COMPLETE:
         output.warn("note: the store does not have the whole ledger yet; the next command here delivers it")
     if result.untracked:
         output.warn(f"note: the ledger has all of it, MLflow not yet: {result.untracked}")
@@ -234,6 +241,16 @@ def _judge(result: "Result") -> None:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {result.run}` says how it goes on.")
     if result.outcome == "interrupted":
         raise RunInterrupted(ended, hint=f"`m5ws run --resume {result.run}` goes on with it.")
+    if result.outcome == "unsaved":
+        hint = (
+            "What this machine kept is stored by the next m5ws command here, when the store answers. "
+            f"If nothing was kept, `m5ws run --resume {result.run}` goes on from the newest checkpoint."
+        )
+        raise RunUnsaved(ended, hint=hint)
     if result.outcome != "finished":
         raise RunFailed(ended, hint=f"`m5ws logs {result.run}` shows what its ranks wrote.")
+    if not result.delivered:
+        raise RunUnsaved(
+            f"{ended}, and the store does not have its whole ledger", hint="The next m5ws command here delivers it."
+        )
     output.note(f"{ended}; `m5ws reproduce {result.run}` proves it")

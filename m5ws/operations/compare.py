@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 
 from m5ws.comparisons import Course, Divergence
-from m5ws.events import AnyEvent, CheckpointPublished, RankEnded, State, Step
+from m5ws.events import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.operations.history import History
 from m5ws.repository import checkpoints
 
@@ -116,7 +116,7 @@ class Comparison:
         """Return whether an original that did not finish has nothing left to compare with."""
         last = self.original.last_step
         passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
-        return self.original.outcome != "finished" and last > 0 and passed
+        return self.original.outcome not in COMPLETE and last > 0 and passed
 
     def missing(self) -> tuple[str, ...]:
         """Return the steps that the original recorded and the replay did not, in words."""
@@ -174,7 +174,7 @@ class Comparison:
         if known is None:
             if self.original.is_lost(event.step):
                 self._lost.setdefault(rank, []).append(event.step)
-            elif self.original.outcome == "finished":
+            elif self.original.outcome in COMPLETE:
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
         before = {"batch": known.batch} | dict(known.quantities)

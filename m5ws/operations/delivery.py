@@ -12,12 +12,13 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.events import AnyEvent, AttemptStarted, RankEnded, State, Step
+from m5ws.operations import unsaved
 from m5ws.records import Digest
 from m5ws.repository import Repository, ledger
 from m5ws.repository.spool import SpoolReader, chain, genesis
 
 DELIVERED = "delivered"
-"""A file of this name in an attempt's directory says that the ledger has all of its spools."""
+"""A file of this name in an attempt's directory says that the store has its ledger and results."""
 
 _INTERVAL_S = 1.0
 _SHARE = 200
@@ -67,7 +68,7 @@ class Delivery:
     def finish(self) -> list[tuple[str, AnyEvent]]:
         """Deliver the rest, after the last event; if nothing is left, nobody needs to look here again."""
         delivered = self.deliver(final=True)
-        if self.complete:
+        if self.complete and not unsaved.waiting(self._spools.parent):
             (self._spools.parent / DELIVERED).touch()
         return delivered
 

@@ -8,6 +8,7 @@ import time
 from typing import Literal
 
 from m5ws.comparisons import Divergence, Verdict
+from m5ws.events import COMPLETE
 from m5ws.operations import diff, reason, results, signs, supervise, vouching
 from m5ws.operations.compare import Comparison
 from m5ws.records import Run
@@ -57,7 +58,7 @@ def _outcome(
 ) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
     if first is not None:
         return "diverged", None
-    if result.outcome != "finished" and not comparison.exhausted():
+    if result.outcome not in COMPLETE and not comparison.exhausted():
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay did not record all that the original did"

@@ -21,7 +21,7 @@ from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import AttemptEnded, AttemptStarted
-from m5ws.operations import unrecorded
+from m5ws.operations import unrecorded, unsaved
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
 from m5ws.repository import Repository, ledger, runs
@@ -95,10 +95,11 @@ def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
     return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
 
 
-def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
+def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: unsaved.Opener | None = None) -> None:
     """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end.
 
-    Of an attempt whose own spools are elsewhere, do nothing.
+    Of an attempt whose own spools are elsewhere, do nothing. With an `opener`, results that the store did not take are
+    published too.
     """
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
@@ -106,7 +107,12 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
     left.deliver(final=True)
     if not left.complete:
         return
-    if not any(isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, LAUNCHER)):
+    complete = False
+    if opener is not None and unsaved.waiting(directory):
+        complete = unsaved.publish(repo, run, attempt, directory, opener)
+    events = ledger.events(repo, run, attempt, LAUNCHER)
+    end = next((event for event in reversed([*events]) if isinstance(event, AttemptEnded)), None)
+    if end is None:
         ended = AttemptEnded(
             time_s=time.time(),
             outcome="failed",
@@ -116,6 +122,13 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path) -> None:
         )
         missing = unrecorded.events(repo, run, attempt)
         ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
+    elif end.outcome == "unsaved" and complete:
+        ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
+        stored = unrecorded.events(repo, run, attempt)
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*stored, ended)])
+        (directory / TRACKED).unlink(missing_ok=True)
+    if opener is not None:
+        unsaved.remove(directory)
     left.finish()
 
 
@@ -158,8 +171,11 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     )
 
 
-def deliver(repo: Repository, home: Path) -> None:
-    """Deliver what runs on this machine left; those that are alive, and what cannot be delivered, are passed over."""
+def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
+    """Deliver what runs on this machine left; those that are alive, and what cannot be delivered, are passed over.
+
+    `opener` opens the store with a last checkpoint that was kept; without it, what was kept stays.
+    """
     for run_dir in sorted((home / "runs").glob("*")):
         attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
         waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
@@ -168,7 +184,7 @@ def deliver(repo: Repository, home: Path) -> None:
         try:
             with alone(run_dir, wait_s=0.0):
                 for attempt in waiting:
-                    finish(repo, run_dir.name, int(attempt.name), attempt)
+                    finish(repo, run_dir.name, int(attempt.name), attempt, opener)
                 _publish_verdict(repo, run_dir / VERDICT)
         except Running:
             continue

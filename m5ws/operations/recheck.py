@@ -8,7 +8,7 @@ import msgspec
 
 from m5ws.comparisons import Divergence, Recheck, Verdict
 from m5ws.errors import M5Error
-from m5ws.events import AnyEvent
+from m5ws.events import COMPLETE, AnyEvent
 from m5ws.operations import reason, results, run, supervise
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
@@ -65,7 +65,7 @@ def replay(
     except (M5Error, OSError, KeyboardInterrupt) as error:
         why = str(error) or "it was stopped"
         return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=why)
-    if result.outcome != "finished" and not comparison.original.by_steps:
+    if result.outcome not in COMPLETE and not comparison.original.by_steps:
         # Files and metrics that it did not come to are no difference.
         parted = again = None
     return msgspec.structs.replace(found_again(found, parted, again, result), replay=second.id, last=last)
@@ -83,7 +83,7 @@ def found_again(
         return Recheck(repeats=False, first=parted, as_original=as_original)
     if again is not None and (_where(again), again.replayed) == (_where(found), found.replayed):
         return Recheck(repeats=True)
-    if result.outcome != "finished":
+    if result.outcome not in COMPLETE:
         return Recheck(reason=f"it {result.outcome}: {result.message}")
     return Recheck(reason=f"it did not record {found.quantity} of step {found.step} again")
 

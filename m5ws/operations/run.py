@@ -197,7 +197,7 @@ def _require(launch: LaunchSpec) -> None:
 
 
 def resumed(repo: Repository, run_id: str) -> Run:
-    """Return a run that can go on. Raises NotFound, UsageError if it has finished."""
+    """Return a run that can go on. Raises NotFound, UsageError if it has finished; one that is unsaved has not."""
     from m5ws.operations import state
 
     run = runs.load(repo, run_id)

@@ -22,7 +22,7 @@ from m5ws.events import (
 from m5ws.records import Digest
 from m5ws.repository import Repository, flight, ledger
 
-Standing = Literal["created", "running", "finished", "failed", "interrupted"]
+Standing = Literal["created", "running", "finished", "failed", "interrupted", "unsaved"]
 
 
 class AttemptState(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
-from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers, unrecorded
+from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers, saved_outputs, unrecorded, unsaved
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
-from m5ws.records import Checkpoint, Content, Snapshot
+from m5ws.records import Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.materialise import materialise
@@ -33,6 +33,8 @@ from m5ws.repository.spool import SpoolWriter, genesis
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+UNSAVED_STATUS = 5
+"""Exit status of an attempt whose results are not all in the store."""
 _NEVER = {".git", ".m5ws"}
 _GRACE_S = 20.0
 """Given to ranks, beyond what their last checkpoint may take, to end."""
@@ -182,6 +184,7 @@ class _Attempt:
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
         self._restored = False
+        self._unsaved: str | None = None
         self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
@@ -219,7 +222,10 @@ class _Attempt:
         try:
             repeated(lambda: self._ingest_outputs(work))
         except (M5Error, OSError) as error:
-            self._notice("save-failed", f"the output files were not stored: {error}")
+            self._unsaved = f"the output files were not stored: {error}"
+            self._notice("save-failed", self._unsaved)
+        if outcome == "finished" and self._unsaved is not None:
+            exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
         if outcome == "finished" or self._stopping:
             # A replay that was stopped never goes on.
             inputs.remove(work, given)
@@ -255,6 +261,9 @@ class _Attempt:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             if isinstance(event, CheckpointPublished):
                 self._published.add(event.name)
+                self._unsaved = None
+            if isinstance(event, Notice) and event.kind == "save-failed":
+                self._unsaved = event.message
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice("inexact-resume", message)
@@ -285,27 +294,15 @@ class _Attempt:
         files = _output_files(work, self._plan.run.spec.outputs)
         if not files:
             return
-        repo, run = self._ports.repo, self._plan.run
-        written = trees.write_tree(repo.objects, files)
-        content = Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
         label = checkpoints.name(self._last_step, self._plan.attempt)
         if label in self._published:
             label = checkpoints.name(self._last_step + 1, self._plan.attempt)
-        checkpoint = Checkpoint(
-            run=run.id,
-            snapshot=run.snapshot,
-            attempt=self._plan.attempt,
-            step=checkpoints.step_of(label),
-            content=repo.objects.put_record(content),
-        )
-        published = CheckpointPublished(
-            time_s=time.time(),
-            step=checkpoint.step,
-            name=label,
-            checkpoint=checkpoints.publish(repo, checkpoint),
-            content=checkpoint.content,
-        )
-        self._spool.append(published)
+        # Until they are stored, nobody takes the attempt for delivered.
+        waiting = self._plan.directory / unsaved.OUTPUTS
+        saved_outputs.wait(waiting, label, files)
+        published = saved_outputs.publish(self._ports.repo, self._plan.run, label, files)
+        waiting.unlink()
+        self._spool.append(msgspec.structs.replace(published, time_s=time.time()))
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:

@@ -67,14 +67,14 @@ def copy(
             needs[digest] = max(size, needs.get(digest, 0))
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
-        _copy_objects(source, target, needs, lacking, progress)
+        copy_objects(source, target, needs, lacking, progress)
         publishing.publish(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
             lambda: _publish(source, target, new),
             patience=publishing.Patience(progress=progress),
             began=began,
-            repair=lambda: _copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
+            repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )
     return Copied(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
@@ -109,7 +109,7 @@ def _there(source: Repository, target: Repository, name: str) -> bool:
     return True
 
 
-def _copy_objects(
+def copy_objects(
     source: Repository, target: Repository, needs: Mapping[Digest, int], lacking: set[Digest], progress: Progress | None
 ) -> None:
     """Copy what is lacking, in the order of `needs`: what is named before what names it."""

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Container
 
 from m5ws.errors import CorruptObject
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Notice
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice
 from m5ws.records import Digest
 from m5ws.repository import Repository, ledger
 from m5ws.repository.ledger import LAUNCHER
@@ -63,6 +63,11 @@ class Chain:
         if head in wanted:
             self.passed[head] = (self.events, self.batches, self.sha256)
 
+    def _late(self) -> tuple[type, ...]:
+        """Return the kinds of events that may follow the attempt's end: results that were stored late have an end."""
+        unsaved = self.ended is not None and self.ended.outcome == "unsaved"
+        return (Notice, CheckpointPublished, AttemptEnded) if unsaved else (Notice,)
+
     def _take(self, event: AnyEvent) -> None:
         """Note what an event says of the chain. Raises CorruptObject for one that is never written there."""
         place = f"event {self.events + 1} of {self.prefix}"
@@ -70,7 +75,7 @@ class Chain:
             self.observed.append(event.observed)
         if isinstance(event, AttemptStarted) and (self.events or event.attempt != self.attempt):
             raise CorruptObject(f"{place} begins the attempt, which is not what was written there")
-        if self.ended is not None and not isinstance(event, Notice):
+        if self.ended is not None and not isinstance(event, self._late()):
             raise CorruptObject(f"{place} comes after the attempt's end")
         if isinstance(event, AttemptStarted | AttemptEnded) and self.rank != LAUNCHER:
             raise CorruptObject(f"{place} is the launcher's, and in a rank's chain")

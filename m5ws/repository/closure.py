@@ -109,6 +109,13 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     return needs
 
 
+def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:
+    """Return, as `closure`, every object that a checkpoint needs. Raises NotFound, CorruptObject."""
+    needs: dict[Digest, int] = {}
+    _walk(repo, digest, Checkpoint, needs, set())
+    return needs
+
+
 def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint.
 

@@ -6,16 +6,18 @@ fails is a notice in the ledger and is tried again, now and with the next one; i
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, M5Error
 from m5ws.events import CheckpointPublished, State
 from m5ws.records import Checkpoint, Content, Digest, Slice
-from m5ws.repository import checkpoints
+from m5ws.repository import Repository, checkpoints
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import Vanished
+from m5ws.store.local import LocalStore
 from m5ws.training import content as content_rules
 from m5ws.training import control, fingerprint, rng
 from m5ws.training.backend import Backend, Plain, Saved, Staged
@@ -69,12 +71,19 @@ class _Outcome:
 
 
 def save(
-    active: Active, staged: Staged, format_: Format, group: "ProcessGroup | None", moment: Moment, tries: int = 1
+    active: Active,
+    staged: Staged,
+    format_: Format,
+    group: "ProcessGroup | None",
+    moment: Moment,
+    tries: int = 1,
+    keep: Path | None = None,
 ) -> bool:
     """Fingerprint, save and publish a staged state; collective. Return whether it is published, on all ranks the same.
 
-    It may run beside the training. A save that fails is done again, `tries` times in all, with pauses. Raises
-    Fenced, on all ranks, if a newer attempt of the run has begun.
+    It may run beside the training. A save that fails is done again, `tries` times in all, with pauses. If all fail,
+    a copy goes into a store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer
+    attempt of the run has begun.
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
@@ -91,6 +100,8 @@ def save(
             active.notice(
                 "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
             )
+    if outcome.published is None and keep is not None:
+        saving.keep(keep)
     if active.rank == 0 and outcome.published is not None:
         active.emit(
             CheckpointPublished,
@@ -122,6 +133,23 @@ class _Saving:
     group: "ProcessGroup | None"
     moment: Moment
     fingerprints: Mapping[str, str]
+
+    def keep(self, folder: Path) -> None:
+        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all."""
+        repo, problem = None, None
+        try:
+            repo = Repository.create(LocalStore(folder), self.active.repo.alike)
+        except (M5Error, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        problem = next(filter(None, control.gather(problem, self.group)), None)
+        if repo is not None and problem is None:
+            problem = replace(self, active=replace(self.active, repo=repo)).tried().problem
+        if self.active.rank == 0:
+            step = self.moment.step
+            message = f"the checkpoint after step {step} is kept on this machine: a later m5ws command here stores it"
+            if problem is not None:
+                message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
+            self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
 
     def tried(self) -> _Outcome:
         """Save once; collective, and the outcome is the same on all ranks. Raises Fenced, on all."""

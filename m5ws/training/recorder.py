@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import torch
 
 from m5ws.events import Setting
 from m5ws.events import Step as StepEvent
+from m5ws.launches import UNSAVED
 from m5ws.training import checkpointing, context, control, facts, fingerprint, fork, isolation, plain, rng
 from m5ws.training.backend import Backend, Plain
 from m5ws.training.cadence import Cadence
@@ -273,6 +275,7 @@ class Recorder:
             self._savers_group,
             moment,
             tries=_FINAL_TRIES if last else _TRIES,
+            keep=Path(self._active.context.spool_dir).with_name(UNSAVED) if last else None,
         )
         if beside:
             self._saver.begin(save)
