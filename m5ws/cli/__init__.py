@@ -8,12 +8,16 @@ turns an error into its message, its hint and its exit status (docs/reference/ex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import m5ws
 from m5ws.cli.group import LazyGroup
 from m5ws.errors import M5Error
+
+if TYPE_CHECKING:
+    import logging
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -84,13 +88,21 @@ def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> N
     import logging
 
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s: %(message)s", force=True)
-    logging.getLogger().handlers[0].addFilter(_lower_level_name)
+    logging.basicConfig(level=level, stream=sys.stderr, force=True)
+    logging.getLogger().handlers[0].setFormatter(_formatter())
 
 
-def _lower_level_name(record: object) -> bool:
-    record.levelname = record.levelname.lower()  # type: ignore[attr-defined]
-    return True
+def _formatter() -> "logging.Formatter":
+    """Return how a line of the log is written: its level in lower case, and nothing that controls a terminal."""
+    import logging
+
+    from m5ws.cli import output
+
+    class Escaping(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return output.escaped(f"{record.levelname.lower()}{super().format(record)}")
+
+    return Escaping(": %(message)s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         import traceback
 
-        traceback.print_exc()
+        from m5ws.cli import output
+
+        output.warn(traceback.format_exc().rstrip())
         return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
 
 
@@ -134,7 +148,9 @@ def _usage_hint(error: click.ClickException) -> str:
 
 
 def _report(message: str, hint: str, status: int) -> int:
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+    from m5ws.cli import output
+
+    output.echo((output.Styled("error:", "red", bold=True), f" {message}"), err=True)
     if hint:
-        click.echo(f"{click.style('hint:', fg='cyan')} {hint}", err=True)
+        output.echo((output.Styled("hint:", "cyan"), f" {hint}"), err=True)
     return status

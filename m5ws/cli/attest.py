@@ -52,7 +52,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     data = attestations.envelope(body, signed)
     lines = _text(statement.predicate, signed[0].keyid if signed else None)
     if target is None:
-        click.echo(data, nl=False)
+        output.echo(data.decode(), nl=False)
         output.note(lines)
         return
     with target.open("xb") as file:
@@ -67,7 +67,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
         "other_verdicts": told.other_verdicts,
         "keyid": signed[0].keyid if signed else None,
     }
-    output.print_json(document) if as_json else click.echo(f"{target}\n{lines}")
+    output.print_json(document) if as_json else output.echo(f"{target}\n{lines}")
 
 
 def _text(told: "Predicate", keyid: str | None) -> str:

@@ -73,10 +73,10 @@ def command(
     good, bad = (refs.resolve(repo, name, ("run",))[1] for name in (good, bad))
     task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
     if dry_run:
-        output.print_json(task.plan) if as_json else click.echo(plan_text(task.plan))
+        output.print_json(task.plan) if as_json else output.echo(plan_text(task.plan))
         return
     report = _executed(here, ports, task, max_runs, rebuild=environments is not None, shown=not no_progress)
-    output.print_json(report) if as_json else click.echo(text(report))
+    output.print_json(report) if as_json else output.echo(text(report))
     context.exit(report.exit_code)
 
 

@@ -75,7 +75,7 @@ def command(
     output.note(f"restoring it after {len(wanted)} of its steps")
     request = reproduce.Request(original=whole.id, env="ignore")
     found = certify.certificate(repo, whole.id, segments.replay(here, ports, request, wanted, parallel).verdicts)
-    output.print_json(found) if as_json else click.echo(text(found))
+    output.print_json(found) if as_json else output.echo(text(found))
     context.exit(found.exit_code)
 
 

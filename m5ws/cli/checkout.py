@@ -35,5 +35,5 @@ def command(context: click.Context, snapshot: str, directory: Path, as_json: boo
         return output.print_json(
             {"snapshot": snapshot_id, "directory": directory.absolute(), "files": files, "size_bytes": size_bytes}
         )
-    click.echo(f"{files:,} files, {output.size(size_bytes)}, of snapshot {output.short(snapshot_id)} in {directory}")
+    output.echo(f"{files:,} files, {output.size(size_bytes)}, of snapshot {output.short(snapshot_id)} in {directory}")
     return None

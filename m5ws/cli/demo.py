@@ -59,11 +59,11 @@ def command(
         )
     )
     if dry_run:
-        return click.echo("\n".join(plan.lines()))
-    done = demo.execute(plan, click.echo)
-    click.echo(f"\nDone in {output.duration(done.seconds)}. These are the commands:\n")
-    click.echo("\n".join(f"  {line}" for line in done.lines))
-    click.echo("\nTo see the runs in MLflow:\n")
+        return output.echo("\n".join(plan.lines()))
+    done = demo.execute(plan, output.echo)
+    output.echo(f"\nDone in {output.duration(done.seconds)}. These are the commands:\n")
+    output.echo("\n".join(f"  {line}" for line in done.lines))
+    output.echo("\nTo see the runs in MLflow:\n")
     for place in done.workspaces:
-        click.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
+        output.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
     return None

@@ -41,26 +41,21 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
         found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
     if as_json:
         return output.print_json({"a": id_a, "b": id_b, "changes": found})
-    click.echo(text(found, brief=brief))
+    output.echo(*lines(found, brief=brief))
     return None
 
 
-def text(changes: Sequence[Change], *, brief: bool = False) -> str:
+def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line]:
     """Return changes in lines under the part they belong to; a diff is coloured where it is shown on a terminal."""
     from m5ws.operations import drift
 
     if not changes:
-        return "no difference"
-    lines = []
+        return ["no difference"]
+    found: list[output.Line] = []
     for part, group in groupby(changes, key=lambda change: change.part):
-        lines.append(click.style(part, bold=True))
+        found.append((output.Styled(part, bold=True),))
         for change in group:
-            lines.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
+            found.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
             if change.detail and "\n" in change.detail and not brief:
-                lines += [_coloured(line) for line in change.detail.splitlines()]
-    return "\n".join(lines)
-
-
-def _coloured(line: str) -> str:
-    colour = _COLOURS.get(line[:1])
-    return "    " + (click.style(line, fg=colour) if colour else line)
+                found += [("    ", output.Styled(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()]
+    return found

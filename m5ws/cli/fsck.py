@@ -44,20 +44,20 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
 
 def _print(report: "Report") -> None:
     for damage in report.damage:
-        click.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
+        output.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
         for harmed in damage.harms:
-            click.echo(f"  harms {harmed}")
+            output.echo(f"  harms {harmed}")
     if report.distrusted:
-        click.echo("The server vouches for something that is damaged, so its word was taken for nothing.")
+        output.echo("The server vouches for something that is damaged, so its word was taken for nothing.")
     for vouched in report.vouched:
         by = f"{vouched.checksum}, which is the name" if vouched.named else vouched.checksum
-        click.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, for which the server vouches ({by})")
+        output.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, for which the server vouches ({by})")
     if report.vouched:
-        click.echo(f"read: {_amount(report.read_objects, report.read_bytes)}")
+        output.echo(f"read: {_amount(report.read_objects, report.read_bytes)}")
     held = f"{report.snapshots} snapshots and {report.runs} runs"
     whole = "no damage was found" if report.vouched else "all are as they were written"
     found = whole if report.clean else f"{len(report.damage)} damaged"
-    click.echo(f"{_amount(report.objects, report.size_bytes)} for {held}: {found}")
+    output.echo(f"{_amount(report.objects, report.size_bytes)} for {held}: {found}")
 
 
 def _amount(objects: int, size_bytes: int) -> str:

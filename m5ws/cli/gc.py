@@ -84,7 +84,7 @@ def command(
     if as_json:
         output.print_json({"plan": planned.id, "state": "planned" if planned.id else "nothing", "would": planned.plan})
     else:
-        click.echo(_planned(planned, grace))
+        output.echo(_planned(planned, grace))
 
 
 def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "Planned":
@@ -121,7 +121,7 @@ def _went_on(
 def _print_waiting(plan: str, wait_s: float, as_json: bool) -> None:
     if as_json:
         return output.print_json({"plan": plan, "state": "waiting", "wait_s": wait_s})
-    return click.echo(
+    return output.echo(
         f"plan {plan} waits: `m5ws gc` executes it in {output.duration(wait_s)}, and plans nothing new now"
     )
 
@@ -131,7 +131,7 @@ def _print_done(plan: str, done: "Done", as_json: bool) -> None:
         return output.print_json({"plan": plan, "state": "done", "deleted": done})
     spared = f"; {done.spared:,} had come to be needed and stay" if done.spared else ""
     what = f"{done.checkpoints:,} checkpoints, {done.objects:,} objects, {output.size(done.size_bytes)}"
-    return click.echo(f"plan {plan} is done: deleted {what}{spared}")
+    return output.echo(f"plan {plan} is done: deleted {what}{spared}")
 
 
 def _planned(planned: "Planned", grace: float) -> str:

@@ -44,7 +44,7 @@ def command(
 
     if list_only:
         known = init.templates()
-        return output.print_json(known) if as_json else click.echo("\n".join(known))
+        return output.print_json(known) if as_json else output.echo("\n".join(known))
     root = (context.find_root().params["directory"] / (directory or "")).absolute()
     given = {"url": store, "region": region, "endpoint_url": endpoint_url}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -58,7 +58,7 @@ def command(
     written = [file.path for file in plan.files]
     if as_json:
         return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept})
-    click.echo(f"{root} is a workspace: {', '.join(written)}")
+    output.echo(f"{root} is a workspace: {', '.join(written)}")
     for path in plan.kept:
         output.note(f"note: {path} stays as it is; the template's rules were not added")
     if not init.in_git(root):

@@ -1,5 +1,6 @@
 """`m5ws logs`."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import click
 from m5ws.cli import names, output
 
 _POLL_S = 0.25
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 @click.command("logs")
@@ -24,7 +26,8 @@ def command(
     """Print what the ranks of a run wrote.
 
     That is their stdout and stderr. Logs stay on the machine that the run was started on. Where there is more
-    than one rank, each line begins with the rank that wrote it.
+    than one rank, each line begins with the rank that wrote it. Colours are left out, other control characters are
+    shown as escapes; --json has the text as it is.
 
     \b
     Example:
@@ -85,7 +88,7 @@ def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
             read[path] = read.get(path, 0) + len(text)
             prefix = f"[{name}] " if len(files) > 1 else ""
             for line in text.decode("utf-8", "replace").splitlines():
-                click.echo(prefix + line)
+                output.echo(prefix + _COLOUR.sub("", line))
         if last:
             return
         time.sleep(_POLL_S)

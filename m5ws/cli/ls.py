@@ -33,12 +33,12 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
     if as_json:
         return output.print_json({"snapshots": snapshots, "runs": runs})
     if snapshots:
-        click.echo(output.table(("SNAPSHOT", "WHEN", "COMMIT", "MESSAGE"), [_snapshot(row) for row in snapshots]))
+        output.echo(output.table(("SNAPSHOT", "WHEN", "COMMIT", "MESSAGE"), [_snapshot(row) for row in snapshots]))
     if snapshots and runs:
-        click.echo()
+        output.echo()
     if runs:
         heads = ("RUN", "WHEN", "STATE", "STEP", "SNAPSHOT", "NAME")
-        click.echo(output.table(heads, [_run(row) for row in runs]))
+        output.echo(output.table(heads, [_run(row) for row in runs]))
     if not snapshots and not runs:
         output.note("nothing yet: `m5ws snapshot` makes a snapshot, `m5ws run` a run")
     return None

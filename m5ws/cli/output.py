@@ -1,10 +1,12 @@
 """What verbs print: one JSON document, or lines for people. Results on stdout, the rest on stderr.
 
-Numbers for people are short here and exact in JSON.
+Numbers for people are short here and exact in JSON. `echo` is the only way to a terminal: a text that a store, a script
+or another person wrote cannot control it.
 """
 
 import datetime
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,51 @@ if TYPE_CHECKING:
     import logging
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that control a terminal or the order of what it shows: C0 but for newline and tab, DEL, C1, separators of
+lines and paragraphs, all that directs bidirectional text, and lone surrogates."""
+
+
+class Styled(msgspec.Struct, frozen=True):
+    """Text that is shown in a style of its own where there is a terminal."""
+
+    text: str
+    colour: str | None = None
+    bold: bool = False
+
+
+Line = str | tuple[str | Styled, ...]
+"""A line for people, in pieces where they differ in style."""
+
+
+def escaped(text: str) -> str:
+    """Return text with each character that could control a terminal as its escape, such as `\\x1b`."""
+    return _CONTROL.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
+    """Print lines, escaped; their styles are left out where there is no terminal."""
+    click.echo("\n".join(map(_rendered, lines)), err=err, nl=nl)
+
+
+def plain_text(line: Line) -> str:
+    """Return a line without its styles."""
+    return line if isinstance(line, str) else "".join(p if isinstance(p, str) else p.text for p in line)
+
+
+def _rendered(line: Line) -> str:
+    pieces = (line,) if isinstance(line, str) else line
+    return "".join(
+        escaped(plain_text((piece,)))
+        if isinstance(piece, str) or not (piece.colour or piece.bold)
+        else click.style(escaped(piece.text), fg=piece.colour, bold=piece.bold or None)
+        for piece in pieces
+    )
 
 
 @contextmanager
@@ -36,8 +83,9 @@ def warnings() -> "Iterator[list[logging.LogRecord]]":
 
 def print_json(value: object) -> None:
     """Print records, and lists and mappings of them, as one JSON document on stdout."""
-    data = msgspec.json.encode(plain(value))
-    click.echo(msgspec.json.format(data, indent=2))
+    text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode()
+    # JSON itself escapes C0 alone; any of the others stands within a string.
+    click.echo(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def plain(value: object) -> object:
@@ -110,9 +158,15 @@ def short(identifier: str) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under heads in columns, the last one as long as it is."""
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows))
+    cells = [[_cell(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Return text as one line: a name with a line end in it would look like two rows."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def fields(pairs: Mapping[str, str | None], indent: str = "") -> str:
@@ -126,9 +180,9 @@ def note(message: str) -> None:
     """Print a line that is not the result, on stderr, unless `-q` was given."""
     context = click.get_current_context(silent=True)
     if context is None or not context.find_root().params.get("quiet"):
-        click.echo(message, err=True)
+        echo(message, err=True)
 
 
 def warn(message: str) -> None:
     """Print a line that a person must see, on stderr."""
-    click.echo(message, err=True)
+    echo(message, err=True)

@@ -36,7 +36,7 @@ def command(context: click.Context, identifier: str, dry_run: bool, as_json: boo
             prefetch.apply(repo, planned, bar)
     if as_json:
         return output.print_json(_document(planned, dry_run))
-    click.echo(_said(planned, dry_run))
+    output.echo(_said(planned, dry_run))
     return None
 
 

@@ -61,14 +61,19 @@ class _Display:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         self._progress = RichProgress(*columns, console=Console(stderr=True), transient=True)
         self._tasks: dict[str, object] = {}
         self._progress.start()
 
     def update(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total or None)
+            self._tasks[what] = self._progress.add_task(output.escaped(what), total=total or None)
         self._progress.update(self._tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: boo
         found = reproduce.execute(
             ports, request, plan, announce, shown.watch, shown.prepare, verdict.again, explanation.told
         )
-    output.print_json(found) if as_json else click.echo(verdict.text(found))
+    output.print_json(found) if as_json else output.echo(verdict.text(found))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.note("hint: `--env warn` runs it all the same; `--env rebuild` makes the original's environment again.")
         if found.expected is not None and not found.expected.equal:

@@ -141,10 +141,10 @@ def command(
     )
     environment.check(ports, plan, env)
     if dry_run:
-        return output.print_json(plan) if as_json else click.echo(_describe(plan))
+        return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:
         detached.start(here, repo, plan, env)
-        return output.print_json({"run": run}) if as_json else click.echo(run.id)
+        return output.print_json({"run": run}) if as_json else output.echo(run.id)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
 
@@ -172,7 +172,7 @@ def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> N
     from m5ws.operations import supervise
 
     if not as_json:
-        click.echo(plan.run.id)
+        output.echo(plan.run.id)
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if as_json:

@@ -35,9 +35,9 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     view = listing.view_run(repo, found) if kind == "run" else listing.view_snapshot(repo, found)
     if as_json:
         return output.print_json(view)
-    click.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
+    output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
     if view.observed is not None:
-        click.echo("\n" + _environment(view.observed, packages))
+        output.echo("\n" + _environment(view.observed, packages))
     return None
 
 

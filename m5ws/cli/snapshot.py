@@ -38,7 +38,7 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
         return _say_and_note(context)
     here = names.workspace(context)
     taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
-    return output.print_json(taken) if as_json else click.echo(taken.id)
+    return output.print_json(taken) if as_json else output.echo(taken.id)
 
 
 def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
@@ -57,14 +57,14 @@ def _say_and_note(context: click.Context) -> None:
         here = names.workspace(context)
         repo = here.repository(create=True)
         if (watched := here.watched(repo)) is None:
-            return click.echo(take(here, repo, None).id)
+            return output.echo(take(here, repo, None).id)
         from m5ws.operations import repeat
 
         repo, witnesses = watched
         source, found = _source(here), here.datasets()
         datasets = repeat.Datasets(found) if found is not None else None
         taken, said = _taken(here, repo, source, datasets, None)
-        click.echo(taken.id)
+        output.echo(taken.id)
         command = repeat.Command(
             home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
         )

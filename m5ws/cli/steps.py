@@ -124,7 +124,7 @@ class RunProgress:
             if self._live is None:
                 self._live = Live(console=Console(stderr=True), refresh_per_second=8)
                 self._live.start()
-            self._live.update(Text(self.line()))
+            self._live.update(Text(output.escaped(self.line())))
             self._shown = self._step
         elif self._clock() >= self._next_s:
             self._print()
@@ -136,6 +136,6 @@ class RunProgress:
 
     def _say(self, text: str, otherwise: Callable[[str], None] = output.note) -> None:
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(output.escaped(text), markup=False, highlight=False)
         else:
             otherwise(text)

@@ -49,7 +49,7 @@ def copy(
 
     with progress.Bar() as bar:
         copied = operation.copy(source, target, wanted, bar, dry_run=dry_run)
-    return output.print_json(copied) if as_json else click.echo(_says(copied, target.store.url, dry_run))
+    return output.print_json(copied) if as_json else output.echo(_says(copied, target.store.url, dry_run))
 
 
 def _says(copied: "Copied", url: str, dry_run: bool) -> str:

@@ -34,11 +34,11 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     if as_json:
         output.print_json({"url": url, "command": argv})
     elif not argv:
-        click.echo(url)
+        output.echo(url)
     else:
         here.prepare()
         tracker.migrate()
         for problem in leftovers.catch_up(tracker, here.home):
             output.note(f"note: {problem}")
-        click.echo(url)
+        output.echo(url)
         os.execvp(argv[0], argv)

@@ -39,7 +39,7 @@ def text(verdict: Verdict) -> str:
     if verdict.not_compared:
         lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
     if verdict.changes:
-        lines += ["", "changed since the original:", diff.text(verdict.changes, brief=True)]
+        lines += ["", "changed since the original:", *map(output.plain_text, diff.lines(verdict.changes, brief=True))]
     return "\n".join(lines)
 
 

@@ -83,7 +83,7 @@ def command(
         findings=tuple(findings),
         not_checked=tuple(_not_checked(signed, checked, asked=allowed is not None)),
     )
-    output.print_json(report) if as_json else click.echo(_text(report))
+    output.print_json(report) if as_json else output.echo(_text(report))
     context.exit(0 if report.holds else DOES_NOT_HOLD)
 
 

@@ -42,7 +42,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     if as_json:
         output.print_json({"equal": found.equal, **cast(dict[str, object], output.plain(found))})
     else:
-        click.echo("\n".join(_lines(found)))
+        output.echo(*_lines(found))
     return 0 if found.equal else _DIFFERENT
 
 
@@ -53,14 +53,14 @@ def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "Elements":
     return cast("CompareBits", workspace.torch_tool("compare bits"))(a, b, dtype, first)
 
 
-def _lines(found: "CheckpointDiff") -> Iterator[str]:
+def _lines(found: "CheckpointDiff") -> Iterator[output.Line]:
     for change in found.tensors:
         yield from _tensor(change)
     where = None
     for leaf in found.state:
         if leaf.where != where:
             where = leaf.where
-            yield click.style(f"state of {where}", bold=True)
+            yield (output.Styled(f"state of {where}", bold=True),)
         yield f"  {leaf.path or '(all)'}: {_side(leaf.a)} → {_side(leaf.b)}"
     for file in found.files:
         yield f"file {file.name}: {_side(file.a)} → {_side(file.b)}"
@@ -76,8 +76,8 @@ def _side(value: str | None) -> str:
     return "(none)" if value is None else value
 
 
-def _tensor(change: "TensorChange") -> Iterator[str]:
-    yield f"{click.style(change.name, bold=True)}  {change.a or change.b}"
+def _tensor(change: "TensorChange") -> Iterator[output.Line]:
+    yield output.Styled(change.name, bold=True), f"  {change.a or change.b}"
     if change.kind in {"type", "shape"}:
         yield f"  {change.kind}: {change.a} → {change.b}"
     elif change.elements is None:

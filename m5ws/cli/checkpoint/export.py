@@ -58,7 +58,7 @@ def command(
     if as_json:
         told = cast(dict[str, object], output.plain(plan.planned))
         return output.print_json({**told, "directory": directory.absolute(), "written": not dry_run})
-    click.echo(_said(plan.planned, directory, dry_run))
+    output.echo(_said(plan.planned, directory, dry_run))
     return None
 
 

@@ -26,4 +26,4 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     checkpoints.keep(repo, found.run, found.name)
     if as_json:
         return output.print_json({"run": found.run, "checkpoint": found.name})
-    return click.echo(f"checkpoint {found.name} of run {found.run} is kept for ever")
+    return output.echo(f"checkpoint {found.name} of run {found.run} is kept for ever")

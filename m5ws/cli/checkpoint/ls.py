@@ -34,7 +34,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         return output.print_json({"run": run_id, "checkpoints": rows})
     if rows:
         heads = ("STEP", "ATTEMPT", "WHEN", "FORMAT", "RANKS", "SIZE", "NEW", "NOTE")
-        click.echo(output.table(heads, [_row(row) for row in rows]))
+        output.echo(output.table(heads, [_row(row) for row in rows]))
     else:
         output.note(f"run {run_id} has no checkpoint")
     return None

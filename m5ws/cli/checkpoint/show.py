@@ -36,7 +36,7 @@ def command(context: click.Context, checkpoint: str, everything: bool, as_json: 
     view = checkpoint_listing.view(repo, checkpoint_names.resolve(repo, checkpoint, counting=False))
     if as_json:
         return output.print_json(view)
-    click.echo("\n".join(_lines(view, everything)))
+    output.echo("\n".join(_lines(view, everything)))
     return None
 
 
