@@ -93,6 +93,12 @@ class Backend(Protocol):
     def tensors(self) -> Iterator[Piece]:
         """Yield this rank's pieces of all state, in the same order on each call. Not collective."""
 
+    def begin(self) -> Iterator[str]:
+        """Make the training ready for its first step; yield what will not be exact all the same; collective."""
+
+    def check(self) -> None:
+        """Raise StateError for state, as it is after a step, that `load` could not bring back. Not collective."""
+
     def stage(self, copier: Copier) -> Staged:
         """Copy the state out of the training; collective. Raises StateError."""
 

@@ -7,7 +7,10 @@ collectives of the model. With one process, every function is the identity.
 import os
 from typing import TYPE_CHECKING, TypeVar
 
+from m5ws import codec
 from m5ws.errors import UsageError
+from m5ws.repository.objects import Objects
+from m5ws.training.backend import Plain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,6 +58,11 @@ def gather(value: T, group: "ProcessGroup | None") -> list[T]:
     values: list[T | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values  # type: ignore[return-value]
+
+
+def alike(value: Plain, objects: Objects, group: "ProcessGroup | None") -> bool:
+    """Return whether all ranks have the same plain data; collective."""
+    return group is None or len(set(gather(objects.digest(codec.encode_plain(value)), group))) == 1
 
 
 def broadcast(value: T | None, group: "ProcessGroup | None") -> T:

@@ -85,6 +85,12 @@ class DeepSpeedBackend:
 
     # --- save
 
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def check(self) -> None:
+        """Nothing to find: what cannot be restored is refused when the engine is registered."""
+
     def stage(self, copier: Copier) -> "_Staged":
         structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
         copies = Copies(copier)

@@ -91,7 +91,8 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
         for held in holders.values():
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
-        if alike and (_WHOLE not in regions or len(holders) == len(ranks)):
+        # A stage of a pipeline is whole on some of the ranks.
+        if alike and (_WHOLE not in regions or len(regions) == 1):
             found[name] = sum(regions.values())
         else:
             found |= {f"{name}@{number}": sum(held.values()) for number, held in holders.items()}

@@ -7,7 +7,7 @@ Weights, optimizer state and position are the checkpoint's, and proven so, befor
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,14 +43,14 @@ class Fork:
         self,
         active: Active,
         origin: Parent,
-        optimizer: Any,
+        optimizers: Sequence[Any],
         scheduler: Any,
         generators: Mapping[str, torch.Generator],
         of_data: Mapping[str, torch.Generator],
     ) -> None:
         self._active = active
         self._parent = origin
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._scheduler = scheduler
         self._named = {**of_data, **generators}
         self._of_data = set(of_data)
@@ -66,7 +66,7 @@ class Fork:
                 "left: give it more steps, or start from an earlier checkpoint"
             )
         self._generators = rng.capture(self._named)
-        self._groups = [dict(_settings(group)) for group in _groups(self._optimizer)]
+        self._groups = [dict(_settings(group)) for group in _groups(self._optimizers)]
         self._schedule = copy.deepcopy(self._scheduler.state_dict()) if self._scheduler is not None else {}
 
     def settle(self) -> None:
@@ -98,7 +98,7 @@ class Fork:
 
     def _take_settings(self) -> Iterator[str]:
         """Give each parameter group the script's settings; what the schedule sets is left to it."""
-        for number, (group, own) in enumerate(zip(_groups(self._optimizer), self._groups, strict=True)):
+        for number, (group, own) in enumerate(zip(_groups(self._optimizers), self._groups, strict=True)):
             for key, value in own.items():
                 if (self._scheduler is None or key not in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
                     yield f"{key} of group {number}: {_shown(value)} (in the checkpoint {_shown(group.get(key))})"
@@ -111,7 +111,7 @@ class Fork:
             yield "there is no schedule that could begin anew"
             return
         self._scheduler.load_state_dict(copy.deepcopy(self._schedule))
-        for group, own in zip(_groups(self._optimizer), self._groups, strict=True):
+        for group, own in zip(_groups(self._optimizers), self._groups, strict=True):
             for key in _OF_THE_SCHEDULE:
                 if key in own:
                     _assign(group, key, own[key])
@@ -122,7 +122,7 @@ class Fork:
         scheduler = self._scheduler
         if scheduler is None:
             return
-        before = [_shown(group["lr"]) for group in _groups(self._optimizer)]
+        before = [_shown(group["lr"]) for group in _groups(self._optimizers)]
         if hasattr(scheduler, "last_batch_iteration"):
             # DeepSpeed's: their state is the position alone.
             scheduler.step(scheduler.last_batch_iteration)
@@ -134,7 +134,7 @@ class Fork:
                 "learning rate at a position (`--restart schedule` begins the script's)"
             )
             return
-        for number, (was, group) in enumerate(zip(before, _groups(self._optimizer), strict=True)):
+        for number, (was, group) in enumerate(zip(before, _groups(self._optimizers), strict=True)):
             if _shown(group["lr"]) != was:
                 yield f"lr of group {number}: {_shown(group['lr'])} by the script's schedule (in the checkpoint {was})"
 
@@ -151,15 +151,20 @@ class Fork:
             warnings.simplefilter("ignore")  # that a rate is asked for outside of a step
             closed = getattr(scheduler, "_get_closed_form_lr", scheduler.get_lr)
             rates = closed()
-        for group, own, rate in zip(_groups(self._optimizer), self._groups, rates, strict=True):
+        # Of several optimizers, a schedule sets one's.
+        planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}
+        groups = list(zip(_groups(self._optimizers), self._groups, strict=True))
+        if len(self._optimizers) > 1:
+            groups = [(group, own) for group, own in groups if id(group) in planned]
+        for (group, own), rate in zip(groups, rates, strict=True):
             if "initial_lr" in own:
                 _assign(group, "initial_lr", own["initial_lr"])
             _assign(group, "lr", rate)
         scheduler._last_lr = list(rates)
 
 
-def _groups(optimizer: Any) -> list[dict[str, Any]]:
-    return optimizer.param_groups if optimizer is not None else []
+def _groups(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers if optimizer is not None for group in optimizer.param_groups]
 
 
 def _settings(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

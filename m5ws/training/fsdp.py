@@ -1,24 +1,25 @@
-"""FSDP2, DDP and plain single-process training: parameters, buffers and optimizer state by name, through DCP.
+"""FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name, through DCP.
 
 Names are those of the unwrapped model, so that a checkpoint of one wrapping, or of another number of ranks,
 loads into another. Optimizer state is named by its parameter, never by an index.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, zeros
 from torch.nn.parallel import DistributedDataParallel
 
-from m5ws.errors import M5Error
+from m5ws.errors import M5Error, UsageError
 from m5ws.records import Content
+from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training import content as content_rules
-from m5ws.training import control, optimizer_state
+from m5ws.training import control, ddp, optimizer_state, plain, raw
 from m5ws.training.backend import Box, Piece, Plain, Saved
 from m5ws.training.plain import RestoreError, StateError
 from m5ws.training.staging import Copier
@@ -39,9 +40,11 @@ class FsdpBackend:
 
     format: Literal["dcp/1"] = "dcp/1"
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    ) -> None:
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = as_optimizers(optimizer)
         self._modules = module_names(model)
 
     def tensors(self) -> Iterator[Piece]:
@@ -49,10 +52,28 @@ class FsdpBackend:
 
     def stage(self, copier: Copier) -> "_Staged":
         state = {name: _copied(name, tensor, copier) for name, tensor in self._state().items()}
-        common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizer), "devices": self._devices()}
-        if self._optimizer is not None:
-            common["optimizer_kind"] = type(self._optimizer).__name__
-        return _Staged(state, common, optimizer_state.extras(self._optimizer_state()))
+        common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizers)}
+        if self._optimizers:
+            common["optimizer_kind"] = "+".join(type(optimizer).__name__ for optimizer in self._optimizers)
+        return _Staged(state, common, self._layouts(), optimizer_state.extras(self._optimizer_state()))
+
+    def begin(self) -> Iterator[str]:
+        for reason in ddp.fix_buckets(self._model):
+            yield (
+                "inexact restore: on 3 ranks or more, DDP adds gradients in another order in an attempt's first step, "
+                f"which cannot be mended here, since {reason}; torch's `replicate` and `fully_shard` resume exactly"
+            )
+
+    def check(self) -> None:
+        self._state()
+        self._layouts()
+        for optimizer in self._optimizers:
+            state = [(name, values) for name, parameter, values in self._states() if parameter in optimizer.state]
+            found = [tensor for name, values in state for _, tensor in optimizer_state.leaves(name, values)]
+            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            masters = [parameter for _, parameter in self._masters() if id(parameter) in owned]
+            optimizer_state.check_complete(optimizer, [*found, *masters])
+        optimizer_state.extras(self._optimizer_state())
 
     def load(
         self,
@@ -66,17 +87,19 @@ class FsdpBackend:
 
         if not {"groups", "devices"} <= common.keys():
             raise RestoreError("the checkpoint does not say which parameter groups and devices its optimizer had")
-        if self._optimizer is not None:
-            self._make_optimizer_state(content, common)
-        state = self._state()
-        stored = {tensor.name: tensor.shape for tensor in content.tensors}
-        named = {_stored_name(name, stored, control.rank(group)): tensor for name, tensor in state.items()}
-        _check_fit({name: tuple(tensor.shape) for name, tensor in named.items()}, stored)
+        stored = {tensor.name: tensor for tensor in content.tensors}
+        number = control.rank(group)
+        if rank is None:
+            _check_same_on_all(stored)
+        if self._optimizers:
+            self._make_optimizer_state(stored, common, rank)
+        named = {_stored_name(name, stored, number): tensor for name, tensor in self._state().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        _check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
         dcp.load(named, objects, content, group)
-        if self._optimizer is not None:
-            optimizer_state.restore_groups(self._optimizer, common["groups"])
-            own = rank["optimizer"] if rank is not None else {}
-            optimizer_state.restore_extras(self._optimizer_state(), common.get("optimizer", {}), own)
+        if self._optimizers:
+            own = rank.get("groups") if rank is not None else None
+            optimizer_state.restore_groups(self._optimizers, common["groups"] if own is None else own)
 
     # --- what there is, by name
 
@@ -86,13 +109,10 @@ class FsdpBackend:
         state = {f"model.{name}": parameter.detach() for name, parameter in self._parameters().items()}
         for path, buffer in self._model.named_buffers():
             state[f"buffer.{self._unwrapped(path)}"] = buffer.detach()
-        known = {id(parameter) for parameter in self._model.parameters()}
-        for name, parameter in self._optimized():
-            # What is trained beside the model, as fp32 copies of bf16 weights: the next step begins from these.
-            if id(parameter) not in known:
-                state[f"master.{name}"] = parameter.detach()
+        for name, parameter in self._masters():
+            state[f"master.{name}"] = parameter.detach()
         for name, values in self._optimizer_state():
-            state |= {f"optimizer.{name}.{key}": v for key, v in values.items() if isinstance(v, torch.Tensor)}
+            state |= optimizer_state.leaves(name, values)
         for name, tensor in state.items():
             _check_kind(name, tensor)
         return dict(sorted(state.items()))
@@ -110,59 +130,87 @@ class FsdpBackend:
         module, _, leaf = path.rpartition(".")
         return _join(self._modules[module], leaf)
 
-    def _optimizer_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each parameter's name and its optimizer state, in the order of the optimizer's groups."""
-        for name, parameter in self._optimized():
-            if self._optimizer is not None and parameter in self._optimizer.state:
-                yield name, self._optimizer.state[parameter]
+    def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is trained beside the model, as fp32 copies of bf16 weights: the next step begins from these."""
+        known = {id(parameter) for parameter in self._model.parameters()}
+        for name, parameter, _ in self._optimized():
+            if id(parameter) not in known:
+                yield name, parameter
 
-    def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _optimizer_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each parameter's name and its optimizer state, in the order of the optimizers' groups."""
+        for name, _, values in self._states():
+            yield name, values
+
+    def _states(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+        for name, parameter, optimizer in self._optimized():
+            if parameter in optimizer.state:
+                yield name, parameter, optimizer.state[parameter]
+
+    def _optimized(self) -> Iterator[tuple[str, torch.Tensor, torch.optim.Optimizer]]:
         names = {id(parameter): name for name, parameter in self._parameters().items()}
-        groups = self._optimizer.param_groups if self._optimizer is not None else []
-        for number, group in enumerate(groups):
+        groups = [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        for number, (optimizer, group) in enumerate(groups):
             for position, parameter in enumerate(group["params"]):
                 # One that is not the model's is named by where the optimizer has it.
-                yield names.get(id(parameter), f"group{number}.{position}"), parameter
+                yield names.get(id(parameter), f"group{number}.{position}"), parameter, optimizer
 
-    # --- optimizer state that is no tensor, and how to make the tensors anew
+    # --- how to make optimizer state anew
 
-    def _devices(self) -> dict[str, str]:
-        """Say of each state tensor that is no shard which kind of device it is on: Adam's step stays on the CPU."""
-        return {
-            f"optimizer.{name}.{key}": value.device.type
-            for name, values in self._optimizer_state()
-            for key, value in values.items()
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-        }
+    def _layouts(self) -> dict[str, dict[str, Plain]]:
+        """Say of each leaf that does not lie as its parameter does how it lies. Raises StateError.
 
-    def _make_optimizer_state(self, content: Content, common: Mapping[str, Plain]) -> None:
+        `devices`: the kind of device of what is no shard (Adam's step stays on the CPU); `whole`: what is no shard
+        although its parameter, of the same shape, is; `placements`: shards of another shape, or cut otherwise.
+        """
+        found: dict[str, dict[str, Plain]] = {"devices": {}, "whole": {}, "placements": {}}
+        for name, parameter, values in self._states():
+            for leaf, tensor in optimizer_state.leaves(name, values):
+                if not isinstance(tensor, DTensor):
+                    found["devices"][leaf] = tensor.device.type
+                    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+                        found["whole"][leaf] = True
+                elif not isinstance(parameter, DTensor) or tensor.device_mesh != parameter.device_mesh:
+                    raise StateError(f"{leaf} is cut over other ranks than its parameter, and could not be made anew")
+                elif tensor.shape != parameter.shape or tensor.placements != parameter.placements:
+                    found["placements"][leaf] = _placements_text(leaf, tensor)
+        return found
+
+    def _make_optimizer_state(
+        self, stored: Mapping[str, TensorRecord], common: Mapping[str, Plain], rank: Mapping[str, Plain] | None
+    ) -> None:
         """Make empty state as the stored one was. No step is taken: that would move parameters and draw numbers."""
-        assert self._optimizer is not None
-        state: dict[str, dict[str, torch.Tensor]] = {}
-        parameters = dict(self._optimized())
-        for record in content.tensors:
-            if not record.name.startswith("optimizer."):
-                continue
-            name, _, key = record.name.removeprefix("optimizer.").rpartition(".")
-            key = key.partition("@")[0]
-            parameter = parameters.get(name)
-            if parameter is None:
-                raise RestoreError(f"the checkpoint has {record.name}, and the optimizer has no parameter {name!r}")
-            dtype = content_rules.dtype(record.name, record.dtype)
-            device = common["devices"].get(f"optimizer.{name}.{key}")
-            if device is None and tuple(parameter.shape) != record.shape:
-                raise RestoreError(
-                    f"{record.name} is a shard of another shape than its parameter, which cannot be made"
-                )
-            state.setdefault(name, {})[key] = (
-                torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-                if device is None
-                else torch.zeros(record.shape, dtype=dtype, device="cpu" if device == "cpu" else parameter.device)
-            )
-        self._optimizer.state.clear()
-        for name, parameter in parameters.items():
-            if name in state:
-                self._optimizer.state[parameter] = state[name]
+        kept = [side for side in (common.get("optimizer", {}), (rank or {}).get("optimizer", {})) if side]
+        held = {leaf for side in kept for leaf in plain.taken(side)}
+        tops: dict[str, dict[str, str]] = {}
+        for base in {name.partition("@")[0] for name in stored if name.startswith("optimizer.")} - held:
+            owner, _, key = base.removeprefix("optimizer.").rpartition(".")
+            if "[" not in key:
+                tops.setdefault(owner, {})[key] = base
+        records = {name.partition("@")[0]: record for name, record in stored.items()}
+        shaped = {name: tuple(parameter.shape) for name, parameter, _ in self._optimized()}
+        unlike = {
+            leaf.removeprefix(f"optimizer.{name}.")
+            for name, shape in shaped.items()
+            for leaf in [*tops.get(name, {}).values(), *(one for side in kept for one in plain.taken(side.get(name)))]
+            if leaf in records and records[leaf].shape != shape
+        }
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for name, parameter, optimizer in list(self._optimized()):
+
+            def empty(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
+                if leaf not in records:
+                    raise RestoreError(f"the checkpoint lacks {leaf}, which its optimizer had")
+                # Factors of a square matrix have its shape by chance: those of others tell.
+                alike = leaf.removeprefix(f"optimizer.{name}.") not in unlike
+                return _empty(leaf, parameter, records[leaf], common, alike)
+
+            values = {key: empty(leaf) for key, leaf in tops.get(name, {}).items()}
+            for side in kept:
+                values |= {key: plain.decode(value, empty) for key, value in side.get(name, {}).items()}
+            if values or any(name in side for side in kept):
+                optimizer.state[parameter] = values
 
 
 @dataclass(frozen=True)
@@ -171,6 +219,7 @@ class _Staged:
 
     state: Mapping[str, torch.Tensor]
     common: dict[str, Plain]
+    layouts: dict[str, dict[str, Plain]]
     extras: optimizer_state.Extras
 
     def tensors(self) -> Iterator[Piece]:
@@ -189,8 +238,69 @@ class _Staged:
         named = {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
         alike, own = optimizer_state.parted(self.extras, objects, group)
         tensors, blobs = dcp.save(named, objects, group)
-        common = {**self.common, "optimizer": alike}
-        return Saved(tensors=tensors, blobs=blobs, common=common, rank={"optimizer": own})
+        common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
+        # Stages of a pipeline may have groups of their own.
+        groups = {"groups": self.common["groups"]} if not control.alike(self.common["groups"], objects, group) else {}
+        return Saved(tensors=tensors, blobs=blobs, common=common, rank={"optimizer": own, **groups})
+
+
+def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers of a session, which takes none, one or several. Raises UsageError."""
+    found: tuple[Any, ...] = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    seen: set[int] = set()
+    for optimizer in found:
+        kind = type(optimizer)
+        if kind.__module__.partition(".")[0] == "deepspeed":
+            raise UsageError(
+                f"the {kind.__name__} is DeepSpeed's: m5ws.session(engine=engine) restores it, with its engine",
+                hint="Give the session what deepspeed.initialize() returned first: m5ws.session(engine=engine, …).",
+            )
+        if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+            raise UsageError(f"optimizer= takes torch optimizers, or a list of them, and not a {kind.__qualname__}")
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if own & seen:
+            raise UsageError("two optimizers have the same parameter: which state is whose cannot be said by its name")
+        seen |= own
+    return found
+
+
+def _placements_text(leaf: str, tensor: DTensor) -> list[str]:
+    for placement in tensor.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise StateError(f"{leaf} is cut as {placement} and its parameter otherwise: it could not be made anew")
+    return [str(placement.dim) if isinstance(placement, Shard) else "whole" for placement in tensor.placements]
+
+
+def _empty(
+    leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool
+) -> torch.Tensor:
+    """Return an empty tensor for a leaf of a parameter's state, which has the parameter's layout if it is `alike`."""
+    dtype = content_rules.dtype(record.name, record.dtype)
+    device = common["devices"].get(leaf)
+    placements = common.get("placements", {}).get(leaf)
+    if isinstance(parameter, DTensor) and placements and len(placements) == parameter.device_mesh.ndim:
+        cut = [Replicate() if text == "whole" else Shard(int(text)) for text in placements]
+        return zeros(record.shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=cut)
+    if device is None and tuple(parameter.shape) == record.shape:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    if device is None and isinstance(parameter, DTensor):
+        raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which cannot be made")
+    if alike and parameter.ndim and leaf not in common.get("whole", {}) and device == parameter.device.type:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(record.shape, dtype=dtype, device="cpu" if device == "cpu" else parameter.device)
+
+
+def _on_all(
+    layouts: dict[str, dict[str, Plain]], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> dict[str, dict[str, Plain]]:
+    """Return what any rank says of leaves; collective."""
+    if control.alike(layouts, objects, group):
+        return layouts
+    together: dict[str, dict[str, Plain]] = {kind: {} for kind in layouts}
+    for rank in control.gather(layouts, group):
+        for kind, said in rank.items():
+            together[kind] |= said
+    return together
 
 
 def _pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
@@ -232,10 +342,17 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
         f"of the layout {layout}": tensor.layout != torch.strided,
         f"of {dtype}": _BIT_FIELDS.fullmatch(str(tensor.dtype)) is not None,
     }
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if type(local) not in (torch.Tensor, torch.nn.Parameter) and not any(reasons.values()):
+        try:
+            raw.flat(local).view(torch.uint8)
+        except (NotImplementedError, RuntimeError, TypeError):
+            reasons[f"a {type(local).__module__}.{type(local).__qualname__} without bytes of its own"] = True
     if (reason := next((reason for reason, so in reasons.items() if so), None)) is not None:
         raise StateError(
             f"{name} is {reason}, which m5ws cannot store",
-            hint="Hold such a thing outside the model's parameters and buffers, and what makes it anew in `state=`.",
+            hint="Use optimizer state that is not quantized; hold other such things outside the model's parameters and "
+            "buffers, and what makes them anew in `state=`.",
         )
 
 
@@ -260,12 +377,30 @@ def _stored_name(name: str, stored: Mapping[str, object], rank: int) -> str:
     return next((known for known in (name, f"{name}@{rank}", f"{name}@0") if known in stored), name)
 
 
-def _check_fit(present: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise RestoreError unless both have the same tensors, of the same shapes."""
+def _check_same_on_all(stored: Mapping[str, object]) -> None:
+    """Raise RestoreError if ranks had parameters of one name that differ: which is whose is not known any more."""
+    apart = sorted({name.partition("@")[0] for name in stored if "@" in name and not name.startswith("buffer.")})
+    if apart:
+        raise RestoreError(
+            f"each rank had its own {', '.join(apart[:5])}: the checkpoint only loads on as many ranks as made it",
+            hint="Parts of a model that differ from rank to rank, as a pipeline's stages, need names that differ.",
+        )
+
+
+def _check_fit(
+    present: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    group: "torch.distributed.ProcessGroup | None",
+) -> None:
+    """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes."""
+    ranks = control.gather(dict(present), group)
+    together = {name: shape for rank in ranks for name, shape in rank.items()}
     problems = {
-        "not in the checkpoint": present.keys() - stored.keys(),
-        "not in the model or optimizer": {name for name in stored if "@" not in name} - present.keys(),
-        "of another shape": {name for name in present.keys() & stored.keys() if present[name] != stored[name]},
+        "not in the checkpoint": together.keys() - stored.keys(),
+        "not in the model or optimizer": {name for name in stored if "@" not in name} - together.keys(),
+        "of another shape": {
+            name for rank in ranks for name in rank.keys() & stored.keys() if rank[name] != stored[name]
+        },
     }
     said = [f"{problem}: {', '.join(sorted(names)[:5])}" for problem, names in problems.items() if names]
     if said:

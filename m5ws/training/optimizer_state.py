@@ -1,10 +1,12 @@
-"""What an optimizer has beside tensors of its own: parameter groups, and numbers, lists and mappings by parameter.
+"""What optimizers have: parameter groups, and by parameter tensors, numbers, and lists and mappings of both.
 
-Values by parameter that are the same on all ranks, as counts of steps are, hold for any number of ranks; the others
-are a rank's own.
+A tensor is a leaf, wherever in a parameter's state it is: `NAME.exp_avg`, `NAME.factors.L`, `NAME.history[0]`. Leaves
+are tensors of the content; what holds them, and what is no tensor, are extras. Extras that are the same on all ranks
+that have the parameter, as counts of steps are, hold for any number of ranks; the others are a rank's own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,33 +15,36 @@ from m5ws import codec
 from m5ws.repository.objects import Objects
 from m5ws.training import control, plain
 from m5ws.training.backend import Plain
-from m5ws.training.plain import RestoreError
+from m5ws.training.plain import RestoreError, StateError
 
 State = Iterable[tuple[str, dict[str, Any]]]
 """Each parameter's name, and its state in the optimizer, live."""
 Extras = dict[str, dict[str, Plain]]
-"""By parameter and key, what is no tensor, encoded."""
+"""By parameter and key, what is no tensor, encoded; tensors in it are named."""
+_HINT = (
+    "Give the session the optimizers that do the work (`optimizer=[muon, adamw]`), each with its state in `.state`. "
+    "ZeroRedundancyOptimizer cannot be restored: use fully_shard, or each rank's whole optimizer."
+)
 
 
-def groups(optimizer: torch.optim.Optimizer | None) -> Plain:
+def groups(optimizers: Sequence[torch.optim.Optimizer]) -> Plain:
     """Return the settings of the parameter groups. Raises StateError."""
-    if optimizer is None:
-        return []
     found = [
         {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for optimizer in optimizers
         for group in optimizer.param_groups
     ]
     return plain.encode(found, "optimizer.param_groups")
 
 
 @torch.no_grad()
-def restore_groups(optimizer: torch.optim.Optimizer, stored: Plain) -> None:
+def restore_groups(optimizers: Sequence[torch.optim.Optimizer], stored: Plain) -> None:
     """Give the parameter groups their settings. Raises RestoreError if there are others."""
     found = plain.decode(stored)
-    if len(found) != len(optimizer.param_groups):
-        present = len(optimizer.param_groups)
-        raise RestoreError(f"the checkpoint has {len(found)} parameter groups, the optimizer has {present}")
-    for group, values in zip(optimizer.param_groups, found, strict=True):
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if len(found) != len(groups):
+        raise RestoreError(f"the checkpoint has {len(found)} parameter groups, the optimizer has {len(groups)}")
+    for group, values in zip(groups, found, strict=True):
         for key, value in values.items():
             # A tensor stays the tensor it is: a compiled step, or a scheduler, holds on to it.
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
@@ -48,11 +53,28 @@ def restore_groups(optimizer: torch.optim.Optimizer, stored: Plain) -> None:
                 group[key] = value
 
 
+def leaves(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a parameter's state, each with its name in the content. Raises StateError."""
+    for key, value in values.items():
+        path = f"optimizer.{name}.{key}"
+        if isinstance(value, torch.Tensor):
+            yield path, value
+        elif isinstance(value, (list, tuple, Mapping)):
+            found: dict[str, torch.Tensor] = {}
+            plain.encode(value, path, partial(_note, found))
+            yield from found.items()
+
+
+def _note(found: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> bool:
+    found[path] = tensor
+    return True
+
+
 def extras(state: State) -> Extras:
-    """Return what is no tensor. Raises StateError."""
+    """Return what is no tensor, and what holds tensors. Raises StateError."""
     return {
         name: {
-            key: plain.encode(value, f"optimizer.{name}.{key}")
+            key: plain.encode(value, f"optimizer.{name}.{key}", lambda *_: True)
             for key, value in values.items()
             if not isinstance(value, torch.Tensor)
         }
@@ -60,22 +82,18 @@ def extras(state: State) -> Extras:
     }
 
 
-def restore_extras(state: State, *stored: Mapping[str, Mapping[str, Plain]]) -> None:
-    """Put extras back, those of a later argument over those of an earlier one. Raises RestoreError."""
-    for name, values in state:
-        for side in stored:
-            values |= {key: plain.decode(value) for key, value in side.get(name, {}).items()}
-
-
 def parted(found: Extras, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> tuple[Extras, Extras]:
-    """Return extras in two: those that all ranks have alike, and this rank's own; collective."""
+    """Return extras in two: those that all ranks with the parameter have alike, and this rank's own; collective.
+
+    The first are complete on rank 0, whatever parameters it has.
+    """
     digests = {
         (name, key): objects.digest(codec.encode_plain(value))
         for name, values in found.items()
         for key, value in values.items()
     }
     ranks = control.gather(digests, group)
-    alike = {place for place, digest in digests.items() if all(rank.get(place) == digest for rank in ranks)}
+    alike = {place for place, digest in digests.items() if all(rank.get(place, digest) == digest for rank in ranks)}
 
     def those(wanted: bool) -> Extras:
         return {
@@ -83,4 +101,57 @@ def parted(found: Extras, objects: Objects, group: "torch.distributed.ProcessGro
             for name, values in found.items()
         }
 
-    return those(True), those(False)
+    shared = those(True)
+    if any(rank.keys() - ranks[0].keys() for rank in ranks):
+        for others in control.gather(shared, group):
+            for name, values in others.items():
+                shared.setdefault(name, {}).update(values)
+    return shared, those(False)
+
+
+def check_complete(optimizer: torch.optim.Optimizer, recorded: Iterable[torch.Tensor]) -> None:
+    """Raise StateError if an optimizer holds tensors that are not `recorded`: no resume would bring them back."""
+    found = list(recorded)
+    known = {id(tensor) for tensor in found}
+    for path, inner in _within(optimizer):
+        missing = [name for name, tensor in _tensors(inner.state, path) if id(tensor) not in known]
+        if missing:
+            raise StateError(
+                f"the {type(optimizer).__name__} keeps optimizer state where m5ws does not find it: {len(missing)} "
+                f"tensors of the {type(inner).__name__} in its `{path}`",
+                hint=_HINT,
+            )
+    try:
+        said = optimizer.state_dict()
+    except RuntimeError:
+        return  # Some have none, or none on this rank: what there is to find is in `.state`.
+    held = sum(1 for key, value in said.items() if key != "param_groups" for _ in _tensors(value, str(key)))
+    if held > len(found):
+        raise StateError(
+            f"the {type(optimizer).__name__} has {held} tensors in its state_dict(), of which m5ws finds {len(found)} "
+            "in its `.state`: a resume would not be exact",
+            hint=_HINT,
+        )
+
+
+def _within(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Yield the optimizers that an optimizer is made of, each with where it has it."""
+    for name, value in vars(optimizer).items():
+        members = (
+            value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else (value,)
+        )
+        for member in members:
+            if isinstance(member, torch.optim.Optimizer) and member is not optimizer:
+                yield name, member
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested containers."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{path}.{key}" if isinstance(key, (str, int)) else path)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _tensors(item, f"{path}[{number}]")

@@ -6,7 +6,7 @@ with string keys comes back in the order of its keys (an OrderedDict keeps its o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,16 +32,22 @@ class RestoreError(M5Error):
     exit_code = 3
 
 
-def encode(value: object, path: str) -> Plain:
+Take = Callable[[str, torch.Tensor], bool]
+"""Asked about each tensor, with its path: whether it is stored elsewhere by that name, and only named here."""
+
+
+def encode(value: object, path: str, take: Take | None = None) -> Plain:
     """Return `value` as plain data. Raises StateError naming the path of what cannot be stored."""
     if value is None or type(value) in (bool, float, str, bytes):
         return value
     if type(value) is int:
         return value if value in _INT64 else {_TAG: "int", "hex": hex(value)}
     if type(value) is list:
-        return [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]
     if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
-        return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
+        return {key: encode(item, f"{path}.{key}", take) for key, item in value.items()}
+    if take is not None and isinstance(value, torch.Tensor) and take(path, value):
+        return {_TAG: "leaf", "name": path}
     tagged = _ENCODERS.get(type(value))
     if tagged is None and isinstance(value, torch.Tensor):
         tagged = _tensor
@@ -49,13 +55,16 @@ def encode(value: object, path: str) -> Plain:
         tagged = _scalar
     if tagged is None:
         raise StateError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which m5ws cannot store")
-    return tagged(value, path)
+    return tagged(value, path, take)
 
 
-def decode(value: Plain) -> Any:
-    """Return the value that `encode` was given. Raises RestoreError for what `encode` cannot have given."""
+def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None) -> Any:
+    """Return the value that `encode` was given; `give` returns the tensor of a name that was taken.
+
+    Raises RestoreError for what `encode` cannot have given.
+    """
     try:
-        return _decoded(value)
+        return _decoded(value if give is None else _given(value, give))
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise RestoreError(f"stored state is not as it was written: {type(error).__name__}: {error}") from error
 
@@ -75,19 +84,42 @@ def _decoded(value: Plain) -> Any:
     return decoder(value)
 
 
-def _tuple(value: Any, path: str) -> Plain:
-    return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]}
+def taken(value: Plain) -> Iterator[str]:
+    """Yield the names of the tensors that were taken out of what is encoded as `value`."""
+    if isinstance(value, list):
+        for item in value:
+            yield from taken(item)
+    elif isinstance(value, dict) and value.get(_TAG) == "leaf":
+        yield value["name"]
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from taken(item)
 
 
-def _mapping(tag: str) -> Callable[[Any, str], Plain]:
-    def encode_mapping(value: Mapping[Any, Any], path: str) -> Plain:
-        items = [[encode(key, f"{path} key"), encode(item, f"{path}[{key!r}]")] for key, item in value.items()]
+def _given(value: Plain, give: Callable[[str], torch.Tensor]) -> Plain:
+    """Return encoded state with the tensors that were taken out of it put back."""
+    if isinstance(value, list):
+        return [_given(item, give) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_TAG) == "leaf":
+        return {_TAG: "leaf", "tensor": give(value["name"])}
+    return {key: _given(item, give) for key, item in value.items()}
+
+
+def _tuple(value: Any, path: str, take: Take | None) -> Plain:
+    return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]}
+
+
+def _mapping(tag: str) -> Callable[[Any, str, Take | None], Plain]:
+    def encode_mapping(value: Mapping[Any, Any], path: str, take: Take | None) -> Plain:
+        items = [[encode(key, f"{path} key"), encode(item, f"{path}[{key!r}]", take)] for key, item in value.items()]
         return {_TAG: tag, "items": items}
 
     return encode_mapping
 
 
-def _tensor(value: torch.Tensor, path: str) -> Plain:
+def _tensor(value: torch.Tensor, path: str, _take: Take | None) -> Plain:
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
         raise StateError(f"{path} is a {type(value).__qualname__}, which m5ws cannot store outside model and optimizer")
     shape = list(value.shape)
@@ -99,13 +131,13 @@ def _tensor(value: torch.Tensor, path: str) -> Plain:
     }
 
 
-def _array(value: np.ndarray, path: str) -> Plain:
+def _array(value: np.ndarray, path: str, _take: Take | None) -> Plain:
     if value.dtype.hasobject or value.dtype.fields is not None:
         raise StateError(f"{path} is an array of {value.dtype}, which m5ws cannot store")
     return {_TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
 
 
-def _scalar(value: Any, _path: str) -> Plain:
+def _scalar(value: Any, _path: str, _take: Take | None) -> Plain:
     return {_TAG: "scalar", "dtype": value.dtype.str, "data": value.tobytes()}
 
 
@@ -123,14 +155,14 @@ def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
     return flat.view(kind).view(shape)
 
 
-_ENCODERS: dict[type, Callable[[Any, str], Plain]] = {
+_ENCODERS: dict[type, Callable[[Any, str, Take | None], Plain]] = {
     tuple: _tuple,
     dict: _mapping("dict"),
     Counter: _mapping("counter"),
     OrderedDict: _mapping("ordered"),
-    bytearray: lambda value, _: {_TAG: "bytearray", "data": bytes(value)},
+    bytearray: lambda value, *_: {_TAG: "bytearray", "data": bytes(value)},
     np.ndarray: _array,
-    torch.Size: lambda value, _: {_TAG: "tuple", "items": list(value)},
+    torch.Size: lambda value, *_: {_TAG: "tuple", "items": list(value)},
 }
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -142,5 +174,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bytearray": lambda value: bytearray(value["data"]),
     "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
     "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
+    "leaf": lambda value: value["tensor"],
     "scalar": lambda value: np.frombuffer(value["data"], np.dtype(value["dtype"]))[0],
 }

@@ -74,6 +74,9 @@ class Recorder:
     def begin(self) -> int:
         """Restore the checkpoint that this attempt resumes from, if any; return the last step done; collective."""
         self._say_limits()
+        for inexact in self._backend.begin():
+            if self._active.rank == 0:
+                self._active.notice("limit", inexact)
         resume = self._active.context.resume
         step = 0 if resume is None else self._resume(resume)
         if resume is None:
@@ -163,6 +166,9 @@ class Recorder:
         self._flush()
         self._note_threads(step.number)
         self._hold(step)
+        if step.number == self._first:
+            # What an optimizer holds is there after its first step: found now, not after hours at the first resume.
+            self._backend.check()
         stopping = self._active.stop.due(step.number)
         if not self._saver.busy:
             self._saver.settle()
@@ -249,6 +255,7 @@ class Recorder:
     def _checkpoint(self, step: int, *, last: bool, stopping: bool) -> None:
         """Stage the state after a step, and save it: beside the training, or, if it is the last, before going on."""
         began_s = time.perf_counter()
+        self._backend.check()
         self._wait_for_the_one_before(step, self._left_s() if stopping else None)
         if self._saver.busy:
             self._give_up(step)

@@ -9,7 +9,7 @@
 Outside `m5ws run` the same loop runs, and records nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ def seed(default: int = 0) -> int:
 
 def session(
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     engine: Any = None,
     scheduler: Any = None,
@@ -48,7 +48,7 @@ def session(
     checkpoint_every: int | None = None,
     fingerprint_every: int | None = None,
 ) -> "Session":
-    """Register what the training is made of: a model and an optimizer, or a DeepSpeed engine; collective.
+    """Register what the training is made of: a model and its optimizers, or a DeepSpeed engine; collective.
 
     `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
     steps between checkpoints and fingerprints are defaults, which the run's own settings replace. Raises
@@ -75,26 +75,36 @@ def session(
             fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
         )
         if origin is not None:
-            trained = engine.optimizer if engine is not None else optimizer
+            trained = (engine.optimizer,) if engine is not None else _optimizers(optimizer)
             planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
             started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
         tracer = _tracer(
-            active, model if engine is None else engine.module, engine if engine is not None else optimizer, feed, state
+            active,
+            model if engine is None else engine.module,
+            (engine,) if engine is not None else _optimizers(optimizer),
+            feed,
+            state,
         )
     return Session(recorder, feed, total_steps, started, tracer)
 
 
-def _tracer(active: context.Active, model: Any, optimizer: Any, feed: Feed | None, state: Any) -> "Tracer | None":
+def _tracer(
+    active: context.Active, model: Any, optimizers: Sequence[Any], feed: Feed | None, state: Any
+) -> "Tracer | None":
     """Return what looks into steps, if the orders say so; nothing of it is imported otherwise."""
     if active.context.trace is None:
         return None
     from m5ws.training.tracing import Tracer
 
     named = {**(feed.generators() if feed is not None else {}), **_generators(state)}
-    tracer = Tracer(active, active.context.trace, model, optimizer, named)
+    tracer = Tracer(active, active.context.trace, model, optimizers, named)
     if feed is not None:
         feed.seen = tracer.batch
     return tracer
+
+
+def _optimizers(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
 
 
 def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
@@ -105,6 +115,8 @@ def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
         return backend
     from m5ws.training.fsdp import FsdpBackend
 
+    if hasattr(model, "module") and type(model).__module__.partition(".")[0] == "deepspeed":
+        raise UsageError("the model is a DeepSpeed engine: give it as m5ws.session(engine=engine, …)")
     return FsdpBackend(model, optimizer)
 
 

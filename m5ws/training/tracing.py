@@ -8,7 +8,7 @@ import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ class Tracer:
     """Looks into the steps that the orders of this rank name."""
 
     def __init__(
-        self, active: Active, trace: Trace, model: torch.nn.Module, optimizer: Any, generators: rng.Named
+        self, active: Active, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
     ) -> None:
         self._trace = trace
         self._model = model
-        self._optimizer = _base(optimizer)
+        self._optimizers = [found for given in optimizers if (found := _base(given)) is not None]
         self._generators = generators
         path = Path(active.context.spool_dir) / f"{active.rank}.trace"
         self._file = SpoolWriter(path, genesis(active.context.run, active.context.attempt, "trace"))
@@ -78,8 +78,8 @@ class Tracer:
             if parameter.requires_grad and parameter.is_leaf:
                 handle = parameter.register_post_accumulate_grad_hook(step.gradient(name))  # type: ignore[no-untyped-call]
                 yield handle.remove
-        if self._optimizer is not None:
-            yield self._optimizer.register_step_pre_hook(step.update).remove
+        for optimizer in self._optimizers:
+            yield optimizer.register_step_pre_hook(step.update).remove
 
     def _write(self, seen: Seen) -> None:
         if self._left > 0:

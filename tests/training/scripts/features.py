@@ -1,0 +1,527 @@
+"""Trainings with one feature each: `FEATURES[NAME](seed)` returns what a session takes, and what does a step.
+
+A new feature is a function here, and a row in test_features.py.
+"""
+
+from collections import ChainMap
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tiny_gpt import GPT, Batches, loss_of
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+Made = tuple[dict[str, Any], Callable[[Any], dict[str, Any]]]
+FEATURES: dict[str, Callable[[int], Made]] = {}
+
+
+def feature(made: Callable[[int], Made]) -> Any:
+    FEATURES[made.__name__] = made
+    return made
+
+
+def data_rank() -> Any:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def clip(parameters: Any) -> Any:
+    """Clip gradients that lie on several meshes, whose norms torch's own does not stack."""
+    meshes = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            meshes.setdefault(mesh, []).append(parameter)
+    norms = [get_total_norm([parameter.grad for parameter in own]) for own in meshes.values()]
+    whole = torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
+    total = whole.square().sum().sqrt()
+    for own in meshes.values():
+        clip_grads_with_norm_(own, 1.0, total)
+    return total
+
+
+def trainer(
+    model: nn.Module,
+    *optimizers: Any,
+    rank: int | None = None,
+    clips: Any = True,
+    accumulate: Any = 1,
+    forward: Any = None,
+    scaler: Any = None,
+    after: Any = None,
+    **more: Any,
+) -> Made:
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizers[0], 1000)
+    forward = forward or (lambda x, y: loss_of(model(x), y))
+
+    def step(current: Any) -> dict[str, Any]:
+        total = 0.0
+        for number in range(accumulate):
+            if accumulate > 1:
+                model.set_requires_gradient_sync(number == accumulate - 1)
+            loss = forward(*current.next_batch()) / accumulate
+            (scaler.scale(loss) if scaler else loss).backward()
+            total = total + loss.detach()
+        if scaler:
+            scaler.unscale_(optimizers[0])
+        norm = clip(model.parameters()) if clips else 0.0
+        for optimizer in optimizers:
+            scaler.step(optimizer) if scaler else optimizer.step()
+        if scaler:
+            scaler.update()
+        scheduler.step()
+        model.zero_grad()
+        if after:
+            after()
+        return {"loss": total, "grad_norm": norm, "lr": scheduler.get_last_lr()[0]}
+
+    loader = Batches(data_rank() if rank is None else rank)
+    parts = {"model": model, "optimizer": optimizers[0], "scheduler": scheduler, "loader": loader, **more}
+    return parts, step
+
+
+def adamw(model: nn.Module, **more: Any) -> Any:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1, **more)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh | None = None, **more: Any) -> Any:
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh, **more)
+    return fully_shard(model, mesh=mesh, **more)
+
+
+def cut(model: nn.Module, mesh: DeviceMesh, sequence: bool = False) -> Any:
+    """Tensor parallelism, and with `sequence` norms that work on a part of the sequence each."""
+    tok = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    whole = ColwiseParallel(input_layouts=Shard(1) if sequence else None, output_layouts=Replicate())
+    parallelize_module(model, mesh, {"tok": tok, "head": whole, **({"norm": SequenceParallel()} if sequence else {})})
+    layers = dict.fromkeys(("attn.wq", "attn.wk", "attn.wv", "mlp.w1"), ColwiseParallel)
+    rows = RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
+    plan = {name: kind() for name, kind in layers.items()} | {"attn.wo": rows, "mlp.w2": rows}
+    if sequence:
+        gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        plan |= {"n1": SequenceParallel(), "n2": SequenceParallel(), "attn": gathered, "mlp": gathered}
+    for block in model.blocks.values():
+        parallelize_module(block, mesh, plan)
+    if sequence:
+        begin = PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True
+        )
+        parallelize_module(model.blocks["0"], mesh, begin)
+    return model
+
+
+def square() -> Any:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+
+
+# --- layouts
+
+
+@feature
+def plain(seed: int) -> Made:
+    model = GPT(seed)
+    return trainer(model, adamw(model))
+
+
+@feature
+def plain_uneven(seed: int) -> Made:
+    model = GPT(seed, width=36, vocabulary=70)
+    return trainer(model, adamw(model))
+
+
+@feature
+def plain_4_layers(seed: int) -> Made:
+    model = GPT(seed, layers=4)
+    return trainer(model, adamw(model))
+
+
+def _ddp(seed: int, **more: Any) -> Made:
+    model = DistributedDataParallel(GPT(seed), **more)
+    return trainer(model, adamw(model))
+
+
+FEATURES |= {
+    "ddp": _ddp,
+    "ddp_static": lambda seed: _ddp(seed, static_graph=True),
+    "ddp_unused": lambda seed: _ddp(seed, find_unused_parameters=True),
+    "ddp_views": lambda seed: _ddp(seed, gradient_as_bucket_view=True, bucket_cap_mb=0.01),
+}
+
+
+@feature
+def ddp_hook(seed: int) -> Made:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    model = DistributedDataParallel(GPT(seed))
+    model.register_comm_hook(None, bf16_compress_hook)
+    return trainer(model, adamw(model))
+
+
+@feature
+def replicate(seed: int) -> Made:
+    from torch.distributed._composable.replicate_with_fsdp import replicate as composed
+
+    model = GPT(seed)
+    composed(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return trainer(model, adamw(model))
+
+
+@feature
+def fsdp(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model))
+
+
+@feature
+def fsdp_columns(seed: int) -> Made:
+    model = fully_shard(GPT(seed), shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None)
+    return trainer(model, adamw(model))
+
+
+@feature
+def hsdp(seed: int) -> Made:
+    model = shard(GPT(seed), square())
+    return trainer(model, adamw(model))
+
+
+@feature
+def tp(seed: int) -> Made:
+    model = cut(GPT(seed), init_device_mesh("cpu", (dist.get_world_size(),)))
+    return trainer(model, adamw(model), rank=0)
+
+
+@feature
+def tp_sequence(seed: int) -> Made:
+    model = cut(GPT(seed), init_device_mesh("cpu", (dist.get_world_size(),)), sequence=True)
+    return trainer(model, adamw(model), rank=0)
+
+
+def _tp_fsdp(seed: int, sequence: bool = False, **more: Any) -> Made:
+    mesh = square()
+    model = shard(cut(GPT(seed, **more), mesh["inner"], sequence), mesh["outer"])
+    return trainer(model, adamw(model), rank=mesh["outer"].get_local_rank())
+
+
+FEATURES |= {
+    "tp_fsdp": _tp_fsdp,
+    "tp_sequence_fsdp": lambda seed: _tp_fsdp(seed, sequence=True),
+    "tp_fsdp_uneven": lambda seed: _tp_fsdp(seed, width=36, vocabulary=70),
+    "tp_fsdp_tied": lambda seed: _tp_fsdp(seed, tie=True),
+}
+
+
+def _pipeline(seed: int, sharded: bool = False, renamed: bool = False) -> Made:
+    """Two stages of two blocks each; with `renamed`, blocks of both have the same names."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    number, model = mesh["pp"].get_local_rank(), GPT(seed, layers=4)
+    kept = ("0", "1") if number == 0 else ("2", "3")
+    blocks = {str(at) if renamed else name: model.blocks[name] for at, name in enumerate(kept)}
+    model.blocks = nn.ModuleDict(blocks)
+    if number == 0:
+        model.norm = model.head = None
+    else:
+        model.tok = model.pos = None
+    if sharded:
+        shard(model, mesh["dp"])
+    stage = PipelineStage(model, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=loss_of)
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+
+    def step(current: Any) -> dict[str, Any]:
+        x, y = current.next_batch()
+        losses = []
+        schedule.step(x) if number == 0 else schedule.step(target=y, losses=losses)
+        loss = torch.stack([each.detach() for each in losses]).mean() if losses else torch.zeros(())
+        dist.broadcast(loss, group_src=1, group=mesh.get_group("pp"))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        return {"loss": loss}
+
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "loader": Batches(mesh["dp"].get_local_rank()),
+    }, step
+
+
+FEATURES |= {
+    "pipeline": _pipeline,
+    "pipeline_fsdp": lambda seed: _pipeline(seed, sharded=True),
+    "pipeline_renamed": lambda seed: _pipeline(seed, renamed=True),
+}
+
+
+# --- memory and precision
+
+
+@feature
+def checkpointed(seed: int) -> Made:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = GPT(seed)
+    for name, block in model.blocks.items():
+        model.blocks[name] = checkpoint_wrapper(block)
+    model = shard(model)
+    return trainer(model, adamw(model))
+
+
+@feature
+def bf16(seed: int) -> Made:
+    model = shard(GPT(seed), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    return trainer(model, adamw(model))
+
+
+@feature
+def bf16_weights(seed: int) -> Made:
+    model = shard(GPT(seed).to(torch.bfloat16))
+    return trainer(model, adamw(model))
+
+
+@feature
+def fp16_scaler(seed: int) -> Made:
+    model = shard(GPT(seed))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return loss_of(model(x), y)
+
+    return trainer(model, adamw(model), forward=forward, scaler=scaler, state={"scaler": scaler})
+
+
+@feature
+def accumulated(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model), accumulate=3)
+
+
+@feature
+def cpu_offload(seed: int) -> Made:
+    model = shard(GPT(seed), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    return trainer(model, adamw(model))
+
+
+@feature
+def frozen(seed: int) -> Made:
+    model = GPT(seed)
+    model.tok.requires_grad_(False)
+    model = shard(model)
+    return trainer(model, adamw(model))
+
+
+@feature
+def tied(seed: int) -> Made:
+    model = shard(GPT(seed, tie=True))
+    return trainer(model, adamw(model))
+
+
+# --- optimizers
+
+
+@feature
+def fused(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model, fused=True))
+
+
+@feature
+def tensor_lr(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False))
+
+
+@feature
+def sgd(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+
+
+@feature
+def adafactor(seed: int) -> Made:
+    model = DistributedDataParallel(GPT(seed))
+    return trainer(model, torch.optim.Adafactor(model.parameters(), lr=1e-2), clips=False)
+
+
+def _muon_and_adamw(model: nn.Module) -> Any:
+    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "blocks" in name]
+    known = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in known]
+    return torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=1e-2)
+
+
+@feature
+def two_optimizers(seed: int) -> Made:
+    model = shard(GPT(seed))
+    both = _muon_and_adamw(model)
+    parts, step = trainer(model, *both)
+    return {**parts, "optimizer": list(both)}, step
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers as one, whose state is a view of both."""
+
+    def __init__(self, one: Any, two: Any) -> None:
+        self.one, self.two, self.defaults = one, two, {}
+
+    __hash__ = object.__hash__
+
+    @property
+    def param_groups(self) -> Any:
+        return self.one.param_groups + self.two.param_groups
+
+    @property
+    def state(self) -> Any:
+        return ChainMap(self.one.state, self.two.state)
+
+    def step(self, closure: Any = None) -> None:
+        self.one.step()
+        self.two.step()
+
+    def state_dict(self) -> Any:
+        return {"one": self.one.state_dict(), "two": self.two.state_dict()}
+
+
+@feature
+def wrapped_optimizers(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, Both(*_muon_and_adamw(model)))
+
+
+@feature
+def zero_redundancy(seed: int) -> Made:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(GPT(seed))
+    return trainer(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2))
+
+
+class Shampoo(torch.optim.Optimizer):
+    """Kronecker factors of other shapes than the parameter, whole on each rank: in its state, or in containers."""
+
+    def __init__(self, parameters: Any, form: str) -> None:
+        super().__init__(parameters, {"lr": 1e-2})
+        self.form = form
+
+    def begun(self, parameter: Any) -> Any:
+        factors = {"L": torch.eye(parameter.shape[0]), "R": torch.eye(parameter.shape[1])}
+        if self.form == "flat":
+            return {**factors, "step": 0}
+        if self.form == "nested":
+            return {"block_0": {"factors": factors, "step": 0}}
+        return {"factors": [(factors["L"], factors["R"])], "step": 0}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            grad = parameter.grad
+            full = grad.full_tensor() if isinstance(grad, DTensor) else grad
+            if parameter.dim() == 2:
+                state = self.state[parameter]
+                if not state:
+                    state |= self.begun(parameter)
+                inner = state.get("block_0", state)
+                held = inner.get("factors", inner)
+                left, right = held[0] if isinstance(held, list) else (held["L"], held["R"])
+                inner["step"] += 1
+                left.add_(full @ full.T)
+                right.add_(full.T @ full)
+                full = (full / left.diagonal().sqrt()[:, None] / right.diagonal().sqrt()) / inner["step"]
+            if isinstance(parameter, DTensor):
+                full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.add_(full, alpha=-self.param_groups[0]["lr"])
+
+
+def _shampoo(seed: int, form: str, sharded: bool) -> Made:
+    model = shard(GPT(seed)) if sharded else GPT(seed)
+    return trainer(model, Shampoo(model.parameters(), form), clips=False)
+
+
+FEATURES |= {
+    "shampoo_flat": lambda seed: _shampoo(seed, "flat", True),
+    "shampoo_nested": lambda seed: _shampoo(seed, "nested", True),
+    "shampoo_lists": lambda seed: _shampoo(seed, "lists", True),
+    "plain_shampoo_nested": lambda seed: _shampoo(seed, "nested", False),
+}
+
+
+class Packed(torch.Tensor):
+    """A tensor subclass as torchao's quantized states are: codes and scales, and no bytes of its own."""
+
+    @staticmethod
+    def __new__(cls: Any, codes: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape)
+
+    def __init__(self, codes: Any) -> None:
+        self.codes = codes
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].codes)
+        raise NotImplementedError(f"Packed dispatch: {function}")
+
+
+class Quantized(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["exp_avg"] = Packed(torch.zeros(parameter.shape, dtype=torch.uint8))
+
+
+@feature
+def quantized(seed: int) -> Made:
+    model = GPT(seed)
+    return trainer(model, Quantized(model.parameters(), lr=1e-2))
+
+
+# --- averages
+
+
+@feature
+def ema_averaged(seed: int) -> Made:
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    model = GPT(seed)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    return trainer(model, adamw(model), state={"ema": ema}, after=lambda: ema.update_parameters(model))
+
+
+@feature
+def ema_sharded(seed: int) -> Made:
+    model, ema = shard(GPT(seed)), shard(GPT(seed))
+
+    @torch.no_grad()
+    def after() -> None:
+        for average, parameter in zip(ema.parameters(), model.parameters(), strict=True):
+            average.lerp_(parameter.detach(), 0.1)
+
+    return trainer(model, adamw(model), state={"ema": ema}, after=after)
+
+
+@feature
+def second_in_state(seed: int) -> Made:
+    model = shard(GPT(seed))
+    muon, rest = _muon_and_adamw(model)
+    return trainer(model, muon, rest, state={"adamw": rest})

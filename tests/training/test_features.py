@@ -1,0 +1,148 @@
+"""Each feature of torch, tried on a tiny GPT: the same again, a resume, a restore of another mesh's; or a refusal.
+
+A refusal comes at the start, or after the first step at the latest, and never at the first resume.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import forks
+import planted
+from m5ws import codec
+from m5ws.launches import Saving
+from m5ws.repository import Repository
+from m5ws.store.local import LocalStore
+from orders import orders
+
+_SCRIPT = Path(__file__).parent / "scripts" / "matrix.py"
+_LONG = (pytest.mark.long,)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A feature, on how many ranks; whose checkpoint it is given too, or by what error it is refused."""
+
+    feature: str
+    ranks: int
+    source: str = ""
+    refused: str = ""
+    notice: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.feature}-{self.ranks}" + (f"-from-{self.source}" if self.source else "")
+
+
+_QUICK = [
+    Row("ddp", 3),
+    Row("pipeline", 2, source="plain_4_layers-1"),
+    Row("fsdp", 2, source="plain-1"),
+    Row("shampoo_nested", 2, source="plain_shampoo_nested-1"),
+    Row("two_optimizers", 2),
+    Row("zero_redundancy", 2, refused="StateError: the ZeroRedundancyOptimizer keeps optimizer state"),
+    Row("wrapped_optimizers", 2, refused="StateError: the Both keeps optimizer state .* AdamW in its `two`"),
+    Row("quantized", 1, refused="StateError: optimizer.* is a .*Packed without bytes of its own"),
+]
+_SLOW = [
+    Row("plain", 1),
+    Row("ddp_static", 3),
+    Row("ddp_unused", 3),
+    Row("ddp_views", 4),
+    Row("ddp_hook", 3, notice="inexact restore: .* communication hook"),
+    Row("replicate", 3, source="ddp-3"),
+    Row("fsdp", 3, source="fsdp-2"),
+    Row("fsdp_columns", 4, source="tp-2"),
+    Row("hsdp", 4, source="ddp-3"),
+    Row("tp", 2, source="plain-1"),
+    Row("tp_sequence", 4, source="fsdp-3"),
+    Row("tp_fsdp", 4, source="plain-1"),
+    Row("tp_sequence_fsdp", 4, source="tp_fsdp-4"),
+    Row("tp_fsdp_uneven", 4, source="plain_uneven-1"),
+    Row("tp_fsdp_tied", 4),
+    Row("pipeline_fsdp", 4, source="pipeline-2"),
+    Row("plain_4_layers", 1, source="pipeline_fsdp-4"),
+    Row("pipeline_renamed", 2),
+    Row("checkpointed", 2, source="plain-1"),
+    Row("bf16", 3),
+    Row("bf16_weights", 2),
+    Row("fp16_scaler", 3),
+    Row("accumulated", 2),
+    Row("cpu_offload", 2),
+    Row("frozen", 2),
+    Row("tied", 2),
+    Row("fused", 2, source="plain-1"),
+    Row("tensor_lr", 2),
+    Row("sgd", 2),
+    Row("adafactor", 2),
+    Row("shampoo_flat", 2),
+    Row("shampoo_lists", 2),
+    Row("ema_averaged", 1),
+]
+_ROWS = [
+    *(pytest.param(row, id=row.name) for row in _QUICK),
+    *(pytest.param(row, id=row.name, marks=_LONG) for row in _SLOW),
+]
+Try = Callable[[str, int, str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def tried(fork_parents: forks.ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Try:
+    """Run a feature and what it is restored from, each once; return what each rank found."""
+    base = tmp_path_factory.mktemp("features")
+    store = LocalStore(base / "store")
+    repo = Repository.create(store)
+    runs = (f"{number:012d}" for number in itertools.count(1))
+
+    def folder(feature: str, ranks: int, source: str) -> Path:
+        place = base / f"{feature}-{ranks}{'-from-' if source else ''}{source}"
+        if place.exists():
+            return place
+        other = folder(*_split(source), "") if source else None
+        place.mkdir()
+        planted.begin(repo, run := next(runs))
+        said = orders(place, store=str(store.root), run=run, saving=Saving(asynchronous=False, failures=1))
+        for path in (said.work_dir, said.spool_dir, said.log_dir, said.output_dir, said.author_dir):
+            Path(path).mkdir(parents=True, exist_ok=True)
+        (place / "orders").write_bytes(codec.encode(said))
+        status, log = forks.run(
+            fork_parents,
+            *(str(_SCRIPT), feature, str(store.root), str(place), *([str(other)] if other else [])),
+            directory=place,
+            ranks=ranks if ranks > 1 else None,
+            timeout_s=100.0,
+        )
+        assert status == 0, log[-6000:]
+        return place
+
+    def run(feature: str, ranks: int, source: str) -> list[dict[str, Any]]:
+        place = folder(feature, ranks, source)
+        return [json.loads((place / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return run
+
+
+def _split(name: str) -> tuple[str, int]:
+    feature, _, ranks = name.rpartition("-")
+    return feature, int(ranks)
+
+
+@pytest.mark.parametrize("row", _ROWS)
+def test_a_feature_resumes_as_if_it_had_not_stopped_or_is_refused_at_once(tried: Try, row: Row) -> None:
+    ranks = tried(row.feature, row.ranks, row.source)
+    if row.refused:
+        assert all(re.search(row.refused, found["error"]) and "again" not in found for found in ranks), ranks
+        return
+    assert [found.get("error") for found in ranks] == [None] * row.ranks
+    assert [found["again"] for found in ranks] == [[]] * row.ranks
+    if row.notice:
+        assert any(re.search(row.notice, said) for said in ranks[0]["notices"])
+        return
+    assert [found["resume"] for found in ranks] == [[]] * row.ranks
+    assert ranks[0]["notices"] == []
+    assert all("other" in found for found in ranks) or not row.source
