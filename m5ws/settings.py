@@ -86,7 +86,7 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 
 
 class RunSettings(_Section, frozen=True, kw_only=True):
-    """Defaults of `m5ws run`. `outputs`: folders a script writes to, ingested when the attempt ends."""
+    """Defaults of `m5ws run`. `outputs`: folders a script writes to, stored while it runs and when it ends."""
 
     command: tuple[str, ...] = ()
     trainer: Trainer = "torchrun"

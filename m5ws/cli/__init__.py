@@ -38,6 +38,7 @@ COMMANDS = {
     "checkpoint": "List, show, compare, export and keep checkpoints.",
     "logs": "Print what the ranks of a run wrote.",
     "checkout": "Write a snapshot's files into a new directory.",
+    "outputs": "Write the files that a run's script wrote into a new directory.",
     "prefetch": "Fetch what a snapshot or run needs into this machine's cache.",
     "push": "Copy snapshots and runs into another store.",
     "pull": "Copy snapshots and runs from another store into this workspace's.",

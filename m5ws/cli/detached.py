@@ -47,7 +47,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str])
         what = ["--planned", str(folder / _PLANNED)]
     else:
         # Whether the run may be taken over was asked before.
-        what = ["--resume", plan.run.id, "--take-over"]
+        what = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
     what += [f"--env={one}" for one in env]
     with open(folder / _LOG, "ab") as log:
         begin = log.tell()

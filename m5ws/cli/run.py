@@ -51,6 +51,7 @@ class RunUnsaved(M5Error):
 @launch_options.options
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
+@click.option("--from-scratch", is_flag=True, help="With --resume: begin again if nothing was saved.")
 @click.option(
     "--take-over", is_flag=True, help="With --resume: though the run may be alive elsewhere, which it stops there."
 )
@@ -81,6 +82,7 @@ def command(
     message: str | None,
     resume: str | None,
     take_over: bool,
+    from_scratch: bool,
     from_: str | None,
     restart: tuple[Literal["data", "schedule", "generators"], ...],
     env: tuple[str, ...],
@@ -139,6 +141,11 @@ def command(
     plan = operation.plan(
         repo, run, here.home, here.root, ports.environment, ports.tracker, here.settings.checkpoint, python=ports.python
     )
+    if resume is not None and plan.from_scratch and not from_scratch:
+        raise UsageError(
+            f"run {run.id} has neither a checkpoint nor output files to go on from",
+            hint="`--from-scratch` begins with the first step again.",
+        )
     environment.check(ports, plan, env)
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
@@ -191,7 +198,7 @@ def _say_changes(repo: "Repository", run: "Run") -> None:
         output.note(f"  changed: {drift.title(change)}")
 
 
-_WITH_RESUME = {"resume", "take_over", "env", "detach", "dry_run", "no_progress", "as_json"}
+_WITH_RESUME = {"resume", "take_over", "from_scratch", "env", "detach", "dry_run", "no_progress", "as_json"}
 
 
 def _refuse_useless(context: click.Context) -> None:
@@ -206,6 +213,8 @@ def _refuse_useless(context: click.Context) -> None:
         raise UsageError("only a run that is to --resume has an environment to make again")
     if "take_over" in given and "resume" not in given:
         raise UsageError("only a run that is to --resume can be taken over")
+    if "from_scratch" in given and "resume" not in given:
+        raise UsageError("--from-scratch is for a run that is resumed, with --resume")
     if "restart" in given and "from_" not in given:
         raise UsageError("only a run that starts --from a checkpoint has anything to restart")
     if {"from_", "message"} <= given:
@@ -221,6 +230,7 @@ def _describe(plan: "Plan") -> str:
         "attempt": str(plan.attempt),
         "snapshot": plan.run.snapshot,
         "starts from": plan.context.parent.name if plan.context.parent else None,
+        "given": f"output files of attempt {plan.outputs.attempt}" if plan.outputs else None,
         "resumes from": None if plan.context.parent else plan.resume,
         "directory": request.cwd,
         "first": shlex.join(request.prepare) or None,

@@ -16,7 +16,8 @@ import msgspec
 from m5ws import determinism, secret_scan
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launches import Context, LaunchRequest, Saving
-from m5ws.operations import checkpoint_names
+from m5ws.operations import checkpoint_names, restored_outputs
+from m5ws.operations.restored_outputs import Stored
 from m5ws.ports import Near, Tracker
 from m5ws.records import Checkpoint, LaunchSpec, Parent, Run, Snapshot, Trainer
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
@@ -39,7 +40,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt, ready to be executed. `directory` is its own; `resume` names the checkpoint it starts from."""
+    """An attempt, ready to be executed. `directory` is its own; `resume` names the checkpoint it starts from.
+
+    `outputs`: without such a checkpoint, files of an earlier attempt that the script is given.
+    """
 
     run: Run
     attempt: int
@@ -47,6 +51,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     context: Context
     request: LaunchRequest
     resume: str | None = None
+    inherits: tuple[str, ...] = ()
+    """The checkpoints that counted when it was planned. What an old attempt publishes after that does not count."""
+    outputs: Stored | None = None
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether an attempt that is not the first has nothing to go on from."""
+        return self.attempt > 1 and self.resume is None and self.outputs is None
 
 
 def spec(settings: RunSettings, options: Options) -> LaunchSpec:
@@ -152,7 +164,17 @@ def plan(
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = _request(context, directory, environment, tracker, python)
-    return Plan(run=run, attempt=attempt, directory=directory, context=context, request=request, resume=resume)
+    outputs = restored_outputs.newest(repo, run.id) if attempts and resume is None else None
+    return Plan(
+        run=run,
+        attempt=attempt,
+        directory=directory,
+        context=context,
+        request=request,
+        resume=resume,
+        inherits=tuple(valid),
+        outputs=outputs,
+    )
 
 
 def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from m5ws import codec
 from m5ws.events import CheckpointPublished
 from m5ws.ports import SourceFile
-from m5ws.records import Checkpoint, Content, Run
+from m5ws.records import Checkpoint, Content, Digest, Run
 from m5ws.repository import Repository, checkpoints, trees
 
 
@@ -20,16 +20,22 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[bytes, ...]
 
 
+def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
+    """Store files; return the digest of the `Content` that names them. Raises M5Error, OSError."""
+    written = trees.write_tree(repo.objects, files)
+    return repo.objects.put_record(
+        Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
+    )
+
+
 def publish(repo: Repository, run: Run, name: str, files: Sequence[SourceFile]) -> CheckpointPublished:
     """Store files and publish them as checkpoint `name` of a run; return the event. Raises M5Error, OSError."""
-    written = trees.write_tree(repo.objects, files)
-    content = Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
     checkpoint = Checkpoint(
         run=run.id,
         snapshot=run.snapshot,
         attempt=checkpoints.attempt_of(name),
         step=checkpoints.step_of(name),
-        content=repo.objects.put_record(content),
+        content=content(repo, run, files),
     )
     return CheckpointPublished(
         step=checkpoint.step, name=name, checkpoint=checkpoints.publish(repo, checkpoint), content=checkpoint.content

@@ -21,7 +21,17 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
-from m5ws.operations import delivery, drift, drift_watch, inputs, leftovers, saved_outputs, unrecorded, unsaved
+from m5ws.operations import (
+    delivery,
+    drift,
+    drift_watch,
+    inputs,
+    leftovers,
+    restored_outputs,
+    saved_outputs,
+    unrecorded,
+    unsaved,
+)
 from m5ws.operations.run import Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
 from m5ws.records import Snapshot
@@ -151,7 +161,7 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
         attempt=plan.attempt,
         host=socket.gethostname(),
         observed=(put := partial(ports.repo.objects.put_record, observed))(),
-        inherits=tuple(checkpoints.valid(ports.repo, plan.run.id)),
+        inherits=plan.inherits,
         resume=plan.resume,
     )
     declared = snapshots.load(ports.repo, plan.run.snapshot).declared
@@ -164,8 +174,8 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
     if plan.attempt > 1:
-        # An attempt that was killed on another machine; here its leftovers were finished.
-        for event in unrecorded.events(ports.repo, plan.run.id, plan.attempt - 1):
+        # Attempts that were killed on other machines; here their leftovers were finished.
+        for event in unrecorded.of_earlier(ports.repo, plan.run.id, plan.attempt):
             spool.append(event)
 
 
@@ -185,6 +195,13 @@ class _Attempt:
         self._published: set[str] = set()
         self._restored = False
         self._unsaved: str | None = None
+        self._copying = restored_outputs.Copying(
+            ports.repo,
+            plan.run,
+            plan.attempt,
+            plan.run.spec.checkpoint_minutes,
+            lambda: _output_files(Path(plan.context.work_dir), plan.run.spec.outputs),
+        )
         self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
@@ -194,6 +211,7 @@ class _Attempt:
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
+            self._give_outputs(work)
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process)
             outcome = "finished" if exit_code == 0 else "failed"
@@ -231,12 +249,22 @@ class _Attempt:
             inputs.remove(work, given)
         return self._end(outcome, exit_code, message, follower)
 
+    def _give_outputs(self, work: Path) -> None:
+        """Make the folders for output files, with the files of an earlier attempt. Raises M5Error."""
+        restored_outputs.make_folders(work, self._plan.run.spec.outputs)
+        if self._plan.outputs is not None:
+            message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
+            self._notice("outputs-restored", message)
+
     def _follow(self, process: Process) -> int:
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
             if (self._seen(self._delivery.deliver()) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
                 process.stop(_GRACE_S)
+            # A script with a session goes on from its checkpoints.
+            if self._last_step == 0 and (problem := self._copying.copy()) is not None:
+                self._notice("limit", f"the output files were not copied: {problem}")
         return exit_code
 
     def _is_time_to_look(self) -> bool:

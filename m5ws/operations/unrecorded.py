@@ -20,12 +20,22 @@ def events(repo: Repository, run: str, attempt: int, known: Collection[str] = ()
 
     What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits for it.
     """
-    published = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
-    missing = published.difference(known)
-    if not missing:
+    made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
+    yield from _missing(repo, run, made.difference(known), [attempt])
+
+
+def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
+    """Yield, as `events`, what the ledger lacks of all attempts before one: their machines may be gone."""
+    earlier = [one for one in ledger.attempts(repo, run) if one < attempt]
+    made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) < attempt}
+    yield from _missing(repo, run, made, earlier)
+
+
+def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) -> Iterator[CheckpointPublished]:
+    if not made:
         return
     try:
-        missing -= _recorded(repo, run, attempt)
+        missing = made.difference(*(_recorded(repo, run, attempt) for attempt in attempts))
     except _UNREADABLE:
         return
     for label in sorted(missing.intersection(checkpoints.valid(repo, run))):

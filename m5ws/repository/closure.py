@@ -1,12 +1,12 @@
 """All that a snapshot or a run needs: the objects, and the references in the order in which they are published."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Checkpoint, Digest, Packing, Slice, Snapshot
-from m5ws.repository import Repository, checkpoints, flight, ledger, packings, runs, snapshots
+from m5ws.repository import Repository, checkpoints, flight, ledger, outputs, packings, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
@@ -60,6 +60,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
         keys += launcher[1:]
+    keys += [f"{outputs.prefix(name)}{copy}" for copy in outputs.names(repo, name)]
     keys += [f"{checkpoints.PINS}{name}/{label}" for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, name) is not None:
         keys.append(f"runs/{name}/verdict")
@@ -102,11 +103,17 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                     _bytes(repo, observed, needs)
     if (parent := runs.load(repo, name).parent) is not None:
         _walk(repo, parent.digest, Checkpoint, needs, walked)
-    for label in checkpoints.names(repo, name):
-        _walk(repo, checkpoints.digest(repo, name, label), Checkpoint, needs, walked)
-    for label in checkpoints.kept(repo, name):
-        _walk(repo, checkpoints.named(repo, f"{checkpoints.PINS}{name}/{label}"), Checkpoint, needs, walked)
+    for digest in _checkpoints(repo, name):
+        _walk(repo, digest, Checkpoint, needs, walked)
     return needs
+
+
+def _checkpoints(repo: Repository, run: str) -> Iterator[Digest]:
+    """Yield the record of each checkpoint that a run has or keeps, and of each copy of its output files."""
+    yield from (checkpoints.digest(repo, run, label) for label in checkpoints.names(repo, run))
+    yield from (outputs.digest(repo, run, copy) for copy in outputs.names(repo, run))
+    for label in checkpoints.kept(repo, run):
+        yield checkpoints.named(repo, f"{checkpoints.PINS}{run}/{label}")
 
 
 def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:

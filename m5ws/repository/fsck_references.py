@@ -13,7 +13,7 @@ from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Format, Packing, Record, Run, Snapshot
-from m5ws.repository import FORMAT, Repository, checkpoints, ledger, packings, plans, runs, trees
+from m5ws.repository import FORMAT, Repository, checkpoints, ledger, outputs, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import each
@@ -111,10 +111,16 @@ class References:
             self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts are there", root)
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
+        for name in outputs.names(self._repo, run_id):
+            self._checkpoint(f"{outputs.prefix(run_id)}{name}", root)
 
     def _foreign(self, run_id: str) -> None:
         """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
-        for folder, known in (("ledger", ledger.is_number), ("checkpoints", checkpoints.is_name)):
+        for folder, known in (
+            ("ledger", ledger.is_number),
+            ("checkpoints", checkpoints.is_name),
+            ("outputs", outputs.is_name),
+        ):
             for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
                 if not known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)

@@ -16,7 +16,7 @@ from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
 from m5ws.records import Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, checkpoints, ledger, packings, runs, snapshots
+from m5ws.repository import Repository, checkpoints, ledger, outputs, packings, runs, snapshots
 from m5ws.repository.reach import Reach
 
 _RESUMABLE = ("dcp/1", "deepspeed/1")
@@ -98,6 +98,8 @@ def _run(
     reach.snapshot(record.snapshot)
     if record.parent is not None:
         reach.checkpoint(record.parent.digest)
+    for copy in outputs.names(repo, run):
+        reach.checkpoint(outputs.digest(repo, run, copy))
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     found = list(_references(repo, run))

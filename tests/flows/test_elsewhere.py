@@ -174,7 +174,7 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
             places.kill_ranks(where, run)
             resume, attempts = [], 0
             continue
-        where, resume = elsewhere, ["--resume", run, "--take-over"]
+        where, resume = elsewhere, ["--resume", run, "--take-over", "--from-scratch"]
         count.resumed += 1
     [run] = set(runs.ids(repo)) - known
     count.runs += 1
