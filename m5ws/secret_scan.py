@@ -5,14 +5,16 @@ the line and what it looks like. A rule rather misses a rare secret than calls o
 """
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from m5ws.errors import M5Error
 
-RULES = "1"
+RULES = "2"
 """Changes with the rules, so that what older ones have passed is looked at again."""
 
 SCANNED_BYTES = 1 << 20
@@ -41,50 +43,92 @@ class SecretsFound(M5Error):
         self.findings = tuple(findings)
 
 
-class _Rule(msgspec.Struct, frozen=True):
-    """`needle`: bytes without which `pattern` cannot match; searching for them is what makes a scan cheap."""
+class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret of a known form. It can be only where one of `keywords` is, in lower case; none of them: anywhere.
 
-    what: str
-    needle: bytes
-    pattern: re.Pattern[bytes]
+    The secret is the first group of `pattern`, else all that matches; `entropy` (bits a character) is the least it has.
+    """
+
+    id: str
+    pattern: str
+    keywords: tuple[str, ...]
+    what: str = ""
+    entropy: float = 0.0
+
+    def secrets(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield the secrets in `data`, and where each begins."""
+        for match in _compiled(self.pattern).finditer(data):
+            group = 1 if match.re.groups and match[1] else 0
+            if self.accepts(match[group]):
+                yield match[group], match.start(group)
+
+    def accepts(self, secret: bytes) -> bool:
+        if self.id == _PASSWORD and not _password(secret):
+            return False
+        return not _example(secret) and _entropy(secret) >= self.entropy
+
+    @property
+    def shown(self) -> str:
+        return self.what or f"a secret ({self.id})"
 
 
-def _rule(what: str, needle: str, pattern: str) -> _Rule:
-    return _Rule(what, needle.encode(), re.compile(pattern.encode()))
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that is a secret by the name before it; both patterns match all of what they are for."""
+
+    id: str
+    name: str
+    value: str
+    what: str = ""
+    entropy: float = 0.0
+
+    def matches(self, name: bytes, value: bytes) -> bool:
+        return (
+            _compiled(self.name).search(name) is not None
+            and _compiled(self.value).fullmatch(value) is not None
+            and _entropy(value) >= self.entropy
+        )
+
+
+class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules of secret_rules.toml.
+
+    `token`: secrets that are known by themselves, searched for in words. `text`: those that have spaces or quotes about
+    them, searched for in all of a file. `named`: values, by the names before them. A value with one of `stopwords` in
+    it is a text that people read.
+    """
+
+    token: tuple[_Rule, ...]
+    text: tuple[_Rule, ...]
+    named: tuple[_Named, ...]
+    stopwords: str
 
 
 @functools.cache
-def _rules() -> tuple[_Rule, ...]:
-    """Return all rules; compiling them is not for a snapshot of which no file is read."""
-    return (
-        _rule(
-            "a private key",
-            "PRIVATE KEY",
-            r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s{0,8}(?:\\[rn]){0,4}\s{0,8}[A-Za-z0-9+/=]",
-        ),
-        _rule("a PuTTY private key", "PuTTY-User-Key", r"(?m)^PuTTY-User-Key-File-\d"),
-        *(_rule("a GitHub token", f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{30,}}") for kind in "pousr"),
-        _rule("a GitHub token", "github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{40,}"),
-        _rule("a GitLab token", "glpat-", r"\bglpat-[A-Za-z0-9_-]{20,}"),
-        _rule("a Hugging Face token", "hf_", r"\bhf_[A-Za-z0-9]{30,}\b"),
-        _rule("an AWS access key", "AKIA", r"\bAKIA(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b"),
-        _rule("an AWS access key", "ASIA", r"\bASIA(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b"),
-        _rule(
-            "an AWS secret key",
-            "aws_secret_access_key",
-            r"aws_secret_access_key[\"']?\s*[=:]\s*[\"']?(?![A-Za-z0-9/+]{30}EXAMPLEKEY)[A-Za-z0-9/+]{40}\b",
-        ),
-        _rule("a Slack token", "xox", r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
-        _rule("a Slack token", "xapp-", r"\bxapp-\d-[A-Za-z0-9-]{20,}"),
-        _rule("a Slack webhook", "hooks.slack.com", r"hooks\.slack\.com/services/T[A-Z0-9]{6,}/B[A-Z0-9]{6,}/\w{20,}"),
-        _rule("a Google API key", "AIza", r"\bAIza[A-Za-z0-9_-]{35}\b"),
-        _rule(
-            "an OpenAI or Anthropic key", "sk-", r"\bsk-(?:(?:proj|ant|svcacct)-[A-Za-z0-9_-]{20,}|[A-Za-z0-9]{40,})"
-        ),
-        _rule("an npm token", "npm_", r"\bnpm_[A-Za-z0-9]{36}\b"),
-        _rule("a PyPI token", "pypi-", r"\bpypi-[A-Za-z0-9_-]{50,}"),
-        _rule("an Azure storage key", "AccountKey=", r"AccountKey=[A-Za-z0-9+/]{60,}"),
-    )
+def _rules() -> _Rules:
+    """Return all rules; reading them is not for a snapshot of which no file is read."""
+    from importlib import resources
+
+    return msgspec.toml.decode((resources.files("m5ws") / "secret_rules.toml").read_bytes(), type=_Rules)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[bytes]:
+    return re.compile(pattern.encode())
+
+
+@functools.cache
+def _stopwords() -> re.Pattern[bytes]:
+    return re.compile(b"|".join(word.encode() for word in _rules().stopwords.split()))
+
+
+_WORD = re.compile(rb"[A-Za-z0-9_.~+/-]{15,}")
+"""The shortest token has 15 bytes. Words of so many are a tenth of a file, and all that rules of tokens look at."""
+_SIGNS = frozenset(b" \t\n\"'`=:,>|\\")
+_BEFORE = 80
+_BETWEEN = b" \t\r\n\"'`=:,>|\\"
+_SIGN = re.compile(rb"[=:]|,|>|\|\|")
+_ENDS = bytes(10 if byte in b"\n,;{}<" else byte for byte in range(256))
+"""What ends the name before a value, towards the left."""
 
 
 _URL_PASSWORD = re.compile(
@@ -113,7 +157,10 @@ _TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|sche
 _ASSIGNMENT = re.compile(
     rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
-_HARMLESS = re.compile(r"(?i)tokenizers?_|_tokens?_per|max_tokens|keyboard|monkey")
+_HARMLESS = re.compile(
+    r"(?i)tokenizers?|_tokens?_per|max_tokens|keyboard|monkey|public|(?:key|token|secret|credentials?)_?(?:id|name|arn|ur[il])"
+    r"|(?:next|page|pagination|continuation|change|request|purchase|action|grant|verification|update|csrf|xsrf|sync)_?token"
+)
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
@@ -150,8 +197,8 @@ def findings(path: str, data: bytes) -> list[Finding]:
 def masked(text: str) -> str:
     """Return text for people with what looks like a secret blotted out."""
     data = text.encode("utf-8", "surrogateescape")
-    for rule in _rules():
-        data = rule.pattern.sub(b"***", data)
+    for secret in sorted({secret for _, secret, _ in _secrets(data)}, key=len, reverse=True):
+        data = data.replace(secret, b"***")
     data = _URL_PASSWORD.sub(lambda m: m[0].replace(b":" + m[3] + b"@", b":***@"), data)
     for pattern in (_URL_TOKEN, _URL_QUERY):
         data = pattern.sub(lambda m: m[0].replace(m[1], b"***"), data)
@@ -159,20 +206,133 @@ def masked(text: str) -> str:
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:
-    for rule in _rules():
-        if rule.needle in data:
-            yield from ((f"{rule.what} ({_blot(m[0])})", m.start()) for m in rule.pattern.finditer(data))
+    """Yield what of a text looks like a secret, and where; of several at one place the first."""
+    seen = set[int]()
+    for what, secret, at in _secrets(data):
+        if at not in seen:
+            seen.add(at)
+            yield f"{what} ({_blot(secret)})", at
     if b"://" not in data:
         return
     if b"@" in data:
         for match in _URL_PASSWORD.finditer(data):
-            if not _PLACEHOLDER.match(match[3]):
+            if not _PLACEHOLDER.match(match[3]) and match[2] != match[3] and _strong(match[3]):
                 yield (f"a password in a URL ({_show(match[1])}://…:***@…)", match.start())
-        yield from ((f"a token in a URL ({_blot(m[1])})", m.start()) for m in _URL_TOKEN.finditer(data))
+        for match in _URL_TOKEN.finditer(data):
+            if match.start(1) not in seen and _strong(match[1]):
+                yield f"a token in a URL ({_blot(match[1])})", match.start()
     if b"=" in data:
         for match in _URL_QUERY.finditer(data):
-            if not _PLACEHOLDER.match(match[1]):
+            if not _PLACEHOLDER.match(match[1]) and match.start(1) not in seen and b"badge" not in match[0]:
                 yield f"a token in a URL ({_blot(match[1])})", match.start(1)
+
+
+def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Yield each secret of a known form or name: what it is, itself, and where it first is."""
+    words = dict[bytes, int]()
+    # In a notebook, a line end is two characters of a string.
+    for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
+        words.setdefault(match[0], match.start())
+    joined = b"\n%b\n" % b"\n".join(words)
+    for rule in _possible("token", joined):
+        yield from ((rule.shown, secret, data.find(secret)) for secret, _ in rule.secrets(joined))
+    for rule in _possible("text", data):
+        yield from ((rule.shown, secret, at) for secret, at in rule.secrets(data))
+    for word, at in words.items():
+        if at and data[at - 1] in _SIGNS and _DIGIT.search(word):
+            yield from _named_secrets(data, word.rstrip(b"."), at)
+
+
+def _possible(kind: Literal["token", "text"], text: bytes) -> list[_Rule]:
+    """Return the rules of a kind whose keywords a text has."""
+    lower = text.lower()
+    present = [word for word in _keywords(kind) if word in lower]
+    wanted = {rule.id: rule for word in present for rule in _keywords(kind)[word]}
+    return [rule for rule in getattr(_rules(), kind) if not rule.keywords or rule.id in wanted]
+
+
+@functools.cache
+def _keywords(kind: str) -> dict[bytes, list[_Rule]]:
+    """Return the rules of a kind by keyword."""
+    rules = dict[bytes, list[_Rule]]()
+    for rule in getattr(_rules(), kind):
+        for word in rule.keywords:
+            rules.setdefault(word.encode(), []).append(rule)
+    return rules
+
+
+def _named_secrets(data: bytes, value: bytes, at: int) -> Iterator[tuple[str, bytes, int]]:
+    """Yield a value at a place in a text if it is a secret by the name before it."""
+    name = _name_before(data[max(0, at - _BEFORE) : at])
+    if not _names().search(name) or _example(value):
+        return
+    for rule in _rules().named:
+        if rule.matches(name, value) and (rule.id != _BY_NAME_ALONE or _random(name, value)):
+            yield rule.what or f"a secret ({rule.id})", value, at
+            return
+
+
+def _name_before(text: bytes) -> bytes:
+    """Return the name to which what comes after `text` is assigned, in lower case; nothing if there is no sign."""
+    left = text.rstrip(_BETWEEN)
+    if not _SIGN.search(text, len(left)):
+        return b""
+    return left.rstrip(b"\"'])\\ \t")[-60:].translate(_ENDS).rpartition(b"\n")[2].lower()
+
+
+@functools.cache
+def _names() -> re.Pattern[bytes]:
+    return re.compile(b"|".join(rule.name.encode() for rule in _rules().named))
+
+
+_DIGIT = re.compile(rb"\d")
+_LETTER = re.compile(rb"[A-Za-z]")
+_CHANGES = re.compile(rb"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
+"""Random letters and digits change places about every fourth character; what has a meaning, once or twice."""
+_IDENTIFIER = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9a-f]{16,31}")
+_READABLE = re.compile(rb"(?i)passw(?:or)?d|secret|tiger|sensitive")
+_KINDS = tuple(map(re.compile, (rb"[a-z]", rb"[A-Z]", rb"[0-9]", rb"[^A-Za-z0-9]")))
+_WELL_KNOWN = (b"eby8vdm02xnocqflquwjpllm", b"eyjhbgcioijiuzi1niisinr5cci6ikpxvcj9")
+"""Azurite's account key and the usual header of a JSON web token alone."""
+_BY_NAME_ALONE, _PASSWORD = "key-of-a-service", "password"
+"""Rules of values without a form of their own: these must look random besides."""
+
+
+def _random(name: bytes, value: bytes) -> bool:
+    """Return whether a value can be a key: no text that people read, and no digest, version or name of a thing."""
+    if (
+        _HARMLESS.search(name.decode("ascii", "replace"))
+        or _IDENTIFIER.fullmatch(value)
+        or _stopwords().search(value.lower())
+    ):
+        return False
+    return len(_CHANGES.findall(value)) * 10 >= len(value)
+
+
+def _example(secret: bytes) -> bool:
+    lower = secret.lower()
+    known = (
+        lower in b"abcdefghijklmnopqrstuvwxyz0123456789" or lower.startswith(_WELL_KNOWN[0]) or lower == _WELL_KNOWN[1]
+    )
+    return known or b"example" in lower or b"xxxx" in lower
+
+
+def _strong(password: bytes) -> bool:
+    """Return whether a password in a URL can be somebody's, and is no word of a documentation."""
+    mixed = len(password) >= 6 and _DIGIT.search(password) is not None and _LETTER.search(password) is not None
+    return mixed and not _READABLE.search(password) and b"," not in password
+
+
+def _password(value: bytes) -> bool:
+    """Return whether a value that is called a password is one: three kinds of characters, and no word."""
+    kinds = sum(kind.search(value) is not None for kind in _KINDS)
+    return len(value) >= 10 and kinds >= 3 and _strong(value)
+
+
+def _entropy(value: bytes) -> float:
+    """Return the Shannon entropy, in bits a character."""
+    counts = (value.count(byte) / len(value) for byte in set(value))
+    return -sum(share * math.log2(share) for share in counts)
 
 
 def _environment(path: str, data: bytes) -> Iterator[Finding]:
