@@ -234,7 +234,7 @@ def _renamed(content: Content) -> tuple[list[Layout], list[str]]:
         if rank not in {"", "0"}:
             apart += 1
             continue
-        own = {"optimizer": f"optimizer.state.{rest}", "master": name}.get(kind, f"model.{rest}")
+        own = {"optimizer": f"optimizer.state.{rest}", "master": name, "state": name}.get(kind, f"model.{rest}")
         found.append(layout(tensor, own))
     said = [f"{apart} tensors of other ranks that differ from rank 0's"] if apart else []
     return found, said

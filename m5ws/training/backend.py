@@ -96,6 +96,12 @@ class Backend(Protocol):
     def begin(self) -> Iterator[str]:
         """Make the training ready for its first step; yield what will not be exact all the same; collective."""
 
+    def takes(self, path: str, tensor: "torch.Tensor") -> bool:
+        """Return whether a tensor in an object of the session's is one of `tensors()`, named by its path."""
+
+    def given(self, path: str) -> "torch.Tensor":
+        """Return such a tensor as `load` has read it; once."""
+
     def check(self) -> None:
         """Raise StateError for state, as it is after a step, that `load` could not bring back. Not collective."""
 

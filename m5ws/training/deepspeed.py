@@ -88,6 +88,12 @@ class DeepSpeedBackend:
     def begin(self) -> Iterator[str]:
         yield from ()
 
+    def takes(self, path: str, tensor: torch.Tensor) -> bool:
+        return False
+
+    def given(self, path: str) -> torch.Tensor:
+        raise RestoreError(f"the checkpoint has {path} among its tensors, which DeepSpeed's do not")
+
     def check(self) -> None:
         """Nothing to find: what cannot be restored is refused when the engine is registered."""
 
@@ -145,6 +151,10 @@ class DeepSpeedBackend:
         buffers = files.pop(_BUFFERS)
         names = deepspeed_reshard.on_all_ranks(files) if rank is None else content.blobs
         deepspeed_engine.give(self._engine, files, names)
+        for parameter in self._module.parameters():
+            # hpZ's second copy; DeepSpeed itself does not let go of that of a frozen parameter.
+            if getattr(parameter, "ds_secondary_tensor", None) is not None:
+                parameter.ds_secondary_tensor = None  # type: ignore[attr-defined]
         self._restore_hidden(buffers, hidden)
 
     def _read(

@@ -32,13 +32,29 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._hash: Any = None
         self.epoch = 0
+        self.refusal: str | None = None
+        """Why a loader that has a `state_dict` is not restorable."""
         self.seen: Callable[[Any], None] | None = None
         """Called with each batch that is handed out."""
 
     @property
     def restorable(self) -> bool:
         """Whether the loader can say and take back its position."""
-        return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
+        has_both = hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
+        return has_both and self.refusal is None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the loader says that its position holds for any number of ranks."""
+        return self.restorable and bool(getattr(self._loader, "elastic", False))
+
+    def probe(self) -> None:
+        """Ask the loader for its position, after `start`; one that has `state_dict` in name only is not restorable."""
+        if self.restorable:
+            try:
+                self._loader.state_dict()
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                self.refusal = f"does not say its position (state_dict() ends with {error!r})"
 
     @property
     def workers(self) -> int:

@@ -41,11 +41,16 @@ class FsdpBackend:
     format: Literal["dcp/1"] = "dcp/1"
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        objects: Mapping[str, Any] = {},
     ) -> None:
         self._model = model
         self._optimizers = as_optimizers(optimizer)
         self._modules = module_names(model)
+        self._sharded = {name: item for name, item in objects.items() if _is_sharded(name, item)}
+        self._given: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> Iterator[Piece]:
         return _pieces(self._state())
@@ -63,6 +68,15 @@ class FsdpBackend:
                 "inexact restore: on 3 ranks or more, DDP adds gradients in another order in an attempt's first step, "
                 f"which cannot be mended here, since {reason}; torch's `replicate` and `fully_shard` resume exactly"
             )
+
+    def takes(self, path: str, tensor: torch.Tensor) -> bool:
+        # As an EMA of a sharded model: its parts lie on all ranks.
+        return isinstance(tensor, DTensor) and any(path.startswith(f"{name}.") for name in self._sharded)
+
+    def given(self, path: str) -> torch.Tensor:
+        if path not in self._given:
+            raise RestoreError(f"the script's own state has no {path}, which the checkpoint has")
+        return self._given.pop(path)
 
     def check(self) -> None:
         self._state()
@@ -93,7 +107,10 @@ class FsdpBackend:
             _check_same_on_all(stored)
         if self._optimizers:
             self._make_optimizer_state(stored, common, rank)
-        named = {_stored_name(name, stored, number): tensor for name, tensor in self._state().items()}
+        # An object takes its state by load_state_dict: what its own returns may be a copy.
+        self._given = {name: torch.zeros_like(shard) for name, shard in self._own_shards()}
+        state = {**self._state(), **self._given}
+        named = {_stored_name(name, stored, number): tensor for name, tensor in state.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
         _check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
         dcp.load(named, objects, content, group)
@@ -113,6 +130,7 @@ class FsdpBackend:
             state[f"master.{name}"] = parameter.detach()
         for name, values in self._optimizer_state():
             state |= optimizer_state.leaves(name, values)
+        state |= self._own_shards()
         for name, tensor in state.items():
             _check_kind(name, tensor)
         return dict(sorted(state.items()))
@@ -129,6 +147,12 @@ class FsdpBackend:
     def _unwrapped(self, path: str) -> str:
         module, _, leaf = path.rpartition(".")
         return _join(self._modules[module], leaf)
+
+    def _own_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the shards in objects of the session's, live or copied."""
+        for name, item in self._sharded.items():
+            for path, shard in optimizer_state.within(item.state_dict(), name, self.takes):
+                yield path, shard.detach()
 
     def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is trained beside the model, as fp32 copies of bf16 weights: the next step begins from these."""
@@ -262,6 +286,18 @@ def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
             raise UsageError("two optimizers have the same parameter: which state is whose cannot be said by its name")
         seen |= own
     return found
+
+
+def _is_sharded(name: str, item: Any) -> bool:
+    """Return whether an object of the session's has shards. Raises UsageError for an optimizer of shards."""
+    if isinstance(item, torch.optim.Optimizer):
+        if any(isinstance(parameter, DTensor) for group in item.param_groups for parameter in group["params"]):
+            raise UsageError(
+                f"{name} is an optimizer of sharded parameters",
+                hint="Give all optimizers together: m5ws.session(model, optimizer=[one, other], …).",
+            )
+        return False
+    return any(True for _ in optimizer_state.within(item.state_dict(), name, lambda _, one: isinstance(one, DTensor)))
 
 
 def _placements_text(leaf: str, tensor: DTensor) -> list[str]:

@@ -6,7 +6,6 @@ that have the parameter, as counts of steps are, hold for any number of ranks; t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,14 +59,20 @@ def leaves(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
         if isinstance(value, torch.Tensor):
             yield path, value
         elif isinstance(value, (list, tuple, Mapping)):
-            found: dict[str, torch.Tensor] = {}
-            plain.encode(value, path, partial(_note, found))
-            yield from found.items()
+            yield from within(value, path, lambda *_: True)
 
 
-def _note(found: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> bool:
-    found[path] = tensor
-    return True
+def within(value: object, path: str, wanted: plain.Take) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested state that are `wanted`, each with its path. Raises StateError."""
+    found: dict[str, torch.Tensor] = {}
+
+    def take(at: str, tensor: torch.Tensor) -> bool:
+        if wanted(at, tensor):
+            found[at] = tensor
+        return True  # Not copied, whatever it is.
+
+    plain.encode(value, path, take)
+    yield from found.items()
 
 
 def extras(state: State) -> Extras:

@@ -111,9 +111,13 @@ def _tuple(value: Any, path: str, take: Take | None) -> Plain:
     return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]}
 
 
+def _at(path: str, key: object) -> str:
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
 def _mapping(tag: str) -> Callable[[Any, str, Take | None], Plain]:
     def encode_mapping(value: Mapping[Any, Any], path: str, take: Take | None) -> Plain:
-        items = [[encode(key, f"{path} key"), encode(item, f"{path}[{key!r}]", take)] for key, item in value.items()]
+        items = [[encode(key, f"{path} key"), encode(item, _at(path, key), take)] for key, item in value.items()]
         return {_TAG: tag, "items": items}
 
     return encode_mapping

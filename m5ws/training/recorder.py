@@ -73,7 +73,6 @@ class Recorder:
 
     def begin(self) -> int:
         """Restore the checkpoint that this attempt resumes from, if any; return the last step done; collective."""
-        self._say_limits()
         for inexact in self._backend.begin():
             if self._active.rank == 0:
                 self._active.notice("limit", inexact)
@@ -82,8 +81,10 @@ class Recorder:
         if resume is None:
             if self._feed is not None:
                 self._feed.start()
+                self._feed.probe()
                 self._feed.state()
             self._fingerprint(0)
+        self._say_limits()
         self._first = step + 1
         self._active.stop.in_steps = True
         self._clock = time.perf_counter()
@@ -94,21 +95,20 @@ class Recorder:
         for name, item in self._objects.items():
             if fork.begins_anew(self._active, name):
                 continue
-            source = loaded.common if name == "scheduler" else loaded.rank
-            if source is not None:
-                self._restore_object(name, item, source, loaded.step)
+            if name in loaded.common or name == "scheduler":
+                self._restore_object(name, item, loaded.common, loaded.step)
+            elif loaded.rank is not None:
+                self._restore_object(name, item, loaded.rank, loaded.step)
         generators: dict[str, Plain] = {}
         if loaded.rank is None:
-            self._active.notice(
-                "limit",
-                f"the checkpoint was made by {loaded.world} ranks and there are {self._active.world}: generators, the "
-                "position in the data and what differs from rank to rank are not restored",
-                loaded.step,
-            )
+            self._active.notice("limit", self._lost(loaded), loaded.step)
+            if self._elastic(loaded) and self._feed is not None:
+                self._feed.restore(loaded.common["feed"])
         elif self._feed is not None and "feed" in loaded.rank:
             self._feed.restore(loaded.rank["feed"])
         if self._feed is not None:
             self._feed.start()
+            self._feed.probe()
         if loaded.rank is not None:
             # Last of all: making an iterator of the loader draws a seed from the global generator.
             generators = loaded.rank["generators"]
@@ -121,16 +121,28 @@ class Recorder:
             checkpointing.prove("generators", rng.digests(states), rng.digests(generators), loaded.step)
         return loaded.step
 
+    def _elastic(self, loaded: checkpointing.Loaded) -> bool:
+        """Return whether the position in the data is known for any number of ranks."""
+        return self._feed is not None and self._feed.elastic and "feed" in loaded.common
+
+    def _lost(self, loaded: checkpointing.Loaded) -> str:
+        """Say what a checkpoint that another number of ranks made does not bring back."""
+        made = f"the checkpoint was made by {loaded.world} ranks and there are {self._active.world}: generators"
+        if self._elastic(loaded):
+            return f"{made} and what differs from rank to rank are not restored; the loader's position is"
+        why = " (no loader that has elastic = True made it, and reads it)" if self._feed is not None else ""
+        return f"{made}, the position in the data{why} and what differs from rank to rank are not restored"
+
     def _restore_object(self, name: str, item: Any, source: Mapping[str, Plain], step: int) -> None:
         if name not in source:
             raise plain.RestoreError(f"the checkpoint after step {step} has no {name}")
         try:
-            item.load_state_dict(plain.decode(source[name]))
+            item.load_state_dict(plain.decode(source[name], self._backend.given))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise plain.RestoreError(
                 f"{name} does not take its state after step {step}: {error!r}", hint=_HINT
             ) from error
-        if plain.encode(item.state_dict(), name) != source[name]:
+        if plain.encode(item.state_dict(), name, self._backend.takes) != source[name]:
             raise plain.RestoreError(
                 f"the state_dict of {name} is not the one that it was given after step {step}", hint=_HINT
             )
@@ -142,9 +154,9 @@ class Recorder:
         if self._feed is None:
             self._active.notice("limit", "no data loader is registered: a resume does not restore its position")
         elif not self._feed.restorable:
+            why = self._feed.refusal or "has no state_dict and load_state_dict"
             self._active.notice(
-                "limit",
-                "the data loader has no state_dict and load_state_dict: a resume begins the epoch anew, not exactly",
+                "limit", f"the data loader {why}: a resume begins the epoch anew, not exactly (not restorable)"
             )
         elif self._feed.workers:
             self._active.notice(
@@ -169,6 +181,7 @@ class Recorder:
         if step.number == self._first:
             # What an optimizer holds is there after its first step: found now, not after hours at the first resume.
             self._backend.check()
+            self._objects_state()
         stopping = self._active.stop.due(step.number)
         if not self._saver.busy:
             self._saver.settle()
@@ -250,7 +263,9 @@ class Recorder:
 
     def _objects_state(self) -> dict[str, Plain]:
         """Return the states of the scheduler and of the script's own objects, by name. Raises StateError."""
-        return {name: plain.encode(item.state_dict(), name) for name, item in self._objects.items()}
+        return {
+            name: plain.encode(item.state_dict(), name, self._backend.takes) for name, item in self._objects.items()
+        }
 
     def _checkpoint(self, step: int, *, last: bool, stopping: bool) -> None:
         """Stage the state after a step, and save it: beside the training, or, if it is the last, before going on."""
@@ -262,8 +277,12 @@ class Recorder:
             return
         states = rng.capture(self._generators)
         own = self._objects_state()
-        common = {"scheduler": own.pop("scheduler")} if "scheduler" in own else {}
+        # What has shards is all ranks' together.
+        shared = {name for name, state in own.items() if name == "scheduler" or any(plain.taken(state))}
+        common = {name: own.pop(name) for name in shared}
         feed = {"feed": self._feed.state()} if self._feed is not None else {}
+        if feed and self._feed is not None and self._feed.elastic:
+            common |= self._if_alike(feed, step)
         beside = self._saving.asynchronous and not last and self._room()
         staged = self._backend.stage(self._buffers if beside else Live())
         self._buffers.wait()
@@ -292,6 +311,16 @@ class Recorder:
             self._saver.run(save)
             self._saver.settle()
         self._cadence.saved()
+
+    def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
+        """Return the position in the data if it is the same on all ranks, and so holds for any number; collective."""
+        if control.alike(feed, self._active.repo.objects, self._group):
+            return feed
+        if self._active.rank == 0:
+            self._active.notice(
+                "limit", "the data loader says it is elastic, and its state differs from rank to rank", step
+            )
+        return {}
 
     def _wait_for_the_one_before(self, step: int, left_s: float | None) -> None:
         """Only one state is staged at a time: a checkpoint that is due waits for the one before to be published."""

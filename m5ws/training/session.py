@@ -64,11 +64,12 @@ def session(
     if active is not None:
         isolation.check(active.context)
         spec = active.context.spec
+        own = _named(state)
         recorder = Recorder(
             active,
-            _backend(model, optimizer, engine),
+            _backend(model, optimizer, engine, own),
             feed=feed,
-            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **_named(state)},
+            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
             generators=_generators(state),
             total_steps=total_steps,
             checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
@@ -107,7 +108,7 @@ def _optimizers(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
 
 
-def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
+def _backend(model: Any, optimizer: Any, engine: Any, own: Mapping[str, Any]) -> Backend:
     if engine is not None:
         from m5ws.training.deepspeed import DeepSpeedBackend
 
@@ -117,7 +118,7 @@ def _backend(model: Any, optimizer: Any, engine: Any) -> Backend:
 
     if hasattr(model, "module") and type(model).__module__.partition(".")[0] == "deepspeed":
         raise UsageError("the model is a DeepSpeed engine: give it as m5ws.session(engine=engine, …)")
-    return FsdpBackend(model, optimizer)
+    return FsdpBackend(model, optimizer, own)
 
 
 def _generators(state: Mapping[str, Any] | None) -> dict[str, torch.Generator]:

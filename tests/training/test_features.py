@@ -1,4 +1,4 @@
-"""Each feature of torch, tried on a tiny GPT: the same again, a resume, a restore of another mesh's; or a refusal.
+"""Each feature of torch and DeepSpeed, tried on a tiny model: again, a resume, a restore of another mesh's; or refused.
 
 A refusal comes at the start, or after the first step at the latest, and never at the first resume.
 """
@@ -26,13 +26,17 @@ _LONG = (pytest.mark.long,)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A feature, on how many ranks; whose checkpoint it is given too, or by what error it is refused."""
+    """A feature, on how many ranks; whose checkpoint it is given too, or by what error it is refused.
+
+    `notice` is what is said where a resume is not exact, `other` what is said of the other's checkpoint.
+    """
 
     feature: str
     ranks: int
     source: str = ""
     refused: str = ""
     notice: str = ""
+    other: str = ""
 
     @property
     def name(self) -> str:
@@ -45,8 +49,13 @@ _QUICK = [
     Row("fsdp", 2, source="plain-1"),
     Row("shampoo_nested", 2, source="plain_shampoo_nested-1"),
     Row("two_optimizers", 2),
-    Row("zero_redundancy", 2, refused="StateError: the ZeroRedundancyOptimizer keeps optimizer state"),
+    Row("ema_sharded", 2, source="ema_sharded-3"),
+    Row("second_in_state", 2, refused=r"UsageError: state\.adamw is an optimizer of sharded parameters"),
+    Row("redundancy", 2, refused="StateError: the ZeroRedundancyOptimizer keeps optimizer state"),
     Row("wrapped_optimizers", 2, refused="StateError: the Both keeps optimizer state .* AdamW in its `two`"),
+    Row("elastic", 2, source="elastic-1", other="the loader's position is$"),
+    Row("torn_loader", 1, notice="data loader does not say its position .*not restorable"),
+    Row("zero_cpu_adam", 2, refused=r"UsageError: the DeepSpeedCPUAdam is DeepSpeed's: m5ws.session\(engine=engine\)"),
     Row("quantized", 1, refused="StateError: optimizer.* is a .*Packed without bytes of its own"),
 ]
 _SLOW = [
@@ -83,6 +92,23 @@ _SLOW = [
     Row("shampoo_flat", 2),
     Row("shampoo_lists", 2),
     Row("ema_averaged", 1),
+    Row("zero1", 2),
+    Row("zero2", 2, source="zero1-3"),
+    Row("zero2_fp32", 2),
+    Row("zero2_overlap", 2),
+    Row("zero2_accumulated", 2),
+    Row("zero3", 3, source="zero3-2"),
+    Row("zero3_offloaded", 2),
+    Row("zero3_shards", 4),
+    Row("zero3_delayed", 2),
+    Row("zero1_torch", 2),
+    Row("zero3_torch", 2),
+    Row("zero0_fp32", 2),
+    Row("zero0_bf16", 2, refused="StateError: .* bf16 or fp16 without ZeRO"),
+    Row("zero2_elastic", 2, refused="StateError: .* elastic_checkpoint"),
+    Row("zero3_ratio", 2, refused="StateError: .* an offload ratio below 1"),
+    Row("zero_optimizer", 2, refused=r"UsageError: .* is DeepSpeed's: m5ws.session\(engine=engine\)"),
+    Row("zero_engine", 2, refused=r"UsageError: the model is a DeepSpeed engine"),
 ]
 _ROWS = [
     *(pytest.param(row, id=row.name) for row in _QUICK),
@@ -115,6 +141,7 @@ def tried(fork_parents: forks.ForkParents, tmp_path_factory: pytest.TempPathFact
             *(str(_SCRIPT), feature, str(store.root), str(place), *([str(other)] if other else [])),
             directory=place,
             ranks=ranks if ranks > 1 else None,
+            deepspeed=feature.startswith("zero"),
             timeout_s=100.0,
         )
         assert status == 0, log[-6000:]
@@ -146,3 +173,5 @@ def test_a_feature_resumes_as_if_it_had_not_stopped_or_is_refused_at_once(tried:
     assert [found["resume"] for found in ranks] == [[]] * row.ranks
     assert ranks[0]["notices"] == []
     assert all("other" in found for found in ranks) or not row.source
+    if row.other:
+        assert any(re.search(row.other, said) for said in ranks[0]["other"])

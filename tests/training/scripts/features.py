@@ -4,7 +4,7 @@ A new feature is a function here, and a row in test_features.py.
 """
 
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -164,10 +164,10 @@ FEATURES |= {
 
 @feature
 def ddp_hook(seed: int) -> Made:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     model = DistributedDataParallel(GPT(seed))
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, fp16_compress_hook)
     return trainer(model, adamw(model))
 
 
@@ -407,7 +407,7 @@ def wrapped_optimizers(seed: int) -> Made:
 
 
 @feature
-def zero_redundancy(seed: int) -> Made:
+def redundancy(seed: int) -> Made:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DistributedDataParallel(GPT(seed))
@@ -494,6 +494,48 @@ class Quantized(torch.optim.SGD):
 def quantized(seed: int) -> Made:
     model = GPT(seed)
     return trainer(model, Quantized(model.parameters(), lr=1e-2))
+
+
+# --- loaders
+
+
+class Elastic(Batches):
+    """One global batch of four rows, of which each rank has its part: the position is the same for any number."""
+
+    elastic = True
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        for x, y in super().__iter__():
+            yield x.chunk(ranks)[data_rank()], y.chunk(ranks)[data_rank()]
+
+
+@feature
+def elastic(seed: int) -> Made:
+    model = GPT(seed)
+    model = shard(model) if dist.is_initialized() else model
+    loader = Elastic(0)
+    parts, step = trainer(model, adamw(model), loader=loader)
+
+    def checked(current: Any) -> dict[str, Any]:
+        found = step(current)
+        assert loader.at == current.number, "the position in the data is lost"
+        return found
+
+    return parts, checked
+
+
+class Torn(Batches):
+    """What accelerate gives: a loader that has a `state_dict` in name only."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AttributeError("'DataLoaderShard' object has no attribute 'dl_state_dict'")
+
+
+@feature
+def torn_loader(seed: int) -> Made:
+    model = GPT(seed)
+    return trainer(model, adamw(model), loader=Torn(0))
 
 
 # --- averages

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import features
 import msgspec
 import numpy as np
 import torch
@@ -67,12 +66,35 @@ def recorded(events: list[AnyEvent], after: int = -1) -> Any:
     return steps | {f"state {e.step}": [e.tensors, e.generators] for e in states}
 
 
+def _names(one: Any, other: Any) -> list[str]:
+    """Return the names of what differs in a step or a state."""
+    if one is None or other is None:
+        return ["all of it"]
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, dict) and isinstance(b, dict)]
+    return [name for a, b in pairs for name in sorted({*a, *b}) if a.get(name) != b.get(name)][:6]
+
+
 def differing(wanted: dict[str, Any], found: dict[str, Any]) -> Any:
-    return [key for key in sorted({*wanted, *found}) if wanted.get(key) != found.get(key)]
+    return [
+        f"{key}: {_names(wanted.get(key), found.get(key))}"
+        for key in sorted({*wanted, *found})
+        if wanted.get(key) != found.get(key)
+    ]
+
+
+def made_of(name: str) -> Any:
+    """Return what makes a feature's training; those of DeepSpeed alone import it."""
+    if name.startswith("zero"):
+        import features_deepspeed
+
+        return features_deepspeed.FEATURES[name]
+    import features
+
+    return features.FEATURES[name]
 
 
 def tried(name: str, repo: Repository, orders: Context, out: Path, source: str | None) -> Iterator[tuple[str, Any]]:
-    made, world = features.FEATURES[name], int(os.environ.get("WORLD_SIZE", "1"))
+    made, world = made_of(name), int(os.environ.get("WORLD_SIZE", "1"))
     dense = LaunchSpec(command=("x.py",), nproc=world, checkpoint_every=1, fingerprint_every=1)
     sparse = LaunchSpec(command=("x.py",), nproc=world, fingerprint_every=1)
     ending = msgspec.structs.replace(orders, spec=sparse, until=STEPS, goes_on=False)
@@ -96,7 +118,12 @@ def tried(name: str, repo: Repository, orders: Context, out: Path, source: str |
 
 def main(name: str, store: str, out: Path, source: str | None = None) -> None:
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
+        if name.startswith("zero"):
+            import deepspeed
+
+            deepspeed.init_distributed("gloo", verbose=False)
+        else:
+            dist.init_process_group("gloo")
     torch.set_num_threads(1)
     repo, out = Repository.open(open_store(store)), Path(out)
     found = {}
