@@ -40,5 +40,6 @@ def command(context: click.Context, run: str, directory: Path, as_json: bool) ->
         return output.print_json({"run": run_id, "attempt": stored.attempt, "final": stored.final, **found})
     when = "at its end" if stored.final else "while it ran"
     size = output.size(tree.size_bytes)
-    output.echo(f"{len(tree.entries):,} files, {size}, of run {run_id}, attempt {stored.attempt} {when}, in {directory}")
+    whose = f"of run {run_id}, attempt {stored.attempt} {when}"
+    output.echo(f"{len(tree.entries):,} files, {size}, {whose}, in {directory}")
     return None
