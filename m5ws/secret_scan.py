@@ -4,21 +4,26 @@ What a file is called and what stands in it are judged apart. Values are never p
 the line and what it looks like. A rule rather misses a rare secret than calls ordinary code one.
 """
 
+import codecs
 import functools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
 from m5ws.errors import M5Error
 
-RULES = "2"
-"""Changes with the rules, so that what older ones have passed is looked at again."""
-
 SCANNED_BYTES = 1 << 20
-"""Larger files are not looked into: no person writes code or config of that size."""
+"""So many bytes at each end of a file are searched: of one of twice that size, all."""
+
+SMALL_BYTES = 1 << 16
+"""Files of data are searched up to this size: what a person put there by hand, not what is trained on."""
+
+
+_SHOWN = 100
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +38,10 @@ class SecretsFound(M5Error):
     """Files to be captured look like they hold secrets. All of them are named at once."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
-        lines = [f"  {f.path}:{f.line}: {f.what}" if f.line else f"  {f.path}: {f.what}" for f in findings]
-        paths = ", ".join(f'"{path}"' for path in dict.fromkeys(finding.path for finding in findings))
+        lines = [f"  {f.path}:{f.line}: {f.what}" if f.line else f"  {f.path}: {f.what}" for f in findings[:_SHOWN]]
+        lines += [f"  and {len(findings) - _SHOWN:,} more"] if len(findings) > _SHOWN else []
+        named = list(dict.fromkeys(finding.path for finding in findings))
+        paths = ", ".join(f'"{path}"' for path in named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
         super().__init__("\n".join(("this looks like secrets, and nothing was captured:", *lines)))
         self.hint = (
             f"Leave the files out ([code] exclude = [{paths}] in m5ws.toml, or .gitignore), or, if they hold no "
@@ -151,6 +158,8 @@ _CREDENTIAL_FILES = re.compile(
     r"(?:^|/)(?:\.netrc|_netrc|\.pgpass|\.git-credentials|\.pypirc|\.boto|\.s3cfg|rclone\.conf"
     r"|\.aws/credentials|\.docker/config\.json|\.dockercfg|\.kube/config|kubeconfig|\.huggingface/token"
     r"|\.cache/huggingface/(?:token|stored_tokens)|application_default_credentials\.json|credentials\.db"
+    r"|kaggle\.json|\.vault-token|\.terraformrc|\.my\.cnf|\.passwd-s3fs|\.dockerconfigjson|\.htpasswd"
+    r"|\.config/gh/hosts\.yml|\.cargo/credentials(?:\.toml)?|\.gem/credentials|\.streamlit/secrets\.toml"
     r"|access_tokens\.db|accessTokens\.json|\.azure/.*token.*|\.dvc/config\.local|client_secrets?(?:_[^/]*)?\.json)$"
 )
 _TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|schema)$|^\.envrc$", re.IGNORECASE)
@@ -187,11 +196,40 @@ def is_environment_file(path: str) -> bool:
 
 def findings(path: str, data: bytes) -> list[Finding]:
     """Return what of a file's content looks like a secret, in the order of lines."""
+    data = _utf8(data)
     found = list(_environment(path, data)) if is_environment_file(path) else []
     if b"\0" not in data[:8192]:
         found += [Finding(path=path, line=_line(data, at), what=what) for what, at in _contents(data)]
     unique = {(finding.line, finding.what): finding for finding in found}
     return [unique[key] for key in sorted(unique)]
+
+
+def findings_in(path: str, file: BinaryIO) -> list[Finding]:
+    """Return what looks like a secret in both ends of a file; what is at its end alone has no line."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size <= 2 * SCANNED_BYTES:
+        return findings(path, file.read())
+    found = findings(path, file.read(SCANNED_BYTES))
+    file.seek(-SCANNED_BYTES, os.SEEK_END)
+    last = [msgspec.structs.replace(finding, line=0) for finding in findings(path, file.read())]
+    return found + list(dict.fromkeys(last))
+
+
+def _utf8(data: bytes) -> bytes:
+    """Return text as UTF-8; UTF-16 has a byte order mark, or a zero in every other of its first bytes."""
+    mark = data[:2]
+    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        kind = "utf-16"
+    elif b"\0" not in data[:64]:
+        return data
+    elif not any(data[1:64:2]) and all(data[0:64:2]):
+        kind = "utf-16-le"
+    elif not any(data[0:64:2]) and all(data[1:64:2]):
+        kind = "utf-16-be"
+    else:
+        return data
+    return data.decode(kind, "replace").encode("utf-8", "replace")
 
 
 def masked(text: str) -> str:

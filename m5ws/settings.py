@@ -114,6 +114,10 @@ class RetentionSettings(_Section, frozen=True, kw_only=True):
     every: int | None = None
 
 
+SEARCH_RULES = "2"
+"""Changes with `secret_scan` and its rules, so that what older ones have passed is searched again."""
+
+
 class SecretsSettings(_Section, frozen=True, kw_only=True):
     """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
 

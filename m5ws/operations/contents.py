@@ -1,7 +1,7 @@
 """One look at a workspace: every part of it checked and made durable, as it was at one moment.
 
-No code or config is stored before it is checked for secrets; tokenizers and data, which nobody writes secrets into by
-hand, are not searched for them. After the last byte everything is looked at again; if anything moved meanwhile, what
+Nothing is stored before it is checked for secrets: code and config whole, tokenizers and data by name and where a file
+is small. After the last byte everything is looked at again; if anything moved meanwhile, what
 was stored belongs to no snapshot and the look does not count.
 """
 
@@ -19,8 +19,9 @@ from m5ws.ports import SourceFile, SourceState, TrackedDataset
 from m5ws.records import Dataset, Digest, Tokenizer
 from m5ws.repository import trees
 from m5ws.repository.capture import FileChanged
+from m5ws.settings import SEARCH_RULES
 
-_CHECKED = "checked"
+_CHECKED, _INSPECTED = "checked", "inspected"
 _PROBED = "tokenizer"
 
 
@@ -85,7 +86,20 @@ def _place(look: Look) -> datasets.Place:
         staging=look.staging,
         dry_run=look.dry_run,
         progress=look.progress,
+        allowed=_allowed(look),
+        inspect=lambda files: _inspect(look, files),
     )
+
+
+def _allowed(look: Look) -> Digest:
+    """Return a digest that changes with the rules for secrets and with the files that are exempt from them."""
+    return look.repo.objects.digest(f"{SEARCH_RULES} {look.settings.secrets!r}".encode())
+
+
+def _inspect(look: Look, files: Sequence[SourceFile]) -> None:
+    from m5ws.operations import inspection
+
+    inspection.inspect_content(files, look.settings.secrets.allow)
 
 
 def _claims(look: Look, located: Sequence[Claim | datasets.Kept]) -> list[Claim]:
@@ -121,7 +135,7 @@ def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
 
 def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
     """Store what people write, code and config, once it is checked."""
-    allowed = look.repo.objects.digest(repr(look.settings.secrets).encode())
+    allowed = _allowed(look)
     if (known := _checked(look, divided, allowed)) is None:
         from m5ws.operations import config_files, inspection
 
@@ -152,7 +166,7 @@ def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written
 def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents: Contents) -> None:
     if files is None:
         return
-    tree = contents.add(files, _write_content(look, files))
+    tree = contents.add(files, _write_content(look, b"", files))
     text = look.settings.tokenizer.probe
     ids = _token_ids(look, files, tree, text, contents) if text else None
     contents.tokenizer = Tokenizer(tree=tree, probe_text=text or None, probe_ids=ids)
@@ -181,12 +195,17 @@ def _token_ids(
     return ids
 
 
-def _write_content(look: Look, files: Sequence[SourceFile]) -> trees.Written:
+def _write_content(look: Look, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
+    """Store what is pinned by content under `path`, once it is checked. A tree that passed before does so again."""
+    name = f"{path.hex()}:"
+    marks = look.index.marks(_INSPECTED)
+    known = look.known(files) if any(mark.startswith(name) for mark in marks) else None
+    if known is not None and f"{name}{_allowed(look)}:{known[0].digest}" in marks:
+        return known[0]
+    _inspect(look, files)
     written = look.write(files)
-    if not written.unchanged:
-        from m5ws.operations import inspection
-
-        inspection.inspect_content(files)
+    others = {mark for mark in marks if not mark.startswith(name)}
+    look.index.remember_marks(_INSPECTED, others | {f"{name}{_allowed(look)}:{written.digest}"})
     return written
 
 
@@ -210,7 +229,7 @@ def _dataset(
         dataset, written = datasets.write(_place(look), claim, whole[claim.path])
         contents.add(claim.files, written)
         return dataset
-    written = _write_content(look, claim.files)
+    written = _write_content(look, claim.path, claim.files)
     contents.add(claim.files, written)
     name = os.fsdecode(claim.path)
     return Dataset(name=name, kind="files", tree=written.digest, size_bytes=written.size_bytes)

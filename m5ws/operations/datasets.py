@@ -5,7 +5,7 @@ store has it from an earlier snapshot. The tree is the same either way: the mode
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,10 @@ _MARK = "dvc"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where datasets come from and go to. `staging` is a folder for what is fetched."""
+    """Where datasets come from and go to. `staging` is a folder for what is fetched.
+
+    `inspect` raises for what must not be captured, but for what is `allowed`.
+    """
 
     root: Path
     repo: Repository
@@ -32,6 +35,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     staging: Path
     dry_run: bool
     progress: Progress | None
+    allowed: Digest
+    inspect: Callable[[Sequence[SourceFile]], None]
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +63,7 @@ def locate(place: Place, tracked: TrackedDataset, *, reuse: bool) -> Claim | Kep
 def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[Dataset, trees.Written]:
     """Make a tracked dataset durable. `verified` are all its files: `claim` may have lost some to the tokenizer.
 
-    Raises M5Error if the working tree differs from the pin.
+    Raises M5Error if the working tree differs from the pin, or holds what must not be captured.
     """
     tracked = claim.tracked
     assert tracked is not None
@@ -68,6 +73,7 @@ def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[D
     if index is not None and whole and (known := _known(place, tracked, claim.files)) is not None:
         return known
     place.source.verify(tracked, verified)
+    place.inspect(claim.files)
     before = [os.lstat(file.location) for file in verified]
     written = trees.write_tree(place.repo.objects, claim.files, index, place.progress, place.dry_run)
     after = [os.lstat(file.location) for file in verified]
@@ -95,7 +101,7 @@ def _staged(target: Path, tracked: TrackedDataset) -> tuple[SourceFile, ...]:
 
 def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -> tuple[Dataset, trees.Written] | None:
     """Return the dataset if these very files were checked before and are as they were; a stat per file."""
-    marks = [mark for mark in place.index.marks(_MARK) if mark.startswith(f"{_name(tracked)}:")]
+    marks = [mark for mark in place.index.marks(_MARK) if mark.startswith(f"{_name(place, tracked)}:")]
     if not marks:
         return None
     probe = trees.write_tree(place.repo.objects, files, place.index, None, dry_run=True)
@@ -108,12 +114,12 @@ def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -
 
 
 def _remember(place: Place, tracked: TrackedDataset, seen: Digest, tree: Digest) -> None:
-    marks = {mark for mark in place.index.marks(_MARK) if not mark.startswith(f"{_name(tracked)}:")}
-    place.index.remember_marks(_MARK, marks | {f"{_name(tracked)}:{seen}:{tree}"})
+    marks = {mark for mark in place.index.marks(_MARK) if not mark.startswith(f"{_name(place, tracked)}:")}
+    place.index.remember_marks(_MARK, marks | {f"{_name(place, tracked)}:{seen}:{tree}"})
 
 
-def _name(tracked: TrackedDataset) -> str:
-    return f"{tracked.path.hex()}:{tracked.hash}:{int(tracked.executable)}"
+def _name(place: Place, tracked: TrackedDataset) -> str:
+    return f"{tracked.path.hex()}:{place.allowed}:{tracked.hash}:{int(tracked.executable)}"
 
 
 def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked: TrackedDataset) -> Digest:

@@ -18,6 +18,7 @@ from m5ws.ports import SourceFile
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index, Stamp, stamp
 from m5ws.repository.objects import Objects
+from m5ws.settings import SEARCH_RULES
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _POINTER_BYTES = range(len(_POINTER), 1024)
@@ -59,7 +60,7 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
     """Check files of people's making. Raises SecretsFound, NotTheContent, LinksOutside."""
     stats = [os.lstat(file.location) for file in files]
     _refuse_links_outside(root, files, stats)
-    clean, passed = index.marks(f"clean/{secret_scan.RULES}"), set[str]()
+    clean, passed = index.marks(f"clean/{SEARCH_RULES}"), set[str]()
     findings: list[secret_scan.Finding] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
@@ -68,7 +69,12 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
         permitted = allowed(file.path)
         if not permitted and (what := secret_scan.named(name)):
             findings.append(secret_scan.Finding(path=name, line=0, what=what))
-        if not stat.S_ISREG(found.st_mode) or found.st_size > secret_scan.SCANNED_BYTES:
+        if not stat.S_ISREG(found.st_mode):
+            continue
+        if found.st_size > secret_scan.SCANNED_BYTES:
+            if not permitted:
+                with open(file.location, "rb") as opened:
+                    findings += secret_scan.findings_in(name, opened)
             continue
         known = index.file(os.fsencode(file.location), stamp(found))
         if known in clean and not secret_scan.is_environment_file(name):
@@ -85,19 +91,30 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
     if findings:
         raise secret_scan.SecretsFound(findings)
     _refuse_pointers(pointers)
-    index.remember_marks(f"clean/{secret_scan.RULES}", passed)
+    index.remember_marks(f"clean/{SEARCH_RULES}", passed)
     return Seen(tuple(files), tuple(map(stamp, stats)))
 
 
-def inspect_content(files: Iterable[SourceFile]) -> None:
-    """Check files that are pinned by content. Raises NotTheContent."""
-    small = (file for file in files if os.lstat(file.location).st_size in _POINTER_BYTES)
-    _refuse_pointers([os.fsdecode(file.path) for file in small if _begins(file, _POINTER)])
-
-
-def _begins(file: SourceFile, start: bytes) -> bool:
-    with open(file.location, "rb") as opened:
-        return opened.read(len(start)) == start
+def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
+    """Check files that are pinned by content: names, and the text of small ones. Raises SecretsFound, NotTheContent."""
+    findings: list[secret_scan.Finding] = []
+    pointers: list[str] = []
+    allowed = patterns.naming(allow)
+    for file in files:
+        name, found = file.path.decode("utf-8", "backslashreplace"), os.lstat(file.location)
+        permitted = allowed(file.path)
+        if not permitted and (what := secret_scan.named(name)):
+            findings.append(secret_scan.Finding(path=name, line=0, what=what))
+        if not stat.S_ISREG(found.st_mode) or found.st_size > secret_scan.SMALL_BYTES:
+            continue
+        data = _read(file)
+        if data.startswith(_POINTER) and found.st_size in _POINTER_BYTES:
+            pointers.append(name)
+        if not permitted:
+            findings += secret_scan.findings(name, data)
+    if findings:
+        raise secret_scan.SecretsFound(findings)
+    _refuse_pointers(pointers)
 
 
 def _read(file: SourceFile) -> bytes:

@@ -18,6 +18,7 @@ from m5ws.ports import Glance, SourceFile, SourceState, TrackedDataset
 from m5ws.records import Digest
 from m5ws.repository import trees
 from m5ws.repository.index import KnownTree
+from m5ws.settings import SEARCH_RULES
 
 _NOTE = "glance"
 _INDEX_TICK_NS = 2_000_000_000
@@ -115,5 +116,5 @@ def _place(look: Look, path: bytes) -> str:
 
 
 def _key(look: Look, glance: Glance) -> Digest:
-    where = (os.fspath(look.root), repr(look.settings), look.datasets is not None)
+    where = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
     return look.repo.objects.digest(codec.encode_plain((*where, glance.said)))

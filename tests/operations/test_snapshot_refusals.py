@@ -54,6 +54,56 @@ def test_a_secret_that_comes_later_is_found(root: Path, repo: Repository) -> Non
         take(root, repo)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"data/.env": b"TOKEN=1\n"},
+        {"data/deep/kaggle.json": b"{}"},
+        {"data/notes.txt": f"use {SECRET}\n".encode()},
+        {"data/notes.txt": f"use {SECRET}\n".encode("utf-16")},
+        {"data/id_rsa": bytes(100)},
+    ],
+)
+def test_data_is_searched_by_name_and_where_a_file_is_small(
+    root: Path, repo: Repository, files: dict[str, bytes]
+) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    data = {"paths": ["data"]}
+    with pytest.raises(SecretsFound) as raised:
+        take(root, repo, say(data=data))
+    assert [found.path for found in raised.value.findings] == list(files)
+    assert all(content not in stored_bytes(repo) for content in files.values())
+    for _ in range(2):
+        take(root, repo, say(data=data, secrets={"allow": ["data/*"]}))
+    for _ in range(2):
+        with pytest.raises(SecretsFound):
+            take(root, repo, say(data=data))
+
+
+def test_large_data_is_not_searched(root: Path, repo: Repository) -> None:
+    write(root, {"data/corpus.txt": "a line\n" * 10_000 + SECRET})
+    take(root, repo, say(data={"paths": ["data"]}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"), [(0, 3 << 20, 1), (3 << 20, 0, 0), (1 << 20, 1 << 19, 1 + (1 << 19))]
+)
+def test_large_code_is_searched_at_both_ends(root: Path, repo: Repository, before: int, after: int, line: int) -> None:
+    write(root, {"log.txt": "a\n" * (before // 2) + f"{SECRET}\n" + "b\n" * (after // 2)})
+    with pytest.raises(SecretsFound) as raised:
+        take(root, repo)
+    assert [(found.path, found.line) for found in raised.value.findings] == [("log.txt", line)]
+
+
+def test_code_in_utf_16_is_searched(root: Path, repo: Repository) -> None:
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        (root / "keys.ps1").write_bytes(f"$x = 1\r\n$token = '{SECRET}'\r\n".encode(encoding))
+        with pytest.raises(SecretsFound, match=r"keys\.ps1:2"):
+            take(root, repo)
+
+
 def test_pointers_of_git_lfs_are_not_content(root: Path, repo: Repository) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 5\n"
     write(root, {"model.bin": pointer})

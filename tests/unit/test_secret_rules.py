@@ -162,16 +162,24 @@ def test_what_is_refused_is_masked() -> None:
             assert secret_scan.masked(line) != line, kind
 
 
+def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
+    assert secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=8f1a0c2e-77aa-4b1d-9a7c-5d2b0e1f3a6b\n")
+    assert not secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=${NPM_TOKEN}\n")
+
+
 @pytest.mark.long
-def test_files_that_are_installed_are_not_refused() -> None:
-    """At most one of 10,000 files; two private keys that moto brings are what they look like."""
-    files = [path for path in Path(sysconfig.get_paths()["purelib"]).rglob("*") if path.is_file()]
-    keys = {"moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key"}
-    wrong = [
-        path
-        for path in files
-        if secret_scan.findings(path.name, path.read_bytes()[: secret_scan.SCANNED_BYTES])
-        and not path.as_posix().endswith(tuple(keys))
-    ]
-    assert len(files) > 1000
-    assert len(wrong) * 10_000 <= len(files), wrong
+def test_texts_that_are_installed_are_not_refused() -> None:
+    """At most one of 10,000 text files; two private keys that moto brings are what they look like."""
+    keys = ("moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key")
+    texts, refused = 0, []
+    for path in Path(sysconfig.get_paths()["purelib"]).rglob("*"):
+        if path.suffix in {".pyc", ".so"} or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            text = b"\0" not in file.read(8192)
+            texts += text
+            found = secret_scan.named(path.as_posix()) or (text and secret_scan.findings_in(path.name, file))
+        if found and not path.as_posix().endswith(keys):
+            refused.append(path)
+    assert texts > 1000
+    assert len(refused) * 10_000 <= texts, (texts, refused)

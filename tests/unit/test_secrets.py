@@ -103,6 +103,8 @@ def test_environment_files(path: str, text: str, refused: bool) -> None:
         "home/.aws/credentials",
         ".docker/config.json",
         ".dvc/config.local",
+        "data/kaggle.json",
+        "x/.pypirc",
     ],
 )
 def test_names_that_say_it(path: str) -> None:
