@@ -130,6 +130,8 @@ def _stopwords() -> re.Pattern[bytes]:
 
 _WORD = re.compile(rb"[A-Za-z0-9_.~+/-]{15,}")
 """The shortest token has 15 bytes. Words of so many are a tenth of a file, and all that rules of tokens look at."""
+_MIXED = re.compile(rb"[A-Z0-9]")
+"""What every random token has, and most names do not."""
 _SIGNS = frozenset(b" \t\n\"'`=:,>|\\")
 _BEFORE = 80
 _BETWEEN = b" \t\r\n\"'`=:,>|\\"
@@ -271,7 +273,7 @@ def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     # In a notebook, a line end is two characters of a string.
     for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
         words.setdefault(match[0], match.start())
-    joined = b"\n%b\n" % b"\n".join(words)
+    joined = b"\n%b\n" % b"\n".join(filter(_MIXED.search, words))
     for rule in _possible("token", joined):
         yield from ((rule.shown, secret, data.find(secret)) for secret, _ in rule.secrets(joined))
     for rule in _possible("text", data):
