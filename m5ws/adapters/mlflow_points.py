@@ -6,9 +6,11 @@ it is read. So how far a delivery came is one pair, the attempt and step of the 
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
+from m5ws import exact
 from m5ws.adapters.mlflow_params import metric_name
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
 
@@ -85,22 +87,23 @@ class Points:
 def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point, int]:
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     names = dict.fromkeys(name for one in ranks for name in one.quantities)
-    exact = {name: [one.quantities[name] for one in ranks if name in one.quantities] for name in names}
-    values = {metric_name(f"{PREFIX}{name}"): _mean(texts) for name, texts in exact.items()}
+    texts = {name: [one.quantities[name] for one in ranks if name in one.quantities] for name in names}
+    values = {metric_name(f"{PREFIX}{name}"): _mean(found) for name, found in texts.items()}
     seconds = max(one.seconds for one in ranks)
     if seconds > 0:
         values[STEP_S] = seconds
         if tokens := sum(one.tokens for one in ranks):
             values[TOKENS_PER_S] = tokens / seconds
     point = Point(attempt=attempt, step=step, time_ms=int(ranks[0].time_s * 1000), values=values)
-    return point, hash(tuple((name, *texts) for name, texts in exact.items()))
+    return point, hash(tuple((name, *found) for name, found in texts.items()))
 
 
 def _mean(texts: list[str]) -> float:
     """Return the mean; of equal bits exactly these, which adding and dividing need not give."""
-    numbers = [float.fromhex(text) for text in texts]
+    numbers = [exact.decode(text) for text in texts]
     if len(set(texts)) == 1:
         return numbers[0]
     if all(map(math.isfinite, numbers)):
-        return math.fsum(numbers) / len(numbers)
+        with suppress(OverflowError):
+            return math.fsum(numbers) / len(numbers)
     return sum(numbers) / len(numbers)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from m5ws import exact
+
 if TYPE_CHECKING:
     import logging
 
@@ -141,14 +143,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"
 
 
-def number(exact: str) -> str:
-    """Return an exact quantity (`float.hex()`) for people; other text, a digest for one, as it is."""
-    if not exact.lstrip("-").startswith("0x"):
-        return exact
+def number(text: str) -> str:
+    """Return an exact quantity for people; other text, a digest for one, as it is."""
+    if not text.lstrip("-").startswith(("0x", "nan:")):
+        return text
     try:
-        return f"{float.fromhex(exact):.6g}"
+        return f"{exact.decode(text):.6g}"
     except (OverflowError, ValueError):
-        return exact
+        return text
 
 
 def short(identifier: str) -> str:

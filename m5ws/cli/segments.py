@@ -144,7 +144,7 @@ def several(
 
     joint = replay(here, ports, request, wanted, parallel)
     every = segments.of_run(ports.repo, request.original)
-    segments.publish(ports.repo, ports.tracker, segments.record(joint, every))
+    segments.publish(ports.repo, ports.tracker, segments.record(joint, every), here.home)
     output.print_json(joint) if as_json else output.echo(text(joint))
     return joint.exit_code
 

@@ -33,12 +33,14 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
         output.print_json({"url": url, "command": argv})
-    elif not argv:
-        output.echo(url)
-    else:
+        return
+    problems = leftovers.retell(here.repository(), tracker, here.home) if leftovers.untold(here.home) else []
+    if argv:
         here.prepare()
         tracker.migrate()
-        for problem in leftovers.catch_up(tracker, here.home):
-            output.note(f"note: {problem}")
-        output.echo(url)
+        problems += leftovers.catch_up(tracker, here.home)
+    for problem in problems:
+        output.note(f"note: {problem}")
+    output.echo(url)
+    if argv:
         os.execvp(argv[0], argv)

@@ -34,6 +34,9 @@ TRACKED = "tracked"
 VERDICT = "verdict"
 """A verdict that the store did not take, in a run's directory."""
 
+UNTOLD = "untold"
+"""A file of this name in a run's directory says that the tracker lacks the run's verdict, or joint verdict."""
+
 TRACKING_S = 60.0
 _RANKS_S = 60.0
 _OWNER = "owner"
@@ -196,7 +199,9 @@ def keep_verdict(home: Path, verdict: Verdict) -> None:
     """Keep a verdict that the store did not take, for `deliver`."""
     folder = home / "runs" / verdict.replay
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / VERDICT).write_bytes(codec.encode(verdict))
+    temporary = folder / f".{VERDICT}.{os.getpid()}"
+    temporary.write_bytes(codec.encode(verdict))
+    temporary.replace(folder / VERDICT)
 
 
 def _publish_verdict(repo: Repository, path: Path) -> None:
@@ -205,6 +210,38 @@ def _publish_verdict(repo: Repository, path: Path) -> None:
         if runs.verdict(repo, verdict.replay) is None:
             runs.publish_verdict(repo, verdict)
         path.unlink()
+
+
+@contextmanager
+def telling(run_dir: Path) -> Iterator[None]:
+    """Mark a run's verdict as one that the tracker lacks, until the block ends without an error."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / UNTOLD).touch()
+    yield
+    (run_dir / UNTOLD).unlink(missing_ok=True)
+
+
+def untold(home: Path) -> list[Path]:
+    """Return the marks of verdicts that the tracker lacks."""
+    return sorted((home / "runs").glob(f"*/{UNTOLD}"))
+
+
+def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
+    """Tell the tracker the verdicts that it did not take; return what it still lacks."""
+    for mark in untold(home):
+        run = mark.parent.name
+        if (mark.parent / VERDICT).exists():
+            continue
+        try:
+            with telling(mark.parent):
+                if (verdict := runs.verdict(repo, run)) is not None:
+                    tracker.write_verdict(verdict)
+                if (joint := runs.joint(repo, run)) is not None:
+                    tracker.write_joint(joint)
+        except (M5Error, OSError) as error:
+            # The others would fail alike, each after as long.
+            return [f"the tracker lacks the verdict of run {run}: {error}"]
+    return []
 
 
 def catch_up(tracker: Tracker, home: Path) -> list[str]:

@@ -255,10 +255,12 @@ def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
         leftovers.keep_verdict(home, verdict)
     if ports.tracker is not None:
         try:
-            ports.tracker.write_verdict(verdict)
-        except (M5Error, OSError):
-            # The verdict is in the store; the tracker is a follower and can be told again.
-            return verdict
+            with leftovers.telling(home / "runs" / verdict.replay):
+                ports.tracker.write_verdict(verdict)
+        except (M5Error, OSError) as error:
+            _log.warning("the tracker does not take the verdict; the next one, or `m5ws ui`, tells it again: %s", error)
+        else:
+            leftovers.retell(ports.repo, ports.tracker, home)
     return verdict
 
 

@@ -10,12 +10,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import msgspec
 
 from m5ws.comparisons import EXIT_CODES, JointVerdict, Outcome, Verdict
 from m5ws.errors import M5Error, UsageError
-from m5ws.operations import checkpoint_names, history
+from m5ws.operations import checkpoint_names, history, leftovers
 from m5ws.ports import Tracker
 from m5ws.records import Segment
 from m5ws.repository import Repository, checkpoints, runs
@@ -154,12 +155,13 @@ def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
     )
 
 
-def publish(repo: Repository, tracker: Tracker | None, found: JointVerdict) -> None:
+def publish(repo: Repository, tracker: Tracker | None, found: JointVerdict, home: Path) -> None:
     """Publish what segments say together, and have the tracker show it; the segments' own verdicts are there before."""
     try:
         runs.publish_joint(repo, found)
         if tracker is not None:
-            tracker.write_joint(found)
+            with leftovers.telling(home / "runs" / found.run):
+                tracker.write_joint(found)
     except (M5Error, OSError) as error:
         _log.warning("what the segments say together was not published everywhere; `m5ws attest` says it: %s", error)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from m5ws import exact
 from m5ws.comparisons import Apart, Verdict
 from m5ws.events import Step
 from m5ws.operations.compare import Comparison
@@ -71,10 +72,10 @@ def _steps(comparison: Comparison) -> Iterator[tuple[Step, Step]]:
 
 
 def relative(one: str, other: str) -> float:
-    """Return the relative difference of two numbers, given as `float.hex()`; infinite where one is not finite."""
+    """Return the relative difference of two numbers, given as exact text; infinite where one is not finite."""
     if one == other:
         return 0.0
-    a, b = float.fromhex(one), float.fromhex(other)
+    a, b = exact.decode(one), exact.decode(other)
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0

@@ -4,20 +4,13 @@ A value on an accelerator is copied to pinned memory on its own stream and read 
 is long done: recording never makes the host wait for the device.
 """
 
-import math
-import struct
 from collections.abc import Callable
 
 import torch
 
+from m5ws.exact import encode
+
 Reader = Callable[[], str]
-
-
-def exact(value: float) -> str:
-    """Return a float's exact text; a NaN with its bits, of which there are many."""
-    if math.isnan(value):
-        return f"nan:{struct.pack('>d', value).hex()}"
-    return float(value).hex()
 
 
 def take(name: str, value: object) -> Reader | str:
@@ -28,7 +21,7 @@ def take(name: str, value: object) -> Reader | str:
     if isinstance(value, torch.Tensor):
         return _tensor(name, value.detach())
     if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
-        return exact(float(value))
+        return encode(float(value))
     raise TypeError(f"step.record({name}=…) takes a number or a tensor of one element, not {type(value).__qualname__}")
 
 
@@ -39,10 +32,10 @@ def _tensor(name: str, value: torch.Tensor) -> Reader | str:
     if full is not None:
         value = full()
     if value.device.type == "cpu":
-        return exact(float(value.item()))
+        return encode(float(value.item()))
     if value.device.type != "cuda":
         copied = value.clone()
-        return lambda: exact(float(copied.item()))
+        return lambda: encode(float(copied.item()))
     pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
     pinned.copy_(value, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -50,6 +43,6 @@ def _tensor(name: str, value: torch.Tensor) -> Reader | str:
 
     def read() -> str:
         done.synchronize()
-        return exact(float(pinned.item()))
+        return encode(float(pinned.item()))
 
     return read

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 
-from m5ws.training import feed, fingerprint, scalars
+from m5ws import exact
+from m5ws.training import feed, fingerprint
 
 _WRAPPING: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
 _ROWS = 512
@@ -34,7 +35,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             if value is None or isinstance(value, (bool, int, float, str)):
-                found[name] = scalars.exact(value) if isinstance(value, float) else repr(value)[:80]
+                found[name] = exact.encode(value) if isinstance(value, float) else repr(value)[:80]
             continue
         held = value.to_local() if isinstance(value, DTensor) else value
         if (reason := _unreadable(held)) is not None:

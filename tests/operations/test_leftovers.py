@@ -2,15 +2,16 @@
 
 import fcntl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planted
 from m5ws import codec
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import Fenced
 from m5ws.events import AttemptEnded, AttemptStarted, RankStarted, Step
-from m5ws.operations import drift_watch, history, leftovers, state, unrecorded
+from m5ws.operations import drift_watch, history, leftovers, segments, state, unrecorded
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.records import Content
 from m5ws.repository import Repository, fsck, ledger, runs
@@ -137,3 +138,38 @@ def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Reposito
     leftovers.deliver(repo, tmp_path)
     assert runs.verdict(repo, _RUN) == verdict
     leftovers.deliver(repo, tmp_path)
+
+
+class _Tracker:
+    """Takes verdicts, but for the first `fails`."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self.told: list[str] = []
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        self._take(verdict.replay)
+
+    def write_joint(self, joint: JointVerdict) -> None:
+        self._take(f"joint {joint.run}")
+
+    def _take(self, what: str) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise OSError("nobody answers")
+        self.told.append(what)
+
+
+def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Repository, tmp_path: Path) -> None:
+    tracker: Any = _Tracker(2)
+    runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
+    joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
+    segments.publish(repo, tracker, joint, tmp_path)
+    with pytest.raises(OSError, match="nobody"), leftovers.telling(tmp_path / "runs" / _RUN):
+        tracker.write_verdict(runs.verdict(repo, _RUN))
+    assert tracker.told == [] and tracker.fails == 0
+    tracker.fails = 1
+    assert "nobody answers" in leftovers.retell(repo, tracker, tmp_path)[0]
+    assert leftovers.retell(repo, tracker, tmp_path) == []
+    assert tracker.told == [_RUN, f"joint {'b' * 12}"]
+    assert leftovers.retell(repo, tracker, tmp_path) == [] and len(tracker.told) == 2

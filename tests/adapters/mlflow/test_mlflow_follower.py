@@ -1,5 +1,6 @@
 """The follower as a real process on a real MLflow database: in order, once, whatever is killed when."""
 
+import math
 import os
 import signal
 import socket
@@ -10,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from mlflow import MlflowClient
 
 import mlflow_runs as written
+import planted
+from m5ws import exact
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import DELIVERED_TAG, find
 from m5ws.adapters.mlflow_follower import Follower
@@ -71,6 +75,27 @@ def _history(client: MlflowClient, run: Run, name: str) -> list[tuple[int, str]]
 
 def _losses(first: int, last: int) -> list[tuple[int, str]]:
     return [(number, ((1 / number + (1 / number + 1)) / 2).hex()) for number in range(first, last + 1)]
+
+
+def test_a_run_that_diverges_is_delivered_to_its_end(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 3))
+    losses = [math.inf, -math.inf, math.nan, math.nan]
+    for rank in range(2):
+        for number, loss in enumerate(losses, 3):
+            step = written.step(number, rank=rank)
+            told = msgspec.structs.replace(step, quantities=step.quantities | {"loss": exact.encode(loss)})
+            planted.append(repo, run.id, 1, str(rank), told)
+    written.train(repo, run, range(7, 9))
+    written.end(repo, run)
+    _deliver(tracker, run)
+    largest = sys.float_info.max
+    found = dict(_history(client, run, "m5ws/loss"))
+    assert [found[step] for step in range(3, 7)] == [largest.hex(), (-largest).hex(), "nan", "nan"]
+    assert [found[1], found[8]] == [_losses(1, 1)[0][1], _losses(8, 8)[0][1]]
+    assert _page(client, run).info.status == "FINISHED"
 
 
 def test_a_finished_run_is_delivered_whole(
