@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 @click.command("snapshot")
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="What is said of it; no part of its id.")
 @click.option("--dry-run", is_flag=True, help="Print the id it would have, and publish nothing.")
+@click.option("--rehash", is_flag=True, help="Read every file, also those that seem unchanged.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, message: str | None, dry_run: bool, as_json: bool) -> None:
+def command(context: click.Context, message: str | None, dry_run: bool, rehash: bool, as_json: bool) -> None:
     """Pin code, config, tokenizer, data and environment; print one digest.
 
     The same inputs give the same id, on another machine and in another directory too. Code is every file that
     git tracks, and every one that it neither tracks nor ignores, as it is in the working tree. Files that
-    look like secrets are refused, each by name.
+    look like secrets are refused, each by name. A file whose size and time stamps did not change is not read again,
+    unless a process has it mapped to write to, or with --rehash.
 
     \b
     Example:
@@ -36,7 +38,13 @@ def command(context: click.Context, message: str | None, dry_run: bool, as_json:
     """
     if sys.argv[1:] == [context.info_name] and message is None and not dry_run and not as_json:
         return _say_and_note(context)
+    from m5ws import again
+
     here = names.workspace(context)
+    if rehash:
+        # It holds what files were known to have; without it, all are read.
+        for known in (here.index_path, here.home / again.NAME):
+            known.unlink(missing_ok=True)
     taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else output.echo(taken.id)
 

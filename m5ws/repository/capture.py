@@ -21,7 +21,7 @@ from m5ws import codec
 from m5ws.errors import M5Error
 from m5ws.ports import Buffer, Progress, SourceFile
 from m5ws.records import Digest, Entry, Pack, Packing, Record, Slice, Tree
-from m5ws.repository import flight, presence, reuse
+from m5ws.repository import flight, mappings, presence, reuse
 from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
 from m5ws.repository.index import Index, Stamp, stamp
@@ -61,11 +61,13 @@ class _Chunked(msgspec.Struct):
     location: Path | str
     seen: Stamp
     sending: list[Future[Slice]]
+    traced: bool
 
 
 class TreeWriter:
     """Writes packs and chunks; `needed` maps every object of the tree to its length.
 
+    `mapped`: some file that was read can be written to without a trace, and is not remembered as unchanged.
     A small file that a pack in the store holds already is left there (`_held`).
     """
 
@@ -86,8 +88,10 @@ class TreeWriter:
         self._kept: dict[Digest, Pack] = {}
         self._chunked: list[_Chunked] = []
         self._sending: deque[Future[Slice]] = deque()
+        self._mapped: frozenset[int] | None = None
         self.needed: dict[Digest, int] = {}
         self.new_bytes = 0
+        self.mapped = False
 
     def put(self, data: Buffer) -> Digest:
         """Make one object durable, or only digest it on a dry run."""
@@ -175,13 +179,24 @@ class TreeWriter:
         known = self._index.file(key, seen) if self._index is not None else None
         if known is not None:
             return _Member(location, known, seen[0], None)
+        traced = self._is_traced(seen)
         data, seen = _read_steady(location)
         if len(data) >= self._objects.format.small_bytes:
             raise FileChanged(f"{location} is being written to")
         digest = self._objects.digest(data)
-        if self._index is not None:
+        if self._index is not None and traced:
             self._index.remember_file(key, seen, digest, self._began_ns)
         return _Member(location, digest, len(data), data)
+
+    def _is_traced(self, seen: Stamp) -> bool:
+        """Return True if later writes to a file that is to be read change its stamps; ask before it is read."""
+        if self._index is None:
+            return True
+        if self._mapped is None:
+            self._mapped = mappings.inodes()
+        mapped = seen[3] in self._mapped
+        self.mapped = self.mapped or mapped
+        return not mapped
 
     def _wait(self, member: _Member, waiting: list[_Member]) -> None:
         """Have a file wait until all were looked at; what does not fit into memory is read again then."""
@@ -297,10 +312,11 @@ class TreeWriter:
         for _ in range(_ATTEMPTS):
             with open(location, "rb", buffering=0) as file:
                 before = stamp(os.fstat(file.fileno()))
+                traced = self._is_traced(before)
                 sizes, futures = self._send(file.fileno())
                 after = stamp(os.fstat(file.fileno()))
             if before == after and sum(sizes) == after[0] >= self._objects.format.small_bytes:
-                return _Chunked(position, location, after, futures)
+                return _Chunked(position, location, after, futures, traced)
         raise FileChanged(f"{location} is being written to")
 
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
@@ -324,7 +340,7 @@ class TreeWriter:
     def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
         """Return the entry of a large file whose chunks are all in the store."""
         parts = tuple(future.result() for future in file.sending)
-        if self._index is not None and not self._dry_run:
+        if self._index is not None and not self._dry_run and file.traced:
             self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
         return self._with_parts(entry, parts)
 

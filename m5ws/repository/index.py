@@ -2,7 +2,7 @@
 
 Local and disposable: losing it costs time, never correctness. As in git's index, a file whose time stamps
 lie too close to the moment it was read is not remembered, since a change within the same tick of the
-file system's clock would be invisible.
+file system's clock would be invisible. Nor is one that a process has mapped to write to (`mappings`).
 """
 
 import os

@@ -66,7 +66,8 @@ def write_tree(
     digest, packing = writer.finish(tree)
     if not dry_run:
         objects.told.of(digest, packing)
-    if index is not None and not dry_run and all(settled(stamp(found), began_ns) for found in stats):
+    stays = not writer.mapped and all(settled(stamp(found), began_ns) for found in stats)
+    if index is not None and not dry_run and stays:
         known_tree = KnownTree(
             digest=digest,
             packing=packing,

@@ -1,6 +1,7 @@
 """`m5ws snapshot` as it is typed: one digest, the same for the same state, and nothing heavy loaded."""
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import command_line
+from m5ws.repository import mappings
 from settling import settle
 
 HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers"}
@@ -134,3 +137,20 @@ def test_a_template_is_a_workspace_that_other_verbs_take(m5: Any, tmp_path: Path
     assert {"m5ws.toml", "train.py", "config.yaml"} <= set(made.document["files"])
     assert not any(path.is_symlink() for path in (tmp_path / "w").rglob("*"))
     assert m5("-C", tmp_path / "w", "ls").status == 0
+
+
+def test_with_rehash_a_file_is_read_whose_stamps_are_the_old_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mappings, "inodes", frozenset)  # As if another machine had it mapped.
+    path = place / "untracked.txt"
+    path.write_bytes(b"a" * mmap.PAGESIZE)
+
+    def taken(*options: str) -> str:
+        return command_line.call("-C", str(place), "snapshot", *options).stdout
+
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[0] = ord("b")
+        settle(place)
+        first = taken()
+        mapped[0] = ord("c")
+        assert taken() == first
+        assert len({first, taken("--rehash"), taken()}) == 2
