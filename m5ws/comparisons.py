@@ -60,7 +60,8 @@ class Recheck(Record, frozen=True, kw_only=True):
     `repeats`: whether the two replays agree in all that both recorded; None if it could not be told, for `reason`.
     `first` is where they part, with the first replay's value as the original. `as_original`: whether the second is
     equal to the original where the first is not. `last` is the step it was to end after; None: with the script.
-    `replay` is None where it could not even be begun.
+    `replay` is None where it could not even be begun. Of a segment whose two replays agree, `start` is the replay from
+    the run's start up to that step, and `start_equal` whether it is equal to the original: the restore was not exact.
     """
 
     replay: RunId | None = None
@@ -69,6 +70,8 @@ class Recheck(Record, frozen=True, kw_only=True):
     as_original: bool = False
     first: Divergence | None = None
     reason: str | None = None
+    start: RunId | None = None
+    start_equal: bool | None = None
 
 
 class Course(Record, frozen=True, kw_only=True):
@@ -144,9 +147,9 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     @property
     def replays(self) -> tuple[str, ...]:
         """The runs that the verdict rests on: the replay, the second one and those that explain, if there are any."""
-        second = self.recheck.replay if self.recheck is not None else None
+        again = (self.recheck.replay, self.recheck.start) if self.recheck is not None else ()
         explaining = self.explanation.replays if self.explanation is not None else ()
-        return (self.replay, *((second,) if second is not None else ()), *explaining)
+        return (self.replay, *(one for one in again if one is not None), *explaining)
 
     @property
     def exit_code(self) -> int:

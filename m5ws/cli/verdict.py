@@ -65,6 +65,9 @@ def _again(recheck: Recheck) -> list[str]:
     lines = [f"second replay: {recheck.replay}{until}: {told}"]
     if recheck.first is not None:
         lines += first(recheck.first, ("first", "second"), "where they part")
+    if recheck.start is not None:
+        equal = {None: "tells nothing", True: "equal to the original", False: "differs from the original too"}
+        lines.append(f"from the start: {recheck.start}{until}: {equal[recheck.start_equal]}")
     return lines
 
 

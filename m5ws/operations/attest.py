@@ -39,7 +39,8 @@ def build(repo: Repository, run_id: str) -> Statement:
     parts = _segments(repo, run.id)
     outcome, reason = claims.together([verdict for _, verdict in chosen], parts)
     of_runs = [run.id, *(replay.id for replay, _ in chosen)]
-    again = (verdict.recheck.replay for _, verdict in chosen if verdict.recheck is not None)
+    rechecks = [verdict.recheck for _, verdict in chosen if verdict.recheck is not None]
+    again = (replay for one in rechecks for replay in (one.replay, one.start))
     of_runs += [replay for replay in again if replay is not None]
     chains = [(chain, ended) for one in of_runs for chain, ended in _chains(repo, one)]
     made = tuple(_checkpoints(repo, run))

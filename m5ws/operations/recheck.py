@@ -71,6 +71,41 @@ def replay(
     return msgspec.structs.replace(found_again(found, parted, again, result), replay=second.id, last=last)
 
 
+def suspects(verdict: Verdict) -> bool:
+    """Return whether a verdict would blame the original, since no recorded change explains what differs."""
+    return reason.is_sign(verdict.reason) or reason.is_unknown(verdict.reason)
+
+
+def whole(original: Run, replay: Run, first: Divergence) -> Segment | None:
+    """Return the steps from the run's start up to the one that differs, if `replay` began with a checkpoint of it."""
+    if replay.segment is None or replay.segment.digest is None or first.step <= original.begin:
+        return None
+    return Segment(first=original.begin, last=first.step)
+
+
+def from_start(
+    ports: supervise.Ports,
+    planned: run.Plan,
+    original: History,
+    watch: supervise.Watch | None = None,
+    progress: Progress | None = None,
+) -> bool | None:
+    """Execute a replay from the start, and return whether it is equal to the original; None if it could not be told."""
+    comparison = Comparison(original)
+
+    def feed(rank: str, event: AnyEvent) -> bool:
+        comparison.feed(rank, event)
+        return bool(watch and watch(rank, event)) or comparison.settled()
+
+    try:
+        result = supervise.execute(ports, planned, feed, progress)
+    except (M5Error, OSError, KeyboardInterrupt):
+        return None
+    if comparison.first() is not None:
+        return False
+    return True if result.outcome == "finished" and not comparison.missing() else None
+
+
 def found_again(
     found: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.Result
 ) -> Recheck:
@@ -94,8 +129,16 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
     outcome = verdict.outcome
     if recheck.repeats is None:
         words = f"{verdict.reason}. A second replay could not tell whether the run repeats itself: {recheck.reason}"
+    elif recheck.start_equal:
+        outcome = "not comparable"
+        words = (
+            "inexact restore: two replays from the checkpoint agree with each other and not with the original, and a "
+            f"replay from the start is equal to it up to step {verdict.first.step}. The next step depends on something "
+            "that the checkpoint does not hold; nothing is said against the original, and `m5ws certify` tries restores"
+        )
     elif recheck.repeats:
-        words = f"two replays agree with each other and not with the original{_suspicion(verdict)}"
+        also = ", nor does one from the start" if recheck.start_equal is False else ""
+        words = f"two replays agree with each other and not with the original{also}{_suspicion(verdict)}"
     else:
         assert recheck.first is not None
         outcome = "nondeterministic"

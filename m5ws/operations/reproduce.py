@@ -206,7 +206,35 @@ def _rechecked(
     if listeners.again is not None:
         listeners.again(verdict.first, second.run.id)
     found = recheck.replay(ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress)
+    if found.repeats and recheck.suspects(verdict):
+        found = _from_start(ports, request, planned, verdict.first, found, listeners)
     return recheck.judged(verdict, found)
+
+
+def _from_start(
+    ports: supervise.Ports,
+    request: Request,
+    planned: run.Plan,
+    first: Divergence,
+    found: Recheck,
+    listeners: _Listeners,
+) -> Recheck:
+    """Return what is known with a replay from the start: a segment's own replays rest on what its checkpoint holds."""
+    original = runs.load(ports.repo, request.original)
+    part = recheck.whole(original, planned.run, first)
+    if part is None:
+        return found
+    home, author_dir = _home(planned), Path(planned.context.author_dir)
+    try:
+        started = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
+        recorded = history.load(ports.repo, request.original).within(part.first - 1, part.last)
+    except (M5Error, OSError) as error:
+        _log.warning("no replay from the start could be begun: %s", error)
+        return found
+    if listeners.again is not None:
+        listeners.again(first, started.run.id)
+    equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress)
+    return msgspec.structs.replace(found, start=started.run.id, start_equal=equal)
 
 
 def _explained(

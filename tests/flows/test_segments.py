@@ -150,6 +150,22 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
     assert first["tensor"].startswith(("model.", "optimizer."))
 
 
+@pytest.mark.long
+def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Path) -> None:
+    """A run whose loader is not registered: from a checkpoint it gets other data, each time the same."""
+    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
+    run = workspace.train()
+    verdict = workspace.json("reproduce", run, "--segment", "2", expect=2)
+    assert verdict["outcome"] == "not comparable" and verdict["reason"].startswith("inexact restore")
+    again = verdict["recheck"]
+    assert (again["repeats"], again["start_equal"]) == (True, True)
+    assert sorted(workspace.history(again["start"]).steps[0]) == list(range(1, verdict["first"]["step"] + 1))
+    assert (
+        "from the start"
+        in workspace.m5ws("show", again["start"]).stdout + workspace.m5ws("show", verdict["replay"]).stdout
+    )
+
+
 def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)

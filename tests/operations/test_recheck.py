@@ -37,6 +37,25 @@ def test_replays_that_agree_suspect_the_original_unless_a_recorded_change_explai
     assert ("under suspicion" in said) == suspected == ("config lr" not in said)
 
 
+def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_original() -> None:
+    agree = Recheck(replay="c" * 12, repeats=True, start="d" * 12, start_equal=True)
+    judged = recheck.judged(_DIVERGED, agree)
+    assert judged.outcome == "not comparable" and judged.replays == ("b" * 12, "c" * 12, "d" * 12)
+    assert (judged.reason or "").startswith("inexact restore") and "suspicion" not in (judged.reason or "")
+    for equal in (False, None):
+        judged = recheck.judged(_DIVERGED, msgspec.structs.replace(agree, start_equal=equal))
+        assert judged.outcome == "diverged" and "under suspicion" in (judged.reason or "")
+        assert ("nor does one from the start" in (judged.reason or "")) == (equal is False)
+
+
+def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start() -> None:
+    original = msgspec.structs.replace(_run(), id="a" * 12)
+    given = Segment(first=3, last=9, checkpoint="0000000003-0001", digest="1" * 64)
+    assert recheck.whole(original, _run(given), _FIRST) == Segment(first=0, last=5)
+    assert recheck.whole(original, _run(Segment(first=0, last=3)), _FIRST) is None
+    assert recheck.whole(original, _run(), _FIRST) is None
+
+
 def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
     judged = recheck.judged(_DIVERGED, Recheck(reason="no space left"))
     assert judged.outcome == "diverged" and judged.replays == ("b" * 12,)
