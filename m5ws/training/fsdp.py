@@ -87,7 +87,9 @@ class FsdpBackend:
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             masters = [parameter for _, parameter in self._masters() if id(parameter) in owned]
             optimizer_state.check_complete(optimizer, [*found, *masters])
+            optimizer_state.check_own(optimizer, found)
         optimizer_state.extras(self._optimizer_state())
+        optimizer_state.groups(self._optimizers)
 
     def load(
         self,
@@ -106,7 +108,7 @@ class FsdpBackend:
         if rank is None:
             _check_same_on_all(stored)
         if self._optimizers:
-            self._make_optimizer_state(stored, common, rank)
+            self._make_optimizer_state(stored, common, rank, number)
         # An object takes its state by load_state_dict: what its own returns may be a copy.
         self._given = {name: torch.zeros_like(shard) for name, shard in self._own_shards()}
         state = {**self._state(), **self._given}
@@ -201,7 +203,11 @@ class FsdpBackend:
         return found
 
     def _make_optimizer_state(
-        self, stored: Mapping[str, TensorRecord], common: Mapping[str, Plain], rank: Mapping[str, Plain] | None
+        self,
+        stored: Mapping[str, TensorRecord],
+        common: Mapping[str, Plain],
+        rank: Mapping[str, Plain] | None,
+        number: int,
     ) -> None:
         """Make empty state as the stored one was. No step is taken: that would move parameters and draw numbers."""
         kept = [side for side in (common.get("optimizer", {}), (rank or {}).get("optimizer", {})) if side]
@@ -211,7 +217,8 @@ class FsdpBackend:
             owner, _, key = base.removeprefix("optimizer.").rpartition(".")
             if "[" not in key:
                 tops.setdefault(owner, {})[key] = base
-        records = {name.partition("@")[0]: record for name, record in stored.items()}
+        leaves = {name.partition("@")[0] for name in stored}
+        records = {leaf: found for leaf in leaves if (found := stored.get(_stored_name(leaf, stored, number)))}
         shaped = {name: tuple(parameter.shape) for name, parameter, _ in self._optimized()}
         unlike = {
             leaf.removeprefix(f"optimizer.{name}.")
@@ -222,6 +229,8 @@ class FsdpBackend:
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for name, parameter, optimizer in list(self._optimized()):
+            if rank is not None and name not in rank["optimizer"]:
+                continue  # Another rank had state of it, as a stage of a pipeline has.
 
             def empty(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
                 if leaf not in records:

@@ -139,6 +139,26 @@ def check_complete(optimizer: torch.optim.Optimizer, recorded: Iterable[torch.Te
         )
 
 
+def check_own(optimizer: torch.optim.Optimizer, recorded: Iterable[torch.Tensor]) -> None:
+    """Raise StateError if an optimizer has, as attributes, tensors of its parameters' shapes: moments of its own."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = {id(tensor) for tensor in (*recorded, *parameters, *(parameter.grad for parameter in parameters))}
+    shapes = {tuple(parameter.shape) for parameter in parameters if parameter.ndim}
+    found = [
+        path
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "param_groups", "defaults")
+        for path, tensor in _tensors(value, name)
+        if id(tensor) not in known and tuple(tensor.shape) in shapes
+    ]
+    if found:
+        raise StateError(
+            f"the {type(optimizer).__name__} keeps tensors of its parameters' shapes outside its `.state`, where no "
+            f"resume would bring them back: {', '.join(found[:3])}",
+            hint="A torch optimizer keeps what it has of a parameter in self.state[parameter].",
+        )
+
+
 def _within(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the optimizers that an optimizer is made of, each with where it has it."""
     for name, value in vars(optimizer).items():

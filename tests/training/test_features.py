@@ -92,6 +92,8 @@ _SLOW = [
     Row("shampoo_flat", 2),
     Row("shampoo_lists", 2),
     Row("ema_averaged", 1),
+    Row("own_moments", 1, refused=r"StateError: the OwnMoments keeps tensors .* outside its `.state`.*moments\[0\]"),
+    Row("pipeline_uneven", 2),
     Row("zero1", 2),
     Row("zero2", 2, source="zero1-3"),
     Row("zero2_fp32", 2),

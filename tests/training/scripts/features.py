@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import GPT, Batches, loss_of
+from tiny_gpt import GPT, WIDTH, Batches, loss_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -224,8 +224,8 @@ FEATURES |= {
 }
 
 
-def _pipeline(seed: int, sharded: bool = False, renamed: bool = False) -> Made:
-    """Two stages of two blocks each; with `renamed`, blocks of both have the same names."""
+def _pipeline(seed: int, sharded: bool = False, renamed: bool = False, uneven: bool = False) -> Made:
+    """Two stages of two blocks each; with `renamed`, both have the same names, if `uneven` of other shapes."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
@@ -237,6 +237,8 @@ def _pipeline(seed: int, sharded: bool = False, renamed: bool = False) -> Made:
         model.norm = model.head = None
     else:
         model.tok = model.pos = None
+    if uneven and number:
+        model.blocks["0"].mlp.w1, model.blocks["0"].mlp.w2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     if sharded:
         shard(model, mesh["dp"])
     stage = PipelineStage(model, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
@@ -266,6 +268,7 @@ def _pipeline(seed: int, sharded: bool = False, renamed: bool = False) -> Made:
 FEATURES |= {
     "pipeline": _pipeline,
     "pipeline_fsdp": lambda seed: _pipeline(seed, sharded=True),
+    "pipeline_uneven": lambda seed: _pipeline(seed, renamed=True, uneven=True),
     "pipeline_renamed": lambda seed: _pipeline(seed, renamed=True),
 }
 
@@ -412,6 +415,26 @@ def redundancy(seed: int) -> Made:
 
     model = DistributedDataParallel(GPT(seed))
     return trainer(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2))
+
+
+class OwnMoments(torch.optim.Optimizer):
+    """Momentum as written by hand: in a list of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-2})
+        self.moments = [torch.zeros_like(parameter) for parameter in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter, moment in zip(self.param_groups[0]["params"], self.moments, strict=True):
+            moment.lerp_(parameter.grad, 0.1)
+            parameter.sub_(moment * 1e-2)
+
+
+@feature
+def own_moments(seed: int) -> Made:
+    model = GPT(seed)
+    return trainer(model, OwnMoments(model.parameters()))
 
 
 class Shampoo(torch.optim.Optimizer):
