@@ -75,7 +75,8 @@ def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> C
     if bad:
         first = bad[0]
         after = first.segment.first if first.segment is not None else 0
-        outcome = first.outcome
+        # What says nothing of a run that was trained says all of its restores.
+        outcome = "diverged" if first.recheck is not None and first.recheck.start_equal else first.outcome
         reason = f"{len(bad)} of {len(verdicts)} restores are not equal; the first, after step {after}: {first.reason}"
     else:
         outcome = "reproduced"
