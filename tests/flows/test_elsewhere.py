@@ -166,6 +166,8 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
             attempts = len(made)
             before = _chain(repo, run, made[-1])
             status, said = places.m5ws(elsewhere, "run", "--resume", run)
+            if "has finished" in said:
+                break  # It was killed after it had ended.
             assert (status, "--take-over" in said) == (2, True), said
             assert _chain(repo, run, made[-1]) == before
         if not made:
