@@ -121,7 +121,8 @@ class Expectation(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
-    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why.
+    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why;
+    `outputs` in which output files differences were found that do not decide, and by which rules.
 
     `expected` is what could be expected before it began. `recheck` is the second replay of one that diverged,
     `course` is known of a replay that went on all the same, `apart` of one that was held against a tolerance, and
@@ -134,6 +135,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     segment: Segment | None = None
     compared: dict[str, int] = msgspec.field(default_factory=dict)
     not_compared: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     reason: str | None = None

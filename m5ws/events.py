@@ -66,6 +66,7 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     """A checkpoint can be found from now on, under `name`; `content` is equal for equal states.
 
     `seconds` it took from the copy of the state on; for `stalled_s` of them, and before, the training stood still.
+    `outputs`: it holds the files that the script wrote by the end of the attempt, and no state.
     """
 
     step: Count
@@ -74,6 +75,7 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     content: Digest
     seconds: float = 0.0
     stalled_s: float = 0.0
+    outputs: bool = False
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):

@@ -86,7 +86,10 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 
 
 class RunSettings(_Section, frozen=True, kw_only=True):
-    """Defaults of `m5ws run`. `outputs`: folders a script writes to, stored while it runs and when it ends."""
+    """Defaults of `m5ws run`. `outputs`: folders a script writes to, stored while it runs and when it ends.
+
+    `ignore`: what of them `reproduce` does not judge, beside `ignored.DEFAULTS`: `glob` or `glob:key`.
+    """
 
     command: tuple[str, ...] = ()
     trainer: Trainer = "torchrun"
@@ -96,6 +99,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     environment: dict[str, str] = {}
 
 

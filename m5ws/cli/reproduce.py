@@ -104,7 +104,7 @@ def command(
     policy = environment.policy(env)
     here = names.workspace(context)
     ports = here.ports(names.settled(here))
-    request = _request(ports, run, policy, given)
+    request = _request(ports, run, policy, given, here.settings.run.ignore)
     wanted = msgspec.convert(given, segments.Wanted)
     chosen = wanted.of(ports.repo, request.original)
     ports = environment.ports(here, ports, env, request.original, request.snapshot)
@@ -114,7 +114,7 @@ def command(
     context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
 
 
-def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given) -> "Request":
+def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]) -> "Request":
     """Return what is asked for, but for segments. Raises NotFound, AmbiguousId."""
     from m5ws.operations import reproduce
 
@@ -130,6 +130,7 @@ def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given
         recheck=not given["no_recheck"],
         tolerance=given["tolerance"],
         explain=given["explain"],
+        ignore=ignore,
     )
 
 

@@ -36,6 +36,8 @@ def text(verdict: Verdict) -> str:
     if verdict.compared:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
+    if verdict.outputs:
+        lines += ["", "output files:", *(f"  {what}" for what in verdict.outputs)]
     if verdict.not_compared:
         lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
     if verdict.changes:

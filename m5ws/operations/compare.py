@@ -49,7 +49,7 @@ class Comparison:
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of the replay and compare it with the original's of the same rank and step."""
         self.replay.add(rank, event)
-        if isinstance(event, CheckpointPublished):
+        if isinstance(event, CheckpointPublished) and not event.outputs:
             self._compare_content(event)
         if not rank.isdigit():
             return
@@ -233,7 +233,8 @@ def whole(original: History, replay: History) -> Comparison:
     for rank, steps in replay.steps.items():
         for event in steps.values():
             found.feed(str(rank), event)
-    found.replay.outcome = replay.outcome
+    found.replay.outcome, found.replay.outputs = replay.outcome, replay.outputs
+    found.replay.notices = replay.notices
     return found
 
 

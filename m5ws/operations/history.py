@@ -21,6 +21,7 @@ from m5ws.events import (
     Step,
 )
 from m5ws.operations import vouching
+from m5ws.records import Digest
 from m5ws.repository import Repository, checkpoints, ledger
 
 T = TypeVar("T")
@@ -29,12 +30,14 @@ T = TypeVar("T")
 class History(msgspec.Struct, kw_only=True):
     """Steps and states by rank and step; checkpoint contents by step; facts by rank, of the newest attempt.
 
+    `outputs` is the content with the files that the newest attempt wrote, None if none are kept.
     `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
     """
 
     steps: dict[int, dict[int, Step]] = {}
     states: dict[int, dict[int, State]] = {}
     contents: dict[int, str] = {}
+    outputs: Digest | None = None
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
@@ -58,6 +61,7 @@ class History(msgspec.Struct, kw_only=True):
         match event:
             case AttemptStarted():
                 self.attempts += 1
+                self.outputs = None
                 begin = checkpoints.step_of(event.resume) if event.resume else 0
                 self._go_back(begin)
                 self.begun.append((begin, event.attempt))
@@ -73,6 +77,8 @@ class History(msgspec.Struct, kw_only=True):
                 self.steps.setdefault(int(rank), {})[event.step] = event
             case State() if not event.restored:
                 self.states.setdefault(int(rank), {})[event.step] = event
+            case CheckpointPublished(outputs=True):
+                self.outputs = event.content
             case CheckpointPublished():
                 self.contents[event.step] = event.content
             case Notice():

@@ -221,6 +221,7 @@ name = @NAME@
 # fingerprint_every = 100
 # Folders the script writes to; what is in them is kept when the run ends.
 # outputs = []
+# ignore = []
 # environment = { NAME = "value" }
 
 [checkpoint]

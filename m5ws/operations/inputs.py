@@ -12,6 +12,11 @@ def stamps(work: Path) -> dict[Path, Stamp]:
     return {path: stamp(path.lstat()) for path in work.rglob("*") if not path.is_dir()}
 
 
+def untouched(work: Path, given: dict[Path, Stamp]) -> set[Path]:
+    """Return the inputs that are as they were."""
+    return {path for path, known in given.items() if _is(work, path, known)}
+
+
 def modified(work: Path, given: dict[Path, Stamp]) -> list[str]:
     """Return the inputs that were changed or removed, by their paths in the workspace."""
     changed = (path.relative_to(work) for path, known in given.items() if not _is(work, path, known))

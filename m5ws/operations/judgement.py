@@ -5,11 +5,12 @@ from the replay, and every compared quantity is equal (promise 8).
 """
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from m5ws.comparisons import Divergence, Verdict
 from m5ws.events import COMPLETE
-from m5ws.operations import diff, reason, results, signs, supervise, vouching
+from m5ws.operations import diff, output_files, outputs, reason, results, signs, supervise, vouching
 from m5ws.operations.compare import Comparison
 from m5ws.records import Run
 
@@ -19,13 +20,23 @@ _NOTHING = (
 )
 
 
-def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result) -> Verdict:
-    """Return the verdict on a replay that has ended. Reads; publishes nothing."""
+def judge(
+    ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result, ignore: Sequence[str] = ()
+) -> Verdict:
+    """Return the verdict on a replay that has ended. Reads; publishes nothing.
+
+    Output files decide where the script uses no session; `ignore` is what of them does not, beside the defaults.
+    """
     assert replay.reproduces is not None
     first = comparison.first()
     missing = list(comparison.missing())
+    runs = (replay.reproduces, replay.id)
     if not comparison.original.by_steps:
-        first = results.first_difference(ports.repo, ports.tracker, comparison, replay.reproduces, replay.id)
+        first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
+    elif comparison.original.outputs is not None and comparison.replay.outputs is None:
+        files = output_files.Report(not_compared=("output files: the replay left none",))
+    else:
+        files = results.files(ports.repo, comparison, runs, ignore)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt)
     outcome, why = _outcome(comparison, result, first, missing)
@@ -33,10 +44,13 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
         false = vouching.rewritten(ports.repo, replay.reproduces)
         sign = signs.of_record(false) if false else signs.sign(comparison, first, replay.begin)
         why = reason.reason(first, changes, sign)
+    known = comparison.original.outcome is not None
+    if outcome == "reproduced" and first is None:
+        why = _so_far(comparison) if not known else _clocks(comparison, files)
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
-        outcome="sampled" if outcome == "reproduced" and replay.segment is not None else outcome,
+        outcome="sampled" if outcome == "reproduced" and (replay.segment is not None or not known) else outcome,
         segment=replay.segment,
         compared=dict(comparison.equal),
         not_compared=(
@@ -45,7 +59,9 @@ def judge(ports: supervise.Ports, replay: Run, comparison: Comparison, result: s
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
+            *files.not_compared,
         ),
+        outputs=_beside(comparison, files),
         first=first,
         changes=changes,
         reason=why,
@@ -67,6 +83,28 @@ def _outcome(
     if not comparison.equal:
         return "not comparable", _NOTHING
     return "reproduced", None
+
+
+def _so_far(comparison: Comparison) -> str:
+    return (
+        f"everything that was compared is equal, bit for bit, up to step {comparison.original.last_step}, as far as "
+        "the run is known: its end is not recorded"
+    )
+
+
+def _clocks(comparison: Comparison, files: output_files.Report) -> str | None:
+    """Return what a verdict says of equal results where files differ all the same, None where none does."""
+    if comparison.original.by_steps or not files.unjudged:
+        return None
+    return "every result that is judged is equal, bit for bit; output files differ in what is not judged, see below"
+
+
+def _beside(comparison: Comparison, files: output_files.Report) -> tuple[str, ...]:
+    """Return the lines on output files: all that differ, which decide nothing where there are states."""
+    differ = [f"differs: {found.name}" for found in files.differences]
+    if differ and comparison.original.by_steps:
+        differ.append("the verdict is of the recorded steps and states, which output files do not overrule")
+    return (*(outputs.listed(differ, "\n").split("\n") if differ else ()), *files.unjudged)
 
 
 def _given(replay: Run) -> list[str]:

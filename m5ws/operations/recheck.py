@@ -4,6 +4,8 @@ Two replays that differ from each other prove that the run is not deterministic,
 that agree put the original under suspicion; that they agree is evidence, not proof, that the run always repeats.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from m5ws.comparisons import Divergence, Recheck, Verdict
@@ -42,6 +44,7 @@ def replay(
     found: Divergence,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
+    ignore: Sequence[str] = (),
 ) -> Recheck:
     """Execute the second replay and hold it against the first, which `comparison` has; stop where they part.
 
@@ -60,8 +63,8 @@ def replay(
     second = planned.run
     try:
         result = supervise.execute(ports, planned, feed, progress)
-        parted = _difference(ports, with_first, first_replay.id, second.id)
-        again = _difference(ports, with_original, first_replay.reproduces or "", second.id)
+        parted = _difference(ports, with_first, first_replay.id, second.id, ignore)
+        again = _difference(ports, with_original, first_replay.reproduces or "", second.id, ignore)
     except (M5Error, OSError, KeyboardInterrupt) as error:
         why = str(error) or "it was stopped"
         return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=why)
@@ -169,10 +172,12 @@ def _up_to(history: History, last: int | None) -> History:
     return history if last is None else history.within(-1, last)
 
 
-def _difference(ports: supervise.Ports, comparison: Comparison, before: str, after: str) -> Divergence | None:
+def _difference(
+    ports: supervise.Ports, comparison: Comparison, before: str, after: str, ignore: Sequence[str]
+) -> Divergence | None:
     if comparison.original.by_steps:
         return comparison.first()
-    return results.first_difference(ports.repo, ports.tracker, comparison, before, after)
+    return results.first_difference(ports.repo, ports.tracker, comparison, before, after, ignore)
 
 
 def _where(found: Divergence) -> tuple[int, int, str]:

@@ -51,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
     `recheck`: one that diverged is replayed once more before a verdict. With a `tolerance`, one that diverges goes on,
     and is held against that instead. `explain`: the steps where one diverged are done again with a look inside.
+    `ignore` is what of output files is not judged, beside `ignored.DEFAULTS`.
     """
 
     original: str
@@ -64,6 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     recheck: bool = True
     tolerance: float | None = None
     explain: bool = False
+    ignore: tuple[str, ...] = ()
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -147,7 +149,7 @@ def execute(
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     if stopped and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
-    verdict = judgement.judge(ports, planned.run, comparison, result)
+    verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
@@ -205,7 +207,9 @@ def _rechecked(
         return recheck.judged(verdict, Recheck(reason=str(error)))
     if listeners.again is not None:
         listeners.again(verdict.first, second.run.id)
-    found = recheck.replay(ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress)
+    found = recheck.replay(
+        ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
+    )
     if found.repeats and recheck.suspects(verdict):
         found = _from_start(ports, request, planned, verdict.first, found, listeners)
     return recheck.judged(verdict, found)

@@ -1,35 +1,66 @@
 """What a script leaves behind that uses no session: files, and metrics that it logged itself, compared at its end."""
 
+from collections.abc import Sequence
+
 from m5ws.comparisons import Divergence
+from m5ws.operations import output_files, outputs
 from m5ws.operations.compare import Comparison
+from m5ws.operations.history import History
+from m5ws.operations.output_files import Report
 from m5ws.ports import Tracker
-from m5ws.records import Content, Digest
-from m5ws.repository import Repository, trees
+from m5ws.repository import Repository
 
 
 def first_difference(
-    repo: Repository, tracker: Tracker | None, comparison: Comparison, before: str, after: str
+    repo: Repository,
+    tracker: Tracker | None,
+    comparison: Comparison,
+    before: str,
+    after: str,
+    ignore: Sequence[str] = (),
 ) -> Divergence | None:
     """Return the first file or metric that differs from run `before` to `after`, and count in those that are equal."""
-    # A checkpoint of files is all there is, and what differs in it can be named.
-    return _file(repo, comparison) or comparison.first() or _metric(tracker, comparison, before, after)
+    return files_and_metrics(repo, tracker, comparison, (before, after), ignore)[0]
 
 
-def _file(repo: Repository, comparison: Comparison) -> Divergence | None:
-    for step, content in comparison.original.contents.items():
-        before, after = _files(repo, content), _files(repo, comparison.replay.contents.get(step))
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                return Divergence(
-                    step=step, rank=0, quantity=f"file {name}", original=before.get(name), replayed=after.get(name)
-                )
-            comparison.equal["files"] += 1
-    return None
+def files_and_metrics(
+    repo: Repository, tracker: Tracker | None, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]
+) -> tuple[Divergence | None, Report]:
+    """Return the first judged difference of two scripts without a session, and all that their files show."""
+    report = files(repo, comparison, runs, ignore)
+    comparison.equal.update(report.equal)
+    metric = _metric(tracker, comparison, *runs)
+    if report.differences:
+        found = report.differences[0]
+        first = Divergence(
+            step=comparison.original.last_step,
+            rank=0,
+            quantity=f"file {found.name}",
+            original=found.original,
+            replayed=found.replayed,
+        )
+        return first, report
+    return comparison.first() or metric, report
 
 
-def _files(repo: Repository, content: Digest | None) -> dict[str, Digest]:
-    tree = repo.objects.get_record(content, Content).tree if content else None
-    return {entry.name: entry.digest for entry in trees.load(repo.objects, tree).entries} if tree else {}
+def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> Report:
+    """Return how the output files of two runs differ; what is not kept of either is listed."""
+    sides = {"the original": comparison.original, "the replay": comparison.replay}
+    lines = tuple(dict.fromkeys(line for side, done in sides.items() for line in _not_kept(side, done)))
+    if any(notice.kind == outputs.NOT_STORED for done in sides.values() for notice in done.notices):
+        return Report(not_compared=lines)
+    found = output_files.compare(repo, (comparison.original.outputs, comparison.replay.outputs), runs, ignore)
+    return Report(
+        differences=found.differences,
+        equal=found.equal,
+        unjudged=found.unjudged,
+        not_compared=(*found.not_compared, *lines),
+    )
+
+
+def _not_kept(side: str, done: History) -> list[str]:
+    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED)
+    return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 
 
 def _metric(tracker: Tracker | None, comparison: Comparison, before: str, after: str) -> Divergence | None:

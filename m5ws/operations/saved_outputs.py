@@ -38,7 +38,11 @@ def publish(repo: Repository, run: Run, name: str, files: Sequence[SourceFile]) 
         content=content(repo, run, files),
     )
     return CheckpointPublished(
-        step=checkpoint.step, name=name, checkpoint=checkpoints.publish(repo, checkpoint), content=checkpoint.content
+        step=checkpoint.step,
+        name=name,
+        checkpoint=checkpoints.publish(repo, checkpoint),
+        content=checkpoint.content,
+        outputs=True,
     )
 
 
@@ -54,8 +58,8 @@ def publish_waiting(repo: Repository, run: Run, record: Path, work: Path) -> boo
         waiting = msgspec.msgpack.decode(record.read_bytes(), type=Waiting)
     except codec.UNREADABLE:
         return False
-    files = [SourceFile(path=path, location=work / os.fsdecode(path)) for path in waiting.paths]
-    if not all(os.path.lexists(file.location) for file in files):
+    files = [SourceFile(path=path, location=os.path.realpath(work / os.fsdecode(path))) for path in waiting.paths]
+    if not all(os.path.exists(file.location) for file in files):
         return False
     publish(repo, run, waiting.name, files)
     return True

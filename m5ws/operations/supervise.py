@@ -6,7 +6,6 @@ process of its own.
 """
 
 import logging
-import os
 import shutil
 import socket
 import sys
@@ -15,25 +14,28 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
+from m5ws.launches import UNSAVED
 from m5ws.operations import (
     delivery,
     drift,
     drift_watch,
     inputs,
     leftovers,
+    outputs,
     restored_outputs,
     saved_outputs,
     unrecorded,
     unsaved,
 )
 from m5ws.operations.run import Plan
-from m5ws.ports import Following, Launcher, Observer, Process, Progress, SourceFile, Tracker
+from m5ws.ports import Following, Launcher, Observer, Process, Progress, Tracker
 from m5ws.records import Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
@@ -41,11 +43,13 @@ from m5ws.repository.materialise import materialise
 from m5ws.repository.publishing import repeated
 from m5ws.repository.spool import SpoolWriter, genesis
 
+if TYPE_CHECKING:
+    from m5ws.repository.index import Stamp
+
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 UNSAVED_STATUS = 5
 """Exit status of an attempt whose results are not all in the store."""
-_NEVER = {".git", ".m5ws"}
 _GRACE_S = 20.0
 """Given to ranks, beyond what their last checkpoint may take, to end."""
 _SUCCESSOR_S = 30.0
@@ -194,20 +198,19 @@ class _Attempt:
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._published: set[str] = set()
         self._restored = False
+        self._given: dict[Path, Stamp] = {}
+        self._begun_ns = 0
         self._unsaved: str | None = None
         self._copying = restored_outputs.Copying(
-            ports.repo,
-            plan.run,
-            plan.attempt,
-            plan.run.spec.checkpoint_minutes,
-            lambda: _output_files(Path(plan.context.work_dir), plan.run.spec.outputs),
+            ports.repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
         )
         self._repeated = drift_watch.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
     def supervise(self) -> Result:
         work = Path(self._plan.context.work_dir)
-        given = inputs.stamps(work)
+        given = self._given = inputs.stamps(work)
+        self._begun_ns = work.stat().st_ctime_ns
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
@@ -237,11 +240,7 @@ class _Attempt:
         for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
         self._record_published()
-        try:
-            repeated(lambda: self._ingest_outputs(work))
-        except (M5Error, OSError) as error:
-            self._unsaved = f"the output files were not stored: {error}"
-            self._notice("save-failed", self._unsaved)
+        self._keep_outputs()
         if outcome == "finished" and self._unsaved is not None:
             exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
         if outcome == "finished" or self._stopping:
@@ -317,20 +316,41 @@ class _Attempt:
         except (M5Error, OSError) as error:
             _log.warning("the checkpoints of run %s could not be looked through: %s", run, error)
 
-    def _ingest_outputs(self, work: Path) -> None:
+    def _keep_outputs(self) -> None:
+        """Store what the script wrote to its declared folders; note what is not stored."""
+        if self._unsaved is not None:
+            # Late output files alone do not make the attempt whole, where no copy of the checkpoint was kept.
+            (self._plan.directory / UNSAVED).mkdir(exist_ok=True)
+        try:
+            written = self._written()
+            for lines in written.not_kept:
+                self._notice(outputs.NOT_KEPT, lines)
+            repeated(lambda: self._ingest_outputs(written))
+        except (M5Error, OSError) as error:
+            self._unsaved = f"the output files were not stored: {error}"
+            self._notice(outputs.NOT_STORED, self._unsaved)
+
+    def _written(self) -> outputs.Outputs:
+        """Return what the attempt has written so far."""
+        work = Path(self._plan.context.work_dir)
+        return outputs.collect(work, self._plan.run.spec.outputs, self._given, self._begun_ns)
+
+    def _ingest_outputs(self, found: outputs.Outputs) -> None:
         """Link what a script wrote to its declared folders to the run, as a checkpoint of files."""
-        files = _output_files(work, self._plan.run.spec.outputs)
-        if not files:
+        if not found.files:
             return
         label = checkpoints.name(self._last_step, self._plan.attempt)
         if label in self._published:
             label = checkpoints.name(self._last_step + 1, self._plan.attempt)
         # Until they are stored, nobody takes the attempt for delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, label, files)
-        published = saved_outputs.publish(self._ports.repo, self._plan.run, label, files)
+        saved_outputs.wait(waiting, label, found.files)
+        published = saved_outputs.publish(self._ports.repo, self._plan.run, label, found.files)
         waiting.unlink()
-        self._spool.append(msgspec.structs.replace(published, time_s=time.time()))
+        self._spool.append(
+            # A label that the last state has is taken; nobody trained the step of the next one.
+            msgspec.structs.replace(published, time_s=time.time(), step=self._last_step)
+        )
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:
@@ -368,16 +388,3 @@ def _stopped(process: Process | None, grace_s: float) -> int:
         return process.stop(grace_s)
     except KeyboardInterrupt:
         return process.stop(0.0)
-
-
-def _output_files(work: Path, outputs: tuple[str, ...]) -> list[SourceFile]:
-    found: dict[bytes, SourceFile] = {}
-    for output in outputs:
-        folder = work / output
-        paths = folder.rglob("*") if folder.is_dir() else [folder] if folder.exists() else []
-        for path in paths:
-            inside = path.relative_to(work)
-            if (path.is_symlink() or path.is_file()) and not _NEVER.intersection(inside.parts):
-                name = os.fsencode(inside)
-                found[name] = SourceFile(path=name, location=path)
-    return list(found.values())

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.events import CheckpointPublished
-from m5ws.records import Checkpoint
+from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository, checkpoints, ledger
 
 _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
@@ -42,10 +42,13 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
         try:
             digest = checkpoints.digest(repo, run, label)
             content = repo.objects.get_record(digest, Checkpoint).content
+            outputs = repo.objects.get_record(content, Content).format == "files/1"
         except _UNREADABLE:
             continue
         step = checkpoints.step_of(label)
-        yield CheckpointPublished(time_s=time.time(), step=step, name=label, checkpoint=digest, content=content)
+        yield CheckpointPublished(
+            time_s=time.time(), step=step, name=label, checkpoint=digest, content=content, outputs=outputs
+        )
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:

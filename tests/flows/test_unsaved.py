@@ -105,5 +105,5 @@ def test_output_files_that_the_store_did_not_take_are_stored_later(
     assert "output files" in said
     _back(workspace)
     assert "attempt 1: finished" in workspace.m5ws("show", run).stdout
-    assert list(workspace.history(run).contents) == [0]
+    assert workspace.history(run).outputs is not None
     assert workspace.m5ws("fsck", "--read-data").returncode == 0

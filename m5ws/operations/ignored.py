@@ -1,0 +1,65 @@
+"""What of output files is no result: logs, and values that tell the time, the speed or the place of a run.
+
+A rule is a glob of a file's path, or `glob:key` for values in files that are compared by keys. `*` stands for slashes
+too. A key is matched by its last name or by all of its names, joined by dots.
+"""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+DEFAULTS = (
+    "**/events.out.tfevents.*",
+    "**/wandb/**",
+    "**/mlruns/**",
+    "**/*.log",
+    *(
+        f"*:{key}"
+        for key in (
+            "*_runtime",
+            "*_per_second",
+            "*_per_sec",
+            "timestamp",
+            "*_timestamp",
+            "*_time",
+            "elapsed*",
+            "date",
+            "datetime",
+            "created_at",
+            "updated_at",
+            "hostname",
+            "pid",
+        )
+    ),
+)
+
+_DATE = re.compile(r"(?<!\d)(?:\d{4}-\d{2}-\d{2}|\d{2}[-:]\d{2}[-:]\d{2}|\d{8}[-_T]\d{6})(?!\d)")
+
+
+def is_file(path: str, rules: Sequence[str]) -> bool:
+    """Return whether a file is not judged."""
+    return any(_fits(path, rule) for rule in rules if ":" not in rule)
+
+
+def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
+    """Return whether a value in a file is not judged."""
+    names = [name for name in key.split(".") if not name.isdigit()] or [key]
+    for rule in rules:
+        files, colon, keys = rule.rpartition(":")
+        if colon and _fits(path, files) and (fnmatchcase(names[-1], keys) or fnmatchcase(key, keys)):
+            return True
+    return False
+
+
+def undated(path: str) -> str:
+    """Return a path without the dates and times in its names."""
+    return _DATE.sub("DATE", path)
+
+
+def without_place(value: str, run: str) -> str:
+    """Return a text without the absolute path of the folder in which `run` was at work, and without the run's id."""
+    return re.sub(rf"(?:/[^\s'\",:;]*?)?{re.escape(run)}(?:/\d{{4}}\b)?(?:/work\b)?", "RUN", value) if run else value
+
+
+def _fits(path: str, rule: str) -> bool:
+    return fnmatchcase(path, rule) or (rule.startswith("**/") and fnmatchcase(path, rule[3:]))
