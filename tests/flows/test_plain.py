@@ -31,7 +31,7 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
     one, other = (workspace.train("--", "train.py", seed) for seed in "01")
-    assert workspace.history(other).contents != workspace.history(one).contents
+    assert workspace.history(other).outputs != workspace.history(one).outputs
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
     # Without steps to end after, the second replay is a whole one.

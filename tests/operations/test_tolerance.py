@@ -1,11 +1,13 @@
 """Trajectories that are not equal in bits: how far apart they are, and when that says nothing."""
 
 import math
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws import exact
 from m5ws.comparisons import Verdict
 from m5ws.events import Step
 from m5ws.operations.compare import Comparison
@@ -57,6 +59,18 @@ def test_the_value_that_lies_furthest_is_named() -> None:
 def test_what_is_not_the_same_work_is_within_no_tolerance(replayed: list[Step], why: str) -> None:
     found = judged(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
     assert found.outcome == "diverged" and found.reason is not None and why in found.reason
+
+
+def test_a_nan_of_the_same_bits_is_equal_and_no_other_value_is_near_it() -> None:
+    nan, other = exact.encode(math.nan), "nan:7ff8000000000001"
+    assert relative(nan, nan) == 0.0
+    assert relative(nan, other) == relative(nan, (1.0).hex()) == math.inf
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_exact_text_has_every_bit(bits: int) -> None:
+    (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
+    assert struct.pack(">d", exact.decode(exact.encode(value))) == bits.to_bytes(8, "big")
 
 
 def test_what_is_equal_stays_reproduced() -> None:
