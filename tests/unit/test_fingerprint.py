@@ -161,10 +161,10 @@ def test_copies_that_differ_are_named_by_rank() -> None:
         assert fingerprint.merge(ranks) == {"b@0": whole(tensor), "b@1": whole(other)}
 
 
-def test_a_replica_that_a_rank_lacks_is_named_by_rank() -> None:
+def test_a_replica_that_only_some_ranks_hold_is_one_tensor_as_in_a_stage_of_a_pipeline() -> None:
     tensor = torch.ones(4)
     ranks = [fingerprint.local([Piece("b", tensor, copy="replica")]), fingerprint.local([])]
-    assert fingerprint.merge(ranks) == {"b@0": whole(tensor)}
+    assert fingerprint.merge(ranks) == {"b": whole(tensor)}
 
 
 def test_hashing_leaves_the_tensor_and_the_generators_alone() -> None:
