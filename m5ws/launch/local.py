@@ -50,7 +50,7 @@ class LocalLauncher:
                     stderr=log,
                     start_new_session=True,
                     close_fds=False,
-                    preexec_fn=partial(_end_with_parent, os.getpid()),
+                    preexec_fn=partial(_prepared, os.getpid()),
                 )
             except OSError as error:
                 raise LaunchFailed(f"{request.argv[0]} could not be started: {error}") from error
@@ -123,8 +123,13 @@ def _signalled(pid: int) -> bool:
     return True
 
 
-def _end_with_parent(parent: int) -> None:
-    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9, or if it is dead already."""
+def _prepared(parent: int) -> None:
+    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9, or if it is dead already.
+
+    A scheduler may send SIGUSR2, a time limit's warning, to all processes. It would kill torchrun, and so the ranks in
+    the middle of their last checkpoint: torchrun ignores it, and ranks take it themselves.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(143)

@@ -123,6 +123,23 @@ def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, pla
     assert _m5(place, "fsck").returncode == 0
 
 
+def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_before_the_ranks(
+    home: Repository, place: Path
+) -> None:
+    ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    snapshot = _pin(home, place, f"{ignores}print('ready')\ntime.sleep(2)\nprint('saved')\n")
+    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, "--trainer", "torchrun", "--", "train.py"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        run = process.stdout.readline().strip()
+        _until(lambda: "ready" in _log(place, run) or process.poll() is not None)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        [torchrun] = [pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(torchrun), signal.SIGUSR2)
+        _, said = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 0 and "saved" in _log(place, run), said
+
+
 def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('far away')\n")
     done = _m5(place, "run", snapshot, "--detach", "--", "train.py")
