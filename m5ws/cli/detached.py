@@ -38,7 +38,7 @@ def planned(path: Path) -> Run:
 def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt and wait until it has begun. Raises NotStarted with what it said.
 
-    `env` is what was said of the environment.
+    `env` has the values of the option `--env`.
     """
     folder = plan.directory.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str])
         (folder / _PLANNED).write_bytes(codec.encode(plan.run))
         what = ["--planned", str(folder / _PLANNED)]
     else:
-        # Whether the run may be taken over was asked before.
+        # The caller has refused a run that may be alive elsewhere, unless --take-over was given.
         what = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
     what += [f"--env={one}" for one in env]
     with open(folder / _LOG, "ab") as log:

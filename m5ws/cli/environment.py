@@ -26,8 +26,8 @@ option = click.option(
     type=click.Choice(["fail", "warn", "ignore", _REBUILD]),
     multiple=True,
     metavar="[fail|warn|ignore|rebuild]",
-    help="What to do where the environment differs so that it can change bits; fail if nothing is said. rebuild: make "
-    "the original's again first, and run there; goes with one of the others too.",
+    help="Reaction to an environment that differs and can change bits; the default is fail. rebuild: install the "
+    "original environment again and run there; can be combined with another value.",
 )
 
 
@@ -75,13 +75,13 @@ def made(
 
 
 def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
-    """Compare the environment before an attempt is launched. Raises EnvironmentDiffers, unless told otherwise."""
+    """Compare the environment before the launch of an attempt. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.operations import environment_check
 
     wanted = policy(said)
     found = environment_check.differences(given, plan) if wanted != "ignore" else ()
     if found:
-        output.note("environment: not the one that this run is to go on in")
+        output.note("environment: differs from the one that the run needs")
         output.note(_table(found, "wanted"))
     if wanted == "fail":
         environment_check.refuse(found)

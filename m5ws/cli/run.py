@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from m5ws.operations.supervise import Ports, Result
     from m5ws.records import Run
     from m5ws.repository import Repository
+    from m5ws.workspace import Workspace
 
 
 class RunFailed(M5Error):
@@ -51,10 +52,8 @@ class RunUnsaved(M5Error):
 @launch_options.options
 @click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Said of the snapshot, if one is made here.")
 @click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Go on with a run from its last checkpoint.")
-@click.option("--from-scratch", is_flag=True, help="With --resume: begin again if nothing was saved.")
-@click.option(
-    "--take-over", is_flag=True, help="With --resume: though the run may be alive elsewhere, which it stops there."
-)
+@click.option("--from-scratch", is_flag=True, help="With --resume: start from the first step if nothing was saved.")
+@click.option("--take-over", is_flag=True, help="With --resume: stop an attempt that may be alive elsewhere.")
 @click.option(
     "--from",
     "from_",
@@ -103,8 +102,8 @@ def command(
     after a step. It has its parent's snapshot and launch, but for SNAPSHOT and the options given; weights, optimizer
     state, generators and the position in data and schedule go on, and changed settings take effect.
 
-    Before anything is launched, the environment is compared: with what the snapshot declares, and of a run that is
-    resumed with what the continued attempt observed. A difference that can change bits ends it, but with --env.
+    The environment is compared before the launch. A new run needs the versions that its snapshot declares; a resumed
+    run also needs the environment of the attempt that it continues. --env sets the reaction to a difference.
 
     Ctrl-C stops the run; what was published until then stays valid, and `--resume` goes on from it, in any
     workspace that has the store. Exit status: 0 the run finished, 1 it failed, 4 another attempt took it over,
@@ -135,24 +134,37 @@ def command(
     else:
         spec = operation.spec(here.settings.run, options)
         run = operation.new_run(start(here, repo, snapshot, overrides, message), spec, name=options.name)
-    ports = here.ports(repo)
-    if resume is not None:
-        ports = environment.ports(here, ports, env, run.id, None)
-    plan = operation.plan(
-        repo, run, here.home, here.root, ports.environment, ports.tracker, here.settings.checkpoint, python=ports.python
-    )
-    if resume is not None and plan.from_scratch and not from_scratch:
-        raise UsageError(
-            f"run {run.id} has neither a checkpoint nor output files to go on from",
-            hint="`--from-scratch` begins with the first step again.",
-        )
-    environment.check(ports, plan, env)
+    ports, plan = _plan(here, repo, run, env, resumes=resume is not None, from_scratch=from_scratch)
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:
         detached.start(here, repo, plan, env)
         return output.print_json({"run": run}) if as_json else output.echo(run.id)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
+
+
+def _plan(
+    here: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], *, resumes: bool, from_scratch: bool
+) -> "tuple[Ports, Plan]":
+    """Return the next attempt of a run and its ports, after a check of the environment.
+
+    Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
+    """
+    from m5ws.operations import run as operation
+
+    ports = here.ports(repo)
+    if resumes:
+        ports = environment.ports(here, ports, env, run.id, None)
+    plan = operation.plan(
+        repo, run, here.home, here.root, ports.environment, ports.tracker, here.settings.checkpoint, python=ports.python
+    )
+    if resumes and plan.from_scratch and not from_scratch:
+        raise UsageError(
+            f"run {run.id} has neither a checkpoint nor output files to restore",
+            hint="`--from-scratch` starts again from the first step.",
+        )
+    environment.check(ports, plan, env)
+    return ports, plan
 
 
 def _fork(
@@ -210,11 +222,11 @@ def _refuse_useless(context: click.Context) -> None:
         names_of = ", ".join(sorted(name.strip("_").replace("_", " ") for name in useless))
         raise UsageError(f"a resumed run goes on as it was started: {names_of} cannot be given")
     if "rebuild" in context.params["env"] and "resume" not in given:
-        raise UsageError("only a run that is to --resume has an environment to make again")
+        raise UsageError("--env rebuild needs --resume")
     if "take_over" in given and "resume" not in given:
-        raise UsageError("only a run that is to --resume can be taken over")
+        raise UsageError("--take-over needs --resume")
     if "from_scratch" in given and "resume" not in given:
-        raise UsageError("--from-scratch is for a run that is resumed, with --resume")
+        raise UsageError("--from-scratch needs --resume")
     if "restart" in given and "from_" not in given:
         raise UsageError("only a run that starts --from a checkpoint has anything to restart")
     if {"from_", "message"} <= given:

@@ -105,7 +105,7 @@ class Delivery:
         return self._failed or self._urgent or much or now - self._published_s >= waits_s
 
     def _publish(self, rank: str, path: Path) -> None:
-        """Append to the ledger what a rank's spool has more; what the ledger has is asked again if that failed."""
+        """Append new events of a rank's spool to the ledger. After a failure, the next call reads the ledger again."""
         published = False
         try:
             self._append(rank, path)

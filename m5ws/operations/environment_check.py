@@ -1,7 +1,7 @@
-"""Before an attempt begins: what differs between this environment and the one that it has to go on in.
+"""Comparison of the environment with the one that an attempt needs, before its launch.
 
-A run that is resumed goes on in the environment that the continued attempt observed; every run in the one that its
-snapshot declares. `reproduce` compares by the same rules.
+Every run needs the versions that its snapshot declares. A resumed run also needs the environment that the continued
+attempt observed. `reproduce` compares by the same rules.
 """
 
 from m5ws.comparisons import Change
@@ -20,7 +20,7 @@ class EnvironmentDiffers(M5Error):
 
 
 def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
-    """Return what differs, the gravest first. Where nothing is declared, a first attempt is free to begin anywhere."""
+    """Return all differences, the gravest first. A first attempt without declared versions needs no environment."""
     declared = snapshots.load(ports.repo, plan.run.snapshot).declared
     if plan.attempt == 1 and not declared.wanted and declared.image is None:
         return ()

@@ -101,7 +101,7 @@ class History(msgspec.Struct, kw_only=True):
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
 
     def is_lost(self, step: int) -> bool:
-        """Return whether a later attempt went on after `step`, or a later one: it was done, recorded or not."""
+        """Return True if an attempt resumed from a checkpoint at `step` or later: the run has done this step."""
         return any(begin >= step for begin, attempt in self.begun if attempt > 1)
 
     def within(self, first: int, last: int) -> "History":

@@ -85,16 +85,16 @@ def own(directory: Path) -> None:
 
 
 def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
-    """Return whether the attempt of this number in the store is the one whose spools were written in this directory.
+    """Return True if the spools of the stored attempt are in this directory.
 
-    Another machine may have begun it after it was planned here; and a directory may be a copy.
+    Another machine may have begun the attempt after a plan was made here, and the directory may be a copy.
     """
-    said = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
-    first = next(ledger.read(repo, run, attempt, LAUNCHER), None) if said else None
-    if first is None or bytes(first.events[0]) != said[0]:
+    spooled = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
+    stored = next(ledger.read(repo, run, attempt, LAUNCHER), None) if spooled else None
+    if stored is None or bytes(stored.events[0]) != spooled[0]:
         return False
     mark = directory / _OWNER
-    # m5ws 0.1 and earlier marked nothing.
+    # Directories of older builds have no mark.
     return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
 
 
@@ -142,7 +142,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     host: str
     last_s: float
-    """When it last said anything, in seconds since the epoch, by the clock of its host."""
+    """Time of its last event, in seconds since the epoch, by the clock of its host."""
 
 
 def elsewhere(repo: Repository, run: str, home: Path) -> Elsewhere | None:
