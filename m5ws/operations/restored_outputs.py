@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -70,13 +70,6 @@ def restore(repo: Repository, stored: Stored, work: Path) -> str:
         source.replace(target)
     files = f"{len(tree.entries):,} output files of attempt {stored.attempt}"
     return f"{files} were given to the script, which has to go on from them by itself"
-
-
-def make_folders(work: Path, names: Sequence[str]) -> None:
-    """Make the folders that a script writes to; a name with a suffix (`result.json`) is taken for a file."""
-    for name in names:
-        if not Path(name).suffix:
-            (work / name).mkdir(parents=True, exist_ok=True)
 
 
 class Copying:

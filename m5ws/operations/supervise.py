@@ -249,8 +249,7 @@ class _Attempt:
         return self._end(outcome, exit_code, message, follower)
 
     def _give_outputs(self, work: Path) -> None:
-        """Make the folders for output files, with the files of an earlier attempt. Raises M5Error."""
-        restored_outputs.make_folders(work, self._plan.run.spec.outputs)
+        """Restore the output files of an earlier attempt, if the plan names them. Raises M5Error."""
         if self._plan.outputs is not None:
             message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
             self._notice("outputs-restored", message)

@@ -295,6 +295,7 @@ def _when(found: Callable[[], _Found | None]) -> _Found:
     pytest.fail("what was waited for did not happen")
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Pat
     )
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
