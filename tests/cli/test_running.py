@@ -47,6 +47,7 @@ def _m5(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProc
 
 _WRITES = """
 import pathlib, sys
+pathlib.Path("out").mkdir()
 pathlib.Path("out", "config").write_text(open("config.yaml").read())
 print("trained with", *sys.argv[1:])
 """

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 state = Path("out/deep/state.txt")
 begun = int(state.read_text()) if state.exists() else 0
-assert state.parent.parent.is_dir()
-state.parent.mkdir(exist_ok=True)
+state.parent.mkdir(parents=True, exist_ok=True)
 if begun == 0 and "nothing" in sys.argv:
     raise SystemExit(9)
 for step in range(begun + 1, 7):
