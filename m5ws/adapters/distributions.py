@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from email import message_from_string
 from importlib import metadata
@@ -63,12 +64,23 @@ def outside(
 def _first() -> dict[str, tuple[str, metadata.Distribution]]:
     """Return versions and distributions by normalised name: the first on the path is the one that is imported."""
     found: dict[str, tuple[str, metadata.Distribution]] = {}
-    for distribution in metadata.distributions():
+    for distribution in metadata.distributions(path=_import_path()):
         name, version = _head(distribution)
         # A half-removed distribution has no name.
         if name:
             found.setdefault(_normalised(name), (version, distribution))
     return found
+
+
+def _import_path() -> list[str]:
+    """Return the folders that imports search, without the private copies of a package.
+
+    An import of setuptools appends `setuptools/_vendor` to `sys.path`: what is installed does not change by it.
+    """
+    folders = [Path(entry).absolute() for entry in sys.path]
+    return [
+        str(folder) for folder in folders if folder.name != "_vendor" or not (folder.parent / "__init__.py").exists()
+    ]
 
 
 def _head(distribution: metadata.Distribution) -> tuple[str, str]:

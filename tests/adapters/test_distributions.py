@@ -107,3 +107,16 @@ def test_a_head_of_any_form_says_name_and_version(
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {name: said for name, said in distributions.installed().items() if name.replace(" ", "-") == "my-own-tools"}
     assert list(found.values()) == [version]
+
+
+def test_the_private_copies_of_a_package_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An import of setuptools appends its own such folder to the path, in whatever process it happens.
+    for folder, name in (("holder/_vendor", "held-copy"), ("plain/_vendor", "of-the-user")):
+        write(
+            tmp_path / folder / f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    write(tmp_path / "holder/__init__.py", "")
+    found = distributions.installed()
+    assert found.get("of-the-user") == "1.0"
+    assert "held-copy" not in found

@@ -53,17 +53,25 @@ def _known(workspace: Workspace) -> set[str]:
 
 
 def _run_and_kill(workspace: Workspace, step: int, whom: str) -> str:
-    """Start a run, kill -9 a rank or m5ws itself once rank 0 has done `step`, and return the run's id."""
+    """Start a run, kill -9 a rank or m5ws after `step` of rank 0 and the first checkpoint; return the run's id."""
     known = _known(workspace)
     process = workspace.start("run", "--no-progress")
     run = _started(workspace, known)
     pids = _wait_for_step(workspace, run, step)
+    _wait_for_checkpoint(workspace, run)
     os.kill(process.pid if whom == "m5ws" else pids[whom], signal.SIGKILL)
     process.communicate(timeout=_TIMEOUT_S)
     assert process.returncode != 0
     for pid in pids.values():
         _wait_until_gone(pid)
     return run
+
+
+def _wait_for_checkpoint(workspace: Workspace, run: str) -> None:
+    end = time.monotonic() + _TIMEOUT_S
+    while not workspace.history(run).contents:
+        assert time.monotonic() < end, "no checkpoint was published"
+        time.sleep(0.05)
 
 
 def _wait_until_gone(pid: int) -> None:
@@ -86,7 +94,7 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     workspace = make_workspace(
         tmp_path_factory.mktemp(request.param) / "w", f"{request.param}.py", trainer=trainer, nproc=3
     )
-    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.15")
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
     return workspace, workspace.train()
 
 
@@ -132,7 +140,7 @@ def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_
 
 def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
-    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.15")
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
     run = _run_and_kill(workspace, 7, "0")
     done = workspace.m5ws("run", "--resume", run)
     assert "not exact" in done.stderr

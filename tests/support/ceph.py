@@ -243,6 +243,10 @@ def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
     _call("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
     daemons.append(_daemon("ceph-osd", "-i", "0", "-f"))
     _until(lambda: b"1 up" in _ceph("osd", "stat"), daemons)
+    # A gateway makes them with the first bucket, which waits for that.
+    for pool in ("index", "data", "non-ec"):
+        _ceph("osd", "pool", "create", f"default.rgw.buckets.{pool}")
+        _ceph("osd", "pool", "application", "enable", f"default.rgw.buckets.{pool}", "rgw")
     daemons.append(_daemon("radosgw", "-n", "client.rgw", "-f"))
     _until(lambda: answers(port), daemons)
     return Ceph(
