@@ -13,6 +13,7 @@ import launch_count
 from forks import ForkParents
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
+from s3_client import connect, fresh_bucket
 from s3_servers import ENVIRONMENT, S3Server, moto
 
 _LOUD = "NOT TESTED: "
@@ -56,6 +57,8 @@ def ceph(session_directory: Path) -> Iterator[ceph_server.Ceph]:
     if absent := ceph_server.missing():
         loud_skip(f"nothing on Ceph: {', '.join(absent)} not found (apt-get install {ceph_server.PACKAGES})")
     with ceph_server.hold(session_directory / "ceph") as running:
+        # A busy machine's first bucket was seen to take more than a minute.
+        fresh_bucket(connect(running.endpoint, running.users["admin"], attempts=5, read_timeout_s=30))
         yield running
 
 

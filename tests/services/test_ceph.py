@@ -39,7 +39,7 @@ def test_only_users_that_it_knows_are_let_in(ceph: Ceph) -> None:
 def test_a_signature_holds_on_the_way_through_the_proxies(ceph: Ceph) -> None:
     with FaultProxy(f"127.0.0.1:{ceph.port}") as proxy, DelayLine(f"127.0.0.1:{proxy.port}", 5) as line:
         admin, data = connect(line.endpoint, ceph.users["admin"]), bytes(range(256)) * 1000
-        bucket = fresh_bucket(admin)
+        bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))
         admin.put_object(Bucket=bucket, Key="k", Body=data, IfNoneMatch="*")
         assert admin.get_object(Bucket=bucket, Key="k")["Body"].read() == data
         assert [found["Key"] for found in admin.list_objects_v2(Bucket=bucket)["Contents"]] == ["k"]

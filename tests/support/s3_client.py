@@ -13,7 +13,7 @@ from ceph import Keys
 REGION = "us-east-1"
 
 
-def connect(endpoint: str, keys: Keys) -> Any:
+def connect(endpoint: str, keys: Keys, *, attempts: int = 1, read_timeout_s: float = 60) -> Any:
     """Return a client of the server at `endpoint` for a user."""
     return boto3.client(
         "s3",
@@ -24,7 +24,8 @@ def connect(endpoint: str, keys: Keys) -> Any:
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path"},
-            retries={"total_max_attempts": 1},
+            retries={"total_max_attempts": attempts},
+            read_timeout=read_timeout_s,
             # Ceph 16 does not know the checksums that boto3 would send by itself.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
