@@ -29,8 +29,15 @@ from store_tools import Server
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 Row = dict[str, float]
+FORMS = {
+    "m5ws snapshot --json": ["snapshot", "--json"],
+    "m5ws -C DIR snapshot": ["-C", ".", "snapshot"],
+    "m5ws snapshot -m": ["snapshot", "-m", "a message"],
+}
+"""Other forms of the command, by row."""
 _M5WS = str(Path(sys.executable).with_name("m5ws"))
-TOOLS = ("git status", "git status -uall", "m5ws snapshot", "m5ws snapshot of data", "dvc status", "restic backup")
+_OURS = ("m5ws snapshot", *FORMS, "m5ws snapshot of data")
+TOOLS = ("git status", "git status -uall", *_OURS, "dvc status", "restic backup")
 _REMOTE = "store in S3"
 Command = tuple[Path, list[str]]
 """What is run, and where."""
@@ -74,6 +81,7 @@ def peers(root: Path, only: Sequence[str], server: Server | None) -> dict[str, C
         "git status": (root, ["git", "status"]),
         "git status -uall": (root, ["git", "status", "--porcelain=v2", "--untracked-files=all"]),
         "m5ws snapshot": (root, [_M5WS, "snapshot"]),
+        **{name: (root, [_M5WS, *words]) for name, words in FORMS.items()},
     }
     if "m5ws snapshot of data" in only:
         make_data_workspace(root.parent / "with-data", root)

@@ -2,11 +2,8 @@
 
 import gc
 import os
+import signal
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _COLLECT_AFTER = 100_000
 """Objects made and kept before a collection; Python's own is 700."""
@@ -16,13 +13,8 @@ _INTERRUPTED = 130
 
 def program() -> int:
     """As `main`, for a process that ends with it."""
-    status = _ahead()
-    if status == 0:
-        # There is nothing that Python would have to put in order, which takes milliseconds.
-        os._exit(status)
-    if status is None:
-        status = _whole()
-        _drop_unwritten()
+    status = main()
+    _drop_unwritten()
     return status
 
 
@@ -36,26 +28,15 @@ def _drop_unwritten() -> None:
 
 def main() -> int:
     """Run the command line and return its exit status."""
-    status = _ahead()
-    return _whole() if status is None else status
-
-
-def _ahead() -> int | None:
-    """Prepare this process, and return an exit status if nothing is left to do."""
     # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
     gc.set_threshold(_COLLECT_AFTER)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_streams()
     try:
-        if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv) and _answered_ahead():
-            return 0
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return None
-
-
-def _whole() -> int:
-    try:
+        # A parent that ignores SIGCHLD hands that on, and then no child's exit status is known.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv):
+            _begin_git()
         from m5ws.cli import main as command_line
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -76,8 +57,8 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
 
 
-def _answered_ahead() -> bool:
-    """Have git look at the workspace while Python imports the rest; return whether the rest is not needed."""
+def _begin_git() -> None:
+    """Start git on the workspace, so that it works while Python imports the rest."""
     from m5ws import place
     from m5ws.adapters import git_start
 
@@ -85,32 +66,9 @@ def _answered_ahead() -> bool:
         root = place.nearest(os.getcwd())
     except FileNotFoundError:
         # The folder that this was started in is gone.
-        return False
-    if root is None:
-        return False
-    if len(sys.argv) != 2:
+        return
+    if root is not None:
         git_start.begin_ahead(root, os.environ)
-        return False
-    from m5ws import again
-
-    # What may take longest first.
-    noted = again.Again(os.path.join(root, place.STATE))
-    looking = git_start.begin_ahead(root, os.environ)
-
-    def said() -> "Iterable[bytes] | None":
-        found = looking.said() if looking is not None else None
-        return None if found is None else found[0]
-
-    answer = noted.answer(sys.argv[1:], said)
-    if answer is None:
-        return False
-    try:
-        os.write(2, answer.err)
-        os.write(1, answer.out)
-    except OSError:
-        # Nobody reads, or the disk is full: the whole command says what is to be said of that.
-        return False
-    return True
 
 
 if __name__ == "__main__":

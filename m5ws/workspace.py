@@ -30,10 +30,8 @@ from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
 
 if TYPE_CHECKING:
-    from m5ws.operations.repeat import Watching
     from m5ws.operations.supervise import Ports
     from m5ws.repository import Repository
-    from m5ws.store.watched import Watched
 
 _log = logging.getLogger(__name__)
 STATE = place.STATE
@@ -45,8 +43,6 @@ VARIABLES = {
 _ADAPTERS = {
     "store": "m5ws.store:open_store",
     "cache": "m5ws.store.cache:cached",
-    "watched store": "m5ws.store.watched:Watched",
-    "watched bucket": "m5ws.store.s3_watched:watched",
     "source": "m5ws.adapters.git:Git",
     "datasets": "m5ws.adapters.dvc:Dvc",
     "observer": "m5ws.adapters.machine:Machine",
@@ -165,20 +161,6 @@ class Workspace:
         from m5ws.repository import Repository
 
         return Repository.open(cast(Callable[[str], ObjectStore], _load("store"))(os.fspath(folder)))
-
-    def watched(self, repo: "Repository") -> "tuple[Repository, Watching] | None":
-        """Return a store that was opened by `repository`, and what notes all that it is asked from now on.
-
-        None for one that cannot be asked again more cheaply.
-        """
-        from m5ws.store.local import LocalStore
-
-        if type(repo.store) is LocalStore:
-            store = cast("Watched", _load("watched store")(repo.store.root))
-            return repo.through(store), store.witnesses
-        if self.store_url.startswith("s3://"):
-            return cast("tuple[Repository, Watching]", _load("watched bucket")(repo))
-        return None
 
     def repository_at(
         self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None

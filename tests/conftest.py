@@ -94,7 +94,7 @@ _SLOWEST = (
     "training/test_deepspeed.py",
     "contract/test_launchers.py", "training/test_portable.py", "adapters/test_machine.py",
     "flows/test_resume.py", "flows/test_explain.py", "operations/test_killed.py",
-    "adapters/mlflow/test_mlflow_follower.py", "cli/test_running.py", "cli/test_again.py", "training/test_dcp.py",
+    "adapters/mlflow/test_mlflow_follower.py", "cli/test_running.py", "training/test_dcp.py",
     "flows/test_segments.py", "flows/test_reproduce.py", "training/test_reshard_deepspeed.py", "flows/test_fork.py",
     "training/test_export_deepspeed.py", "training/test_deepspeed_cpu_adam.py", "training/test_fork.py",
     "training/test_saves_beside.py", "training/test_session.py", "training/test_tracing.py", "flows/test_bisect.py",

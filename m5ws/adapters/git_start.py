@@ -6,8 +6,8 @@ This module is as light as can be.
 """
 
 import os
+import subprocess
 
-from m5ws import spawn
 from m5ws.errors import M5Error
 
 TYPE_CHECKING = False
@@ -46,15 +46,20 @@ class Looking:
         self.environment = environment
         # The longest first; all are at work before any is waited for.
         commands = (_DIFFERENT, _UNTRACKED, FACTS, _HEAD)
-        self._started = list[spawn.Started]()
+        self._started = list[subprocess.Popen[bytes]]()
         try:
             for command in commands:
                 self._started.append(_start(root, environment, command))
         except (OSError, GitError):
-            for started in self._started:
-                started.stop()
+            self.stop()
             raise
         self._said: list[Said | None] = []
+
+    def stop(self) -> None:
+        """End git's processes, whatever they do."""
+        for started in self._started:
+            started.kill()
+            started.communicate()
 
     def said(self) -> Said | None:
         """Wait for git, and return what its answers come to; None where a glance does not tell all, or git failed."""
@@ -66,7 +71,7 @@ class Looking:
         return self._said[0]
 
     def _result(self) -> Said | None:
-        ended = [started.end() for started in self._started]
+        ended = [_end(started) for started in self._started]
         (failed, different), (unlisted, untracked), (unsaid, facts), (headless, head) = ended
         with open(self._index, "rb") as index:
             content = index.read()
@@ -126,19 +131,31 @@ def no_git(root: str) -> GitError:
     return GitError(f"{root} is in a git repository, and there is no `git` to read it", hint="Install git.")
 
 
-def _start(root: str, environment: "Mapping[str, str]", words: tuple[str, ...]) -> spawn.Started:
+def _start(root: str, environment: "Mapping[str, str]", words: tuple[str, ...]) -> "subprocess.Popen[bytes]":
     """Start git in `root`. Raises GitError if there is none, OSError."""
-    program = spawn.found("git", environment, root)
-    if program is None:
-        raise no_git(root)
-    return spawn.start(program, [*GIT, "-C", root, *words], environment)
+    try:
+        return subprocess.Popen(
+            [*GIT, "-C", root, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except FileNotFoundError as error:
+        raise no_git(root) from error
+
+
+def _end(started: "subprocess.Popen[bytes]") -> tuple[int, bytes]:
+    """Wait for a program's end; return its exit status and output."""
+    output, _ = started.communicate()
+    return started.returncode, output
 
 
 def _index(root: str, environment: "Mapping[str, str]") -> str:
     """Return where git keeps its index of the working tree that `root` is in."""
     if os.path.isdir(os.path.join(root, ".git")):
         return os.path.join(root, ".git", "index")
-    failed, said = _start(root, environment, ("rev-parse", "--git-path", "index")).end()
+    failed, said = _end(_start(root, environment, ("rev-parse", "--git-path", "index")))
     if failed:
         raise FileNotFoundError(f"git names no index of {root}")
     return os.path.join(root, os.fsdecode(said.rstrip(b"\n")))

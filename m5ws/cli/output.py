@@ -7,18 +7,13 @@ or another person wrote cannot control it.
 import datetime
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from m5ws import exact
-
-if TYPE_CHECKING:
-    import logging
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
@@ -66,21 +61,6 @@ def _rendered(line: Line) -> str:
         else click.style(escaped(piece.text), fg=piece.colour, bold=piece.bold or None)
         for piece in pieces
     )
-
-
-@contextmanager
-def warnings() -> "Iterator[list[logging.LogRecord]]":
-    """Give the list of all that is warned of while the context lasts."""
-    import logging
-
-    found = list[logging.LogRecord]()
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = found.append  # type: ignore[assignment, method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def print_json(value: object) -> None:

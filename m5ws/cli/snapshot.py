@@ -1,8 +1,6 @@
 """`m5ws snapshot`, and the snapshot that `m5ws run` takes on the spot."""
 
 import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +9,7 @@ import click
 from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.ahead import Ahead
     from m5ws.operations.snapshot import Captured
-    from m5ws.ports import DatasetSource
     from m5ws.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -36,83 +32,33 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
     Example:
       m5ws snapshot -m "warm-up of 200 steps"
     """
-    if sys.argv[1:] == [context.info_name] and message is None and not dry_run and not as_json:
-        return _say_and_note(context)
-    from m5ws import again
-
     here = names.workspace(context)
     if rehash:
-        # It holds what files were known to have; without it, all are read.
-        for known in (here.index_path, here.home / again.NAME):
-            known.unlink(missing_ok=True)
+        # Without the index, every file is read.
+        here.index_path.unlink(missing_ok=True)
     taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else output.echo(taken.id)
 
 
 def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
-    """Take a snapshot of a workspace, and say on stderr what was captured. Raises as `operations.snapshot` does."""
-    return _taken(here, repo, _source(here), here.datasets(), message, dry_run=dry_run)[0]
-
-
-def _say_and_note(context: click.Context) -> None:
-    """Take a snapshot and print its id; note the answer, where it can be given again (docs/design/0013)."""
-    from m5ws import again, place
-
-    # What is noted is held against what was there before anything was read.
-    began_ns, root = time.time_ns(), place.nearest(os.getcwd())
-    before = again.before(os.path.join(root, place.STATE), sys.argv[1:]) if root is not None else {}
-    with output.warnings() as warned:
-        here = names.workspace(context)
-        repo = here.repository(create=True)
-        if (watched := here.watched(repo)) is None:
-            return output.echo(take(here, repo, None).id)
-        from m5ws.operations import repeat
-
-        repo, witnesses = watched
-        source, found = _source(here), here.datasets()
-        datasets = repeat.Datasets(found) if found is not None else None
-        taken, said = _taken(here, repo, source, datasets, None)
-        output.echo(taken.id)
-        command = repeat.Command(
-            home=here.home, arguments=sys.argv[1:], began_ns=began_ns, before=before, out=f"{taken.id}\n", err=said
-        )
-        # A warning is to be given each time, by who finds that it is still called for.
-        if not warned:
-            repeat.note(command, here.settings, taken, source, datasets, witnesses())
-    return None
-
-
-def _source(here: "Workspace") -> "Ahead":
-    """Return git, at work already while this process imports the rest."""
+    """Take a snapshot of a workspace, and print a summary to stderr. Raises as `operations.snapshot` does."""
     from m5ws.operations.ahead import Ahead
 
-    return Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
-
-
-def _taken(
-    here: "Workspace",
-    repo: "Repository",
-    source: "Ahead",
-    datasets: "DatasetSource | None",
-    message: str | None,
-    *,
-    dry_run: bool = False,
-) -> "tuple[Captured, str]":
-    """As `take`; return too what was said."""
+    # Git works while this process imports the rest.
+    source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
     from m5ws.operations import snapshot
 
-    ports = (source, datasets, here.tokenizers(), here.observer(), here.index_path)
+    ports = (source, here.datasets(), here.tokenizers(), here.observer(), here.index_path)
     with progress.Bar() as bar:
         if dry_run:
             taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)
         else:
             taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
-    said = [f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}"]
-    said += [f"note: {line}" for line in taken.annotation.notes]
-    for line in said:
-        output.note(line)
-    return taken, "".join(f"{line}\n" for line in said)
+    output.note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
+    for line in taken.annotation.notes:
+        output.note(f"note: {line}")
+    return taken
 
 
 def start(

@@ -17,7 +17,6 @@ class Ahead:
     """`ports.SourceControl`, asked for a glance at `root` at once.
 
     `seen` says that the workspace was looked at before; if not, no glance spares the look, and that is begun too.
-    `answers` are the glances that were asked for, `looked` says that everything was.
     """
 
     def __init__(self, source: SourceControl, root: Path, *, seen: bool = True) -> None:
@@ -26,8 +25,6 @@ class Ahead:
         # Begun here: a thread would wait for its turn, while this one imports, before each of git's processes.
         self._glancing: Callable[[], Glance | None] | None = source.glance(root)
         self._state: Future[SourceState] | None = None
-        self.answers: list[Glance | None] = []
-        self.looked = False
         if not seen:
             pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-ahead")
             self._state = pool.submit(source.state, root)
@@ -36,17 +33,10 @@ class Ahead:
     def glance(self, root: Path) -> Callable[[], Glance | None]:
         """As `SourceControl.glance`; raises what that raises."""
         ahead, self._glancing = self._glancing, None
-        glancing = ahead if ahead is not None and root == self._root else self._source.glance(root)
-
-        def noted() -> Glance | None:
-            self.answers.append(glancing())
-            return self.answers[-1]
-
-        return noted
+        return ahead if ahead is not None and root == self._root else self._source.glance(root)
 
     def state(self, root: Path) -> SourceState:
         """As `SourceControl.state`; raises what that raises. What was asked ahead is returned once."""
-        self.looked = True
         state, self._state = self._state, None
         return state.result() if state is not None and root == self._root else self._source.state(root)
 

@@ -7,7 +7,7 @@ fresh bytes before that.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -87,8 +87,6 @@ class Objects:
         self.store = store
         self.format = form
         self.told = Told(store)
-        self.wanted: dict[Digest, int] | None = None
-        """Where somebody wants to know it: which objects were looked for or read, and of what least length."""
         self._seen: set[Digest] = set()
         self._looking = looking
         self._began: frozenset[str] | None = None
@@ -164,16 +162,9 @@ class Objects:
         """Forget what was seen to be there: some of it has vanished."""
         self._seen.clear()
 
-    def note(self, needs: Mapping[Digest, int]) -> None:
-        """Note which objects are looked for or read, and of what least length, where somebody wants to know it."""
-        if self.wanted is not None:
-            for digest, size_bytes in needs.items():
-                self.wanted[digest] = max(size_bytes, self.wanted.get(digest, 0))
-
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
         """Return whether an object is there; its length is checked if given. Raises CorruptObject."""
         self.begin()
-        self.note({digest: size_bytes or 0})
         found = self.store.stat(key(digest))
         if found is None:
             return False
@@ -183,7 +174,6 @@ class Objects:
 
     def get(self, digest: Digest) -> bytes:
         """Return an object's bytes, verified; what is damaged is read again. Raises NotFound, CorruptObject."""
-        self.note({digest: 0})
         for data in self._readings(key(digest)):
             if self.digest(data) == digest:
                 return data
@@ -191,7 +181,6 @@ class Objects:
 
     def read(self, part: Slice) -> bytes:
         """Return a slice's bytes, verified by its own digest, as `get` does. Raises NotFound, CorruptObject."""
-        self.note({part.object: part.offset + part.size_bytes})
         whole = part.object == part.digest
         where = (key(part.object),) if whole else (key(part.object), part.offset, part.size_bytes)
         for data in self._readings(*where):
@@ -205,7 +194,6 @@ class Objects:
         No byte is handed on beyond `size_bytes`, where that is known; what was is handed on again, from offset 0, where
         it was damaged. Raises NotFound, CorruptObject, and what `write` raises.
         """
-        self.note({digest: size_bytes or 0})
         if isinstance(self.store, Flowing):
             arriving = _Arriving(self.hasher(), digest, size_bytes, write)
             with suppress(_Damaged):
@@ -217,7 +205,6 @@ class Objects:
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, read once; each is verified by its own digest. Raises as `read`."""
-        self.note({pack: 0})
         wrong: Slice | None = None
         for data in self._readings(key(pack)):
             found, wrong = self._cut(data, parts)

@@ -27,7 +27,6 @@ def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = Fa
     Raises CorruptObject if one is there and shorter; to the `lenient` it is not there.
     """
     objects.begin()
-    objects.note(needs)
     ordered = sorted(needs)
     budget = len(ordered) // _WHOLE_EACH * 1000
     seen, last = _listed(objects, ordered, "objects/", budget) if budget else ({}, "")

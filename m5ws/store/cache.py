@@ -71,15 +71,6 @@ class Cached:
     def capacity_bytes(self) -> int:
         return self._room.capacity_bytes
 
-    @property
-    def behind(self) -> ObjectStore:
-        """The store that this keeps copies of."""
-        return self._store
-
-    def before(self, store: ObjectStore) -> "Cached":
-        """Return the same copies before another view of the store."""
-        return Cached(store, self._entries.root, self._limit_bytes)
-
     # --- reading -----------------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:

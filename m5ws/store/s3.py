@@ -26,11 +26,9 @@ class S3Store:
     Nothing is asked before the first call.
     """
 
-    def __init__(
-        self, location: Location, patience: Patience | None = None, connection: Connection | None = None
-    ) -> None:
+    def __init__(self, location: Location, patience: Patience | None = None) -> None:
         self.location = location
-        self.connection = connection or Connection(location)
+        self.connection = Connection(location)
         self.requests = Persistence(location.url, patience or Patience(), self.connection.renew)
         self._transfer = Transfer(self.connection)
         self._listing = Listing(self.connection, self.requests)

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import inquiry
 from m5ws.errors import UsageError
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
+_MORE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
+"""Variables that name more than the keys."""
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +32,17 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain() -> Plain | None:
-    """Return what the environment says, or None where more than it must be asked."""
-    keys = inquiry.keys(os.environ)
-    if keys is None:
+    """Return the credentials in the environment, or None where botocore's chain could find others.
+
+    In that chain variables come first. What they leave open (a profile's region, its authorities, its endpoint) comes
+    from two files (https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
+    """
+    access_key, secret_key = (os.environ.get(name) for name in _KEYS)
+    if not access_key or not secret_key or any(name in os.environ for name in _MORE):
         return None
-    access_key, secret_key, token = keys
+    if any(os.path.isfile(os.path.expanduser(os.environ.get(name, usual))) for name, usual in _FILES.items()):
+        return None
+    token = next((value for name in _TOKENS if (value := os.environ.get(name))), None)
     return Plain(
         credentials=Credentials(access_key=access_key, secret_key=secret_key, token=token),
         here=os.environ.get("AWS_DEFAULT_REGION"),

@@ -16,7 +16,6 @@ from m5ws.comparisons import Verdict
 from m5ws.events import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
 from m5ws.records import Content, Declared, LaunchSpec, Observed, Run
 from m5ws.repository import Repository, checkpoints, ledger, runs
-from noted_answers import Answer, Ask, typed
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -135,16 +134,3 @@ def _train(repo: Repository, run: Run) -> None:
         AttemptEnded(time_s=began + 65, outcome="finished", exit_code=0),
     ]
     planted.append(repo, run.id, 1, ledger.LAUNCHER, *ended)
-
-
-@pytest.fixture
-def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
-    """Run `m5ws` as it is typed, and return what came of it."""
-
-    def call(root: Path, *words: str) -> Answer:
-        capfd.readouterr()
-        with typed(root, *words) as noted:
-            said = capfd.readouterr()
-            return Answer(said.out, said.err, any(noted))
-
-    return call

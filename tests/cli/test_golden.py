@@ -324,7 +324,7 @@ def test_errors_are_as_in_their_golden_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The facts of this machine are not looked at: it takes a process that imports torch.
-    monkeypatch.setitem(workspace._ADAPTERS, "observer", "noted_answers:KnownMachine")
+    monkeypatch.setitem(workspace._ADAPTERS, "observer", "known_machine:KnownMachine")
     root = tmp_path / "copy" / "small"
     known = {str(root): "<dir>", made.snapshot: "<snapshot>", made.snapshot[:16]: "<snapshot>"}
     blocks: list[str] = []

@@ -1,0 +1,16 @@
+"""This machine as an observer that needs no process of its own."""
+
+from collections.abc import Mapping
+
+from m5ws.adapters.machine import Machine
+from m5ws.records import Observed, Origin
+
+
+class KnownMachine(Machine):
+    """`Machine` with fixed facts: observing the real ones takes a process that imports torch."""
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed(facts={"python": "3.11"})
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
