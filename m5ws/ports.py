@@ -315,6 +315,9 @@ class Environments(Protocol):
 class Following(Protocol):
     """A run being delivered to a tracker, by a process that cannot fail or slow the run."""
 
+    def wake(self) -> None:
+        """Announce new events in the run's ledger: until then, nothing is read."""
+
     def close(self, timeout_s: float) -> bool:
         """Say that the run is over; return whether all of it was delivered within `timeout_s` seconds."""
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from typing import IO
 
 from m5ws.adapters.mlflow_follower import Options
@@ -39,6 +40,15 @@ class Following:
             stderr=self._said,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def wake(self) -> None:
+        stdin = self._process.stdin
+        # A full pipe means that it has not come to the earlier calls. One that has ended is reported by `close`.
+        with suppress(BlockingIOError, BrokenPipeError):
+            if stdin is not None and not stdin.closed:
+                os.write(stdin.fileno(), b"\n")
 
     def close(self, timeout_s: float) -> bool:
         """Say that the run is over and wait; True if all of it is in MLflow. May be called again."""

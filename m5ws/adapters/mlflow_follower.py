@@ -4,9 +4,10 @@
 
 The address is no argument, since it may hold a password and everybody on a machine sees arguments.
 
-It only reads the store, so nothing it meets can fail the run (promise 7). It goes on until its standard
-input ends, which the end of the supervisor brings about whatever way that ends, makes one last pass,
-and exits with 0 if everything is delivered. MLflow is not imported before there is something to say.
+It only reads the store, so nothing it meets can fail the run (promise 7). It reads the ledger once for each write to
+its standard input, so that a run of many ranks with nothing new costs no requests. When standard input ends, which the
+end of the supervisor brings about whatever way that ends, it makes one last pass, and exits with 0 if everything is
+delivered. MLflow is not imported before there is something to say.
 """
 
 import argparse
@@ -33,10 +34,10 @@ from m5ws.repository import Repository, ledger, runs
 from m5ws.store import open_store
 
 _URI = "MLFLOW_TRACKING_URI"
-_POLL_S = 1.0
-_RETRY_S = 60.0
+_FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
 _ADOPT_S = 30.0
 """So long a script has to start its own MLflow run, which is then the run's page, before one is made."""
+_MOST_BYTES = 65_536
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
@@ -111,9 +112,9 @@ class Follower:
         self._described: object = None
         self._listed = 0
 
-    def advance(self, *, last: bool = False) -> None:
-        """Read what is new and deliver it. `last`: the supervisor is gone, so nothing will follow."""
-        for attempt, rank, event in self._tail.poll():
+    def advance(self, *, last: bool = False, look: bool = True) -> None:
+        """Read new events, if `look`, and deliver all. `last`: the supervisor is gone, so nothing will follow."""
+        for attempt, rank, event in self._tail.poll() if look else ():
             self._take(attempt, rank, event)
         self._queue.extend(self._points.take())
         waited = time.monotonic() - self._born > _ADOPT_S
@@ -123,6 +124,11 @@ class Follower:
             except BaseException:
                 self._page = None  # what MLflow has is asked again
                 raise
+
+    def page_due_s(self) -> float | None:
+        """Return the seconds until a run without new events gets its page; None if it has one."""
+        due_s = self._born + _ADOPT_S - time.monotonic()
+        return max(due_s, 0.0) + 1.0 if self._page is None else None
 
     @property
     def undelivered(self) -> str:
@@ -209,20 +215,20 @@ def main(arguments: Sequence[str]) -> int:
     _prepare_process()
     follower = Follower(options)
     failure: BaseException | None = None
-    delay_s, last = _POLL_S, options.once
+    retry_s, last, look = _FIRST_RETRY_S, options.once, True
     while True:
         try:
-            follower.advance(last=last)
-            failure, delay_s = None, _POLL_S
+            follower.advance(last=last, look=look or failure is not None)
+            failure, retry_s = None, _FIRST_RETRY_S
         except M5Error:
             raise
         except Exception as error:
-            failure, delay_s = error, min(delay_s * 2, _RETRY_S)
+            failure, retry_s = error, min(retry_s * 2, _RETRY_S)
         except _Terminated as error:
             failure, last = failure or error, True
         if last:
             break
-        last = _told_to_stop(delay_s)
+        look, last = _wait(follower.page_due_s() if failure is None else retry_s)
     if failure is None:
         return 0
     again = shlex.join(msgspec.structs.replace(options, once=True).argv)
@@ -261,9 +267,13 @@ def _front(queue: deque[Point]) -> Iterator[Point]:
         yield point
 
 
-def _told_to_stop(delay_s: float) -> bool:
-    """Wait, and return at once with True when standard input has ended or been written to."""
-    return sys.stdin is None or bool(select.select([sys.stdin], [], [], delay_s)[0])
+def _wait(limit_s: float | None) -> tuple[bool, bool]:
+    """Wait for standard input, for at most `limit_s` seconds; return (True if there may be news, True if it ended)."""
+    if sys.stdin is None:
+        return True, True
+    if not select.select([sys.stdin], [], [], limit_s)[0]:
+        return False, False
+    return True, not os.read(sys.stdin.fileno(), _MOST_BYTES)
 
 
 def _options(arguments: Sequence[str]) -> Options:

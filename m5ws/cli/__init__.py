@@ -5,6 +5,8 @@ so that `m5ws --help` and shell completion answer at once. Only `main` here catc
 turns an error into its message, its hint and its exit status (docs/reference/exit-codes.md).
 """
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 NO_READER = 141
 BUG = 70
+_COMPLETION = "_M5WS_COMPLETE"
+"""Set by a shell that asks click for completions; click then ends with a status of its own."""
+_RESOURCES = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)
+"""Errors of a disk, or of a limit, whichever call meets them."""
+_FILES = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+        *(errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE, errno.ETXTBSY, errno.EBUSY),
+    )
+)
+"""Errors of a file, if they name one."""
 
 COMMANDS = {
     "init": "Make a workspace: m5ws.toml, ignore rules, a template's files.",
@@ -108,6 +123,7 @@ def _formatter() -> "logging.Formatter":
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    stdout = sys.stdout
     try:
         status = cli.main(arguments, prog_name="m5ws", standalone_mode=False)
         sys.stdout.flush()
@@ -115,8 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except SystemExit as end:
-        # click ends so when the reader of stdout (`head`, a pager) has left, and after completing for a shell.
-        return NO_READER if end.code == 1 else 0
+        if sys.stdout is not stdout:
+            # click replaces stdout and ends when its reader (`head`, a pager) has left.
+            return NO_READER
+        if _COMPLETION in os.environ and isinstance(end.code, int):
+            return end.code
+        return _report_bug()
     except click.exceptions.NoArgsIsHelpError as nothing:
         click.echo(nothing.format_message())
         return nothing.exit_code
@@ -125,16 +145,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except M5Error as error:
         return _report(str(error), error.hint, error.exit_code)
     except OSError as error:
+        if not _is_of_the_system(error):
+            return _report_bug()
         # The disk is full, a folder is not ours to write to: the system says what, and to which file.
         _log_where(error)
         return _report(str(error), "`m5ws -v` shows where.", M5Error.exit_code)
     except Exception:
-        import traceback
+        return _report_bug()
 
-        from m5ws.cli import output
 
-        output.warn(traceback.format_exc().rstrip())
-        return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
+def _is_of_the_system(error: OSError) -> bool:
+    """Return True for a condition of the machine that a user can change; other errors are bugs."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return error.errno in _RESOURCES or (error.errno in _FILES and error.filename is not None)
+
+
+def _report_bug() -> int:
+    """Print the traceback of the current exception."""
+    import traceback
+
+    from m5ws.cli import output
+
+    output.warn(traceback.format_exc().rstrip())
+    return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
 
 
 def _log_where(error: OSError) -> None:

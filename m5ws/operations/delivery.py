@@ -48,6 +48,8 @@ class Delivery:
         self._urgent = False
         self._warned = False
         self._failed = False
+        self.batches = 0
+        """How many batches this published."""
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
         """Return what is new as (rank, event), looked for once a second, and publish what is due; all if `final`."""
@@ -131,4 +133,5 @@ class Delivery:
             self._skip[rank] = self._writers[rank].events
         skipped = pending[: self._skip[rank]]
         self._writers[rank].append(pending[len(skipped) :])
+        self.batches += 1
         self._skip[rank] -= len(skipped)

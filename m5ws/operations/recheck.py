@@ -48,7 +48,8 @@ def replay(
 ) -> Recheck:
     """Execute the second replay and hold it against the first, which `comparison` has; stop where they part.
 
-    What goes wrong here leaves a question open, and takes nothing from what the first replay found.
+    What goes wrong here leaves a question open, and takes nothing from what the first replay found. Raises
+    KeyboardInterrupt if the user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     with_first = Comparison(_up_to(comparison.replay, last))
@@ -65,9 +66,10 @@ def replay(
         result = supervise.execute(ports, planned, feed, progress)
         parted = _difference(ports, with_first, first_replay.id, second.id, ignore)
         again = _difference(ports, with_original, first_replay.reproduces or "", second.id, ignore)
-    except (M5Error, OSError, KeyboardInterrupt) as error:
-        why = str(error) or "it was stopped"
-        return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=why)
+    except (M5Error, OSError) as error:
+        return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=str(error))
+    if result.asked:
+        raise KeyboardInterrupt
     if result.outcome not in COMPLETE and not comparison.original.by_steps:
         # Files and metrics that it did not come to are no difference.
         parted = again = None
@@ -93,7 +95,10 @@ def from_start(
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
 ) -> bool | None:
-    """Execute a replay from the start, and return whether it is equal to the original; None if it could not be told."""
+    """Execute a replay from the start; return True if it is equal to the original, None if that is not known.
+
+    Raises KeyboardInterrupt if the user stops it.
+    """
     comparison = Comparison(original)
 
     def feed(rank: str, event: AnyEvent) -> bool:
@@ -102,8 +107,10 @@ def from_start(
 
     try:
         result = supervise.execute(ports, planned, feed, progress)
-    except (M5Error, OSError, KeyboardInterrupt):
+    except (M5Error, OSError):
         return None
+    if result.asked:
+        raise KeyboardInterrupt
     if comparison.first() is not None:
         return False
     return True if result.outcome == "finished" and not comparison.missing() else None

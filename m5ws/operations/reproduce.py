@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Interrupted(M5Error):
-    """Somebody stopped a replay: nothing is said of the original."""
+    """The user stopped a replay. A verdict that was known by then is published."""
 
     exit_code = 130
     hint = "Ask again: a replay always starts from the beginning."
@@ -146,7 +146,7 @@ def execute(
     listeners = _Listeners(watch=watch, progress=progress, again=again, told=told)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
-    stopped = result.outcome == "interrupted" and (result.asked or not enough)
+    stopped, interrupted = result.outcome == "interrupted" and (result.asked or not enough), False
     if stopped and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
@@ -158,11 +158,17 @@ def execute(
         if stopped or not request.recheck:
             verdict = recheck.left_out(verdict)
         else:
-            verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
+            try:
+                verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
+            except KeyboardInterrupt:
+                verdict, interrupted = recheck.left_out(verdict), True
     verdict = msgspec.structs.replace(verdict, expected=expected)
-    if request.explain and not stopped:
+    if request.explain and not (stopped or interrupted):
         verdict = _explained(ports, planned, comparison, verdict, listeners)
-    return _publish(ports, home, verdict)
+    _publish(ports, home, verdict)
+    if interrupted:
+        raise Interrupted(f"the second replay was stopped; the first one {verdict.outcome}: {verdict.reason}")
+    return verdict
 
 
 def _replayed(

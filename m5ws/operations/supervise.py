@@ -216,7 +216,7 @@ class _Attempt:
         try:
             self._give_outputs(work)
             process = self._ports.launcher.launch(self._plan.request)
-            exit_code = self._follow(process)
+            exit_code = self._follow(process, follower)
             outcome = "finished" if exit_code == 0 else "failed"
             if self._stopping and self._successor is None:
                 outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
@@ -254,10 +254,15 @@ class _Attempt:
             message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
             self._notice("outputs-restored", message)
 
-    def _follow(self, process: Process) -> int:
+    def _follow(self, process: Process, follower: Following | None) -> int:
+        announced = 0
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
-            if (self._seen(self._delivery.deliver()) or self._is_time_to_look()) and not self._stopping:
+            events = self._delivery.deliver()
+            if follower is not None and self._delivery.batches > announced:
+                announced = self._delivery.batches
+                follower.wake()
+            if (self._seen(events) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
                 process.stop(_GRACE_S)
             # A script with a session goes on from its checkpoints.

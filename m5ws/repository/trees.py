@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import M5Error, NotFound
+from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Packing, Slice, Tree
 from m5ws.repository import packings, presence
@@ -192,7 +192,8 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
     """Return the content of a file of a located tree, verified. A link's content is its target."""
     if entry.link is not None:
         return entry.link
-    assert sum(part.size_bytes for part in entry.parts) == entry.size_bytes, f"{entry.name} was not located"
+    if sum(part.size_bytes for part in entry.parts) != entry.size_bytes:
+        raise CorruptObject(f"{entry.name} has {entry.size_bytes} bytes, and its parts have not: it was not located")
     try:
         return b"".join(objects.read(part) for part in entry.parts)
     except (M5Error, OSError) as trouble:

@@ -1,11 +1,15 @@
 """A replay that diverges is stopped, and done once more before a verdict: does the run repeat itself at all?"""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from m5ws.cli import verdict
+from m5ws.cli.steps import RunProgress
+from m5ws.events import AnyEvent
 from workspaces import Workspace, make_workspace
 
 _RECORD = "    step.record(loss=loss"
@@ -87,6 +91,29 @@ def test_two_replays_that_agree_put_the_original_under_suspicion(faulty: tuple[W
     # Nothing of what was given to a replay that was stopped is left beside its logs.
     work = workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work"
     assert not work.exists()
+
+
+def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdict(
+    faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, run = faulty
+    second: list[str] = []
+    watch = RunProgress.watch
+
+    def pressed(shown: RunProgress, rank: str, event: AnyEvent) -> bool:
+        if second:
+            raise KeyboardInterrupt
+        return bool(watch(shown, rank, event))
+
+    monkeypatch.setattr(verdict, "again", lambda _first, replay: second.append(replay))
+    monkeypatch.setattr(RunProgress, "watch", pressed)
+    done = workspace.m5ws("reproduce", run, expect=130)
+    assert done.stdout == "" and "the second replay was stopped; the first one diverged" in done.stderr
+    first = re.search(r"replaying \w+ as (\w+)", done.stderr)
+    assert first is not None
+    kept = workspace.json("show", first[1])["verdict"]
+    assert (kept["outcome"], kept["recheck"]) == ("diverged", None) and "without a second replay" in kept["reason"]
+    assert workspace.json("show", second[0])["verdict"] is None
 
 
 def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Workspace, str]) -> None:

@@ -18,11 +18,13 @@ from mlflow import MlflowClient
 import mlflow_runs as written
 import planted
 from m5ws import exact
+from m5ws.adapters import mlflow_follower
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import DELIVERED_TAG, find
 from m5ws.adapters.mlflow_follower import Follower
 from m5ws.records import Run
 from m5ws.repository import Repository
+from m5ws.store.local import LocalStore
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -48,6 +50,12 @@ def start() -> Iterator[Start]:
 def _finish(process: subprocess.Popen[bytes]) -> int:
     process.communicate(timeout=120)
     return process.returncode
+
+
+def _wake(process: subprocess.Popen[bytes]) -> None:
+    """Announce new events, as a supervisor does."""
+    assert process.stdin is not None
+    os.write(process.stdin.fileno(), b"\n")
 
 
 def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
@@ -174,6 +182,7 @@ def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
         for _ in range(4):
             written.train(repo, run, range(last + 1, last + 301))
             last += 300
+            _wake(follower)
         _until(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
         os.kill(follower.pid, signal.SIGKILL)
         follower.wait()
@@ -285,6 +294,47 @@ def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run) -> None:
         assert not following.close(0.1)
     assert "3 steps, from step 1" in following.problem
     assert "--once" in following.problem
+
+
+def test_without_news_the_store_is_not_asked(
+    repo: Repository, run: Run, tracker: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower of 1,000 ranks that polled the ledger would send 1,000 requests a second."""
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    follower = Follower(tracker.options(run.id))
+    follower.advance()
+    for name in ("get", "list", "names", "stat"):
+        monkeypatch.setattr(LocalStore, name, lambda _store, key, *_: pytest.fail(f"the store was asked for {key}"))
+    follower.advance(look=False)
+    assert follower.page_due_s() is None
+
+
+def test_a_supervisor_that_writes_more_than_a_follower_reads_is_not_held_up(
+    repo: Repository, run: Run, tracker: Mlflow, start: Start
+) -> None:
+    written.begin(repo, run)
+    following = tracker.follow(run.id)
+    os.kill(following._process.pid, signal.SIGSTOP)
+    for _ in range(70_000):
+        following.wake()
+    os.kill(following._process.pid, signal.SIGCONT)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    assert following.close(120), following.problem
+    following.wake()
+
+
+def test_standard_input_says_when_to_read_and_when_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert mlflow_follower._wait(0.0) == (False, False)
+        os.write(writer, b"\n\n")
+        assert mlflow_follower._wait(None) == (True, False)
+        assert mlflow_follower._wait(0.0) == (False, False)
+        os.close(writer)
+        assert mlflow_follower._wait(None) == (True, True)
 
 
 def test_an_unknown_run_is_said_in_words(tracker: Mlflow) -> None:
