@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from m5ws.explanations import Explanation
-from m5ws.records import Record, RunId, Sealed, Segment
+from m5ws.records import Placed, Record, RunId, Sealed, Segment
 
 
 class Change(Record, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
         return EXIT_CODES[self.outcome]
 
 
-class JointVerdict(Sealed, tag="joint-verdict/1", frozen=True, kw_only=True):
+class JointVerdict(Placed, tag="joint-verdict/1", frozen=True, kw_only=True):
     """What replays of segments say together of a run that has `of` segments: of which steps what is known.
 
     `verified` are equal, each given its checkpoint; `differ` are not, or do not repeat themselves; `open` were not

@@ -52,6 +52,10 @@ class CorruptObject(M5Error):
     hint = "Run `m5ws fsck`: it names everything that is damaged and what it harms."
 
 
+class Misplaced(CorruptObject):
+    """A record under the key of another one, or one that another record contradicts."""
+
+
 class UnknownSchema(M5Error):
     """A record of a kind or version that this m5ws does not know."""
 

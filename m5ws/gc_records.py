@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from m5ws.records import CheckpointName, Count, Digest, Record, RunId, Sealed
+from m5ws.records import CheckpointName, Count, Digest, Placed, Record, RunId
 
 _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -56,7 +56,7 @@ class Large(Record, frozen=True, kw_only=True):
     run: RunId | None
 
 
-class GcPlan(Sealed, tag="gc-plan/1", frozen=True, kw_only=True):
+class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
     """What `gc` would delete: its head, published after its parts.
 
     `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed.
@@ -75,33 +75,33 @@ class GcPlan(Sealed, tag="gc-plan/1", frozen=True, kw_only=True):
     young_objects: Count = 0
 
 
-class Garbage(Sealed, tag="gc-garbage/1", frozen=True, kw_only=True):
+class Garbage(Placed, tag="gc-garbage/1", frozen=True, kw_only=True):
     """Objects of a plan, sorted: digests of 32 bytes joined, and their sizes as 8 bytes each, little-endian."""
 
     digests: bytes
     sizes: bytes
 
 
-class Retirements(Sealed, tag="gc-retired/1", frozen=True, kw_only=True):
+class Retirements(Placed, tag="gc-retired/1", frozen=True, kw_only=True):
     """References of a plan."""
 
     checkpoints: tuple[Retired, ...]
 
 
-class Keep(Sealed, tag="gc-keep/1", frozen=True, kw_only=True):
+class Keep(Placed, tag="gc-keep/1", frozen=True, kw_only=True):
     """Objects of an open plan that a writer is about to name: digests of 32 bytes, joined."""
 
     digests: bytes
 
 
-class Executing(Sealed, tag="gc-executing/1", frozen=True, kw_only=True):
+class Executing(Placed, tag="gc-executing/1", frozen=True, kw_only=True):
     """Who executes a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
 
     holder: str
     host: str
 
 
-class Done(Sealed, tag="gc-done/1", frozen=True, kw_only=True):
+class Done(Placed, tag="gc-done/1", frozen=True, kw_only=True):
     """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
 
     checkpoints: int

@@ -33,6 +33,12 @@ class Sealed(Record, frozen=True, kw_only=True):
     """Base of records that are stored under a name of their own: their bytes end in their own digest (codec.py)."""
 
 
+class Placed(Sealed, frozen=True, kw_only=True):
+    """Base of sealed records that no field of theirs ties to their key; None in those that earlier builds wrote."""
+
+    key: str | None = None
+
+
 # --- the store -------------------------------------------------------------------------------------
 
 
@@ -235,7 +241,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
         return parts | {f"data:{dataset.name}": dataset.tree for dataset in self.datasets}
 
 
-class Annotation(Sealed, tag="annotation/1", frozen=True, kw_only=True):
+class Annotation(Placed, tag="annotation/1", frozen=True, kw_only=True):
     """What is said about a snapshot without being part of it; `packings` are those of its trees, by the tree."""
 
     created_s: float

@@ -22,8 +22,9 @@ from m5ws.comparisons import Verdict
 from m5ws.errors import NotFound, UsageError
 from m5ws.operations import claims, segments
 from m5ws.records import Checkpoint, Digest, Run, Segment
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.repository import Repository, bindings, checkpoints, ledger, runs
 from m5ws.repository.chains import Chain
+from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.objects import key
 
@@ -43,7 +44,8 @@ def build(repo: Repository, run_id: str) -> Statement:
     again = (replay for one in rechecks for replay in (one.replay, one.start))
     of_runs += [replay for replay in again if replay is not None]
     chains = [(chain, ended) for one in of_runs for chain, ended in _chains(repo, one)]
-    made = tuple(_checkpoints(repo, run))
+    recorded = {event.name: event for chain, _ in chains if chain.run == run.id for event in chain.published}
+    made = tuple(_checkpoints(repo, run, recorded))
     subjects = [_reference(repo, f"runs/{run.id}/run"), _object(repo, run.snapshot)]
     subjects += [one for line in made for one in (line.record, line.content)]
     return Statement(
@@ -72,7 +74,8 @@ def _verdicts(
     newest: dict[Segment | None, tuple[Run, Verdict]] = {}
     others = []
     for name in reversed(runs.replays(repo, run.id)):
-        replay, verdict = runs.load(repo, name), runs.verdict(repo, name)
+        replay = runs.load(repo, name)
+        verdict = runs.verdict(repo, replay)
         if verdict is None:
             continue
         changed = (replay.snapshot, replay.spec) != (run.snapshot, run.spec)
@@ -123,12 +126,15 @@ def _end(chain: Chain, *, ended: bool) -> ChainEnd:
     )
 
 
-def _checkpoints(repo: Repository, run: Run) -> Iterator[CheckpointLine]:
+def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[CheckpointLine]:
     """Yield the checkpoints of a run that count, after the one that a fork starts from."""
-    named = [(run.parent.name, run.parent.digest)] if run.parent is not None else []
-    named += [(f"{run.id}@{name}", checkpoints.digest(repo, run.id, name)) for name in checkpoints.valid(repo, run.id)]
-    for name, digest in named:
-        record = repo.objects.get_record(digest, Checkpoint)
+    named: list[tuple[str, Digest, Checkpoint]] = []
+    if (parent := run.parent) is not None:
+        where = checkpoints.key(parent.run, parent.checkpoint)
+        named.append((parent.name, parent.digest, bindings.named(repo.objects, where, parent.digest)))
+    valid = checkpoints.valid(repo, run.id)
+    named += [(f"{run.id}@{name}", *checkpoints.find(repo, run.id, name, recorded)) for name in valid]
+    for name, digest, record in named:
         yield CheckpointLine(
             name=name, step=record.step, record=_object(repo, digest), content=_object(repo, record.content)
         )

@@ -15,7 +15,7 @@ from m5ws.comparisons import EXIT_CODES, Outcome, Verdict
 from m5ws.errors import UsageError
 from m5ws.events import AttemptStarted
 from m5ws.operations import history, run
-from m5ws.records import Checkpoint, Content, LaunchSpec, Observed, Run, Segment
+from m5ws.records import Content, LaunchSpec, Observed, Run, Segment
 from m5ws.repository import Repository, checkpoints, ledger
 from m5ws.repository.ledger import LAUNCHER
 
@@ -51,7 +51,8 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 
     Raises UsageError if the training made no checkpoints to restore.
     """
-    last = history.load(repo, run_id).last_step
+    done = history.load(repo, run_id)
+    last = done.last_step
     labels = {checkpoints.step_of(label): label for label in checkpoints.valid(repo, run_id)}
     steps = sorted(step for step in labels if 0 < step < last)
     if not steps:
@@ -62,7 +63,12 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
     if count is not None and count < len(steps):
         steps = sorted(random.Random(seed).sample(steps, count))
     return [
-        Segment(first=step, last=last, checkpoint=labels[step], digest=checkpoints.digest(repo, run_id, labels[step]))
+        Segment(
+            first=step,
+            last=last,
+            checkpoint=labels[step],
+            digest=checkpoints.digest(repo, run_id, labels[step], done.published),
+        )
         for step in steps
     ]
 
@@ -95,8 +101,7 @@ def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> C
 def described(repo: Repository, run_id: str) -> dict[str, str]:
     """Return what was certified: the framework, the optimizer, the number of ranks, and versions."""
     label = checkpoints.valid(repo, run_id)[-1]
-    checkpoint = repo.objects.get_record(checkpoints.digest(repo, run_id, label), Checkpoint)
-    content = repo.objects.get_record(checkpoint.content, Content)
+    content = repo.objects.get_record(checkpoints.load(repo, run_id, label).content, Content)
     found = {"framework": _FRAMEWORKS.get(content.format, content.format), "ranks": str(content.world)}
     plain = codec.decode_plain(repo.objects.read(content.common)) if content.common is not None else None
     backend = plain.get("backend") if isinstance(plain, dict) else None

@@ -5,6 +5,7 @@ of them names. A damaged record does not hide the others.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
@@ -16,6 +17,7 @@ from m5ws.operations.plain_state import Leaf
 from m5ws.ports import Progress
 from m5ws.records import Checkpoint, Content, Digest, Slice
 from m5ws.repository import Repository, checkpoints, ledger, trees
+from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.naming import named
 
@@ -89,8 +91,10 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointRow]:
     """Return every checkpoint that was published, in order of steps, also those that do not count."""
     names = checkpoints.names(repo, run)
-    valid, kept, when = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run)), _moments(repo, run)
-    jobs: list[Job[_Read]] = [(_RECORD_BYTES, lambda name=name: _read(repo, run, name)) for name in names]  # type: ignore[misc]
+    valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
+    recorded = _recorded(repo, run)
+    when = _moments(repo, run, recorded)
+    jobs: list[Job[_Read]] = [(_RECORD_BYTES, partial(_read, repo, run, name, recorded)) for name in names]
     rows: list[CheckpointRow] = []
     seen: set[bytes] = set()
     for number, (name, found) in enumerate(zip(names, fly(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
@@ -127,7 +131,7 @@ def view(repo: Repository, which: Named) -> CheckpointView:
         content=record.content,
         format=content.format,
         world=content.world,
-        when_s=_moments(repo, record.run).get(which.name, 0.0),
+        when_s=_moments(repo, record.run, _recorded(repo, record.run)).get(which.name, 0.0),
         size_bytes=sum(part.size_bytes for part in _slices(repo, record.content, content)),
         kept=which.name in checkpoints.kept(repo, record.run),
         counts=which.name in checkpoints.valid(repo, record.run),
@@ -138,26 +142,31 @@ def view(repo: Repository, which: Named) -> CheckpointView:
     )
 
 
-def _moments(repo: Repository, run: str) -> dict[str, float]:
+def _recorded(repo: Repository, run: str) -> dict[str, CheckpointPublished]:
+    """Return what the ledger records of a run's checkpoints."""
+    return {
+        event.name: event
+        for attempt in ledger.attempts(repo, run)
+        for rank in ("0", ledger.LAUNCHER)
+        for event in ledger.events(repo, run, attempt, rank)
+        if isinstance(event, CheckpointPublished)
+    }
+
+
+def _moments(repo: Repository, run: str, recorded: Recorded) -> dict[str, float]:
     """Return when each checkpoint was published: as the ledger says, or else by the store's clock."""
     stored = repo.store.list(checkpoints.key(run, ""))
     found = {stat.key.rpartition("/")[2]: stat.modified_s for stat in stored}
-    for attempt in ledger.attempts(repo, run):
-        for rank in ("0", ledger.LAUNCHER):
-            for event in ledger.events(repo, run, attempt, rank):
-                if isinstance(event, CheckpointPublished) and event.name in found:
-                    found[event.name] = event.time_s
-    return found
+    return found | {name: event.time_s for name, event in recorded.items() if name in found}
 
 
 _Read = tuple[Digest, Checkpoint, Content, tuple[Slice, ...]] | str
 
 
-def _read(repo: Repository, run: str, name: str) -> _Read:
+def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
     """Return a checkpoint's records and slices, or what is wrong with them."""
     try:
-        digest = checkpoints.digest(repo, run, name)
-        record = repo.objects.get_record(digest, Checkpoint)
+        digest, record = checkpoints.find(repo, run, name, recorded)
         content = repo.objects.get_record(record.content, Content)
         return digest, record, content, tuple(_slices(repo, record.content, content))
     except _UNREADABLE as error:

@@ -59,7 +59,8 @@ def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool =
 
 def holds_state(repo: Repository, run: str, name: str) -> bool:
     """Return whether a training can go on from a checkpoint: it holds more than files that a script wrote."""
-    content = repo.objects.get_record(checkpoints.load(repo, run, name).content, Content)
+    _, record = checkpoints.read(repo, run, name)
+    content = repo.objects.get_record(record.content, Content)
     return content.format != "files/1"
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.gc_records import Freed, Garbage, GcPlan, Large, PlanPart, Retired, Retirements, Rules
 from m5ws.ports import Progress
-from m5ws.records import Digest, Record
-from m5ws.repository import Repository, plans, roots
+from m5ws.records import Digest, Placed
+from m5ws.repository import Repository, bindings, plans, roots
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.reach import Reach
 from m5ws.repository.roots import Workers, threads
@@ -26,7 +25,7 @@ PART_OBJECTS = 2**16
 _REFERENCES = 2**13
 _LARGEST = 10
 
-Emit = Callable[[str, int, Record], None]
+Emit = Callable[[str, int, Placed], None]
 """Called with (kind, number, record) for each part of a plan."""
 
 
@@ -55,17 +54,16 @@ def plan(
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(4).hex()}"
     now_s = time.time() if dry_run else store_now(repo, name)
 
-    def emit(kind: str, number: int, part: Record) -> None:
+    def emit(kind: str, number: int, part: Placed) -> None:
         if not dry_run:
-            repo.store.create(plans.part_key(name, kind, number), codec.encode(part))
+            bindings.create(repo.store, plans.part_key(name, kind, number), part)
 
     scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress, workers)
     head = scan.head(rules, older_than_s)
     if dry_run or not (head.objects or head.checkpoints):
         return Planned(id=None, plan=head)
     # Published from here on: all parts are durable.
-    repo.store.create(plans.head_key(name), codec.encode(head))
-    return Planned(id=name, plan=head)
+    return Planned(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
 
 
 def store_now(repo: Repository, name: str) -> float:
@@ -176,9 +174,10 @@ class _Scan:
         (heapq.heappushpop if len(self._largest) == _LARGEST else heapq.heappush)(self._largest, (size_bytes, digest))
 
     def _end_part(self, digests: bytearray, sizes: bytearray) -> None:
-        self._emit("garbage", len(self._parts), Garbage(digests=bytes(digests), sizes=bytes(sizes)))
-        first, last = bytes(digests[: plans.WIDTH]).hex(), bytes(digests[-plans.WIDTH :]).hex()
-        self._parts.append(PlanPart(first=first, last=last, objects=len(digests) // plans.WIDTH))
+        garbage, number = Garbage(digests=bytes(digests), sizes=bytes(sizes)), len(self._parts)
+        self._emit("garbage", number, garbage)
+        if (part := bindings.part_of(f"part {number}", garbage)) is not None:
+            self._parts.append(part)
         digests.clear()
         sizes.clear()
 

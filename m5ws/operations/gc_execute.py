@@ -15,12 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import codec
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.gc_records import Done, Executing
 from m5ws.operations.gc import store_now
 from m5ws.ports import Progress
-from m5ws.repository import Repository, checkpoints, plans, roots
+from m5ws.repository import Repository, bindings, checkpoints, plans, roots
 from m5ws.repository.objects import key
 from m5ws.repository.roots import Workers, threads
 
@@ -130,7 +129,7 @@ def execute(
     )
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
-        part = plans.garbage(repo, plan, number)
+        part = plans.garbage(repo, plan, head, number)
         chosen = [
             (digest, part.sizes[8 * position : 8 * position + 8])
             for position, digest in enumerate(plans.split(part.digests))
@@ -142,8 +141,7 @@ def execute(
     gone = sum(repo.store.stat(checkpoints.key(run, label)) is None for run, label in planned)
     done = Done(checkpoints=gone, objects=deleted, size_bytes=size_bytes, spared=head.objects - deleted)
     # X6: all deletes have returned.
-    repo.store.create(plans.done_key(plan), codec.encode(done))
-    return done
+    return bindings.create(repo.store, plans.done_key(plan), done)
 
 
 def clear(repo: Repository, after: str, older_than_s: float = CLEARED_S) -> None:
@@ -181,9 +179,9 @@ def _begin(repo: Repository, plan: str, holder: str, take_over: bool) -> None:
         _delete(repo, [asked.key])
     where = plans.executing_key(plan)
     try:
-        repo.store.create(where, codec.encode(Executing(holder=holder, host=socket.gethostname())))
+        bindings.create(repo.store, where, Executing(holder=holder, host=socket.gethostname()))
     except ObjectExists:
-        before = codec.decode(repo.store.get(where), Executing, where)
+        before = bindings.record(repo.store, where, Executing)
         # This workspace's lock is held here, so whoever held it then has ended.
         if before.holder != holder and not take_over:
             raise ExecutedElsewhere(

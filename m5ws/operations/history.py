@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class History(msgspec.Struct, kw_only=True):
-    """Steps and states by rank and step; checkpoint contents by step; facts by rank, of the newest attempt.
+    """Steps and states by rank and step; checkpoint contents by step, and all events by checkpoint; facts by rank, of
+    the newest attempt.
 
     `outputs` is the content with the files that the newest attempt wrote, None if none are kept.
     `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
@@ -37,6 +38,7 @@ class History(msgspec.Struct, kw_only=True):
     steps: dict[int, dict[int, Step]] = {}
     states: dict[int, dict[int, State]] = {}
     contents: dict[int, str] = {}
+    published: dict[str, CheckpointPublished] = {}
     outputs: Digest | None = None
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
@@ -77,10 +79,12 @@ class History(msgspec.Struct, kw_only=True):
                 self.steps.setdefault(int(rank), {})[event.step] = event
             case State() if not event.restored:
                 self.states.setdefault(int(rank), {})[event.step] = event
-            case CheckpointPublished(outputs=True):
-                self.outputs = event.content
             case CheckpointPublished():
-                self.contents[event.step] = event.content
+                self.published[event.name] = event
+                if event.outputs:
+                    self.outputs = event.content
+                else:
+                    self.contents[event.step] = event.content
             case Notice():
                 self.notices.append(event)
             case AttemptEnded():
@@ -137,7 +141,7 @@ def load(repo: Repository, run: str, before_attempt: int | None = None, folded: 
 
     Unless it is to be `folded`, the newest record of each step is kept even if a later attempt went back behind it.
     """
-    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
     for attempt in ledger.attempts(repo, run):
         if before_attempt is not None and attempt >= before_attempt:
             break

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import msgspec
 
 from m5ws import codec
 from m5ws.comparisons import Verdict
-from m5ws.errors import M5Error, UsageError
+from m5ws.errors import M5Error, ObjectExists, UsageError
 from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.operations import unrecorded, unsaved
 from m5ws.operations.delivery import DELIVERED, Delivery
@@ -207,7 +207,7 @@ def keep_verdict(home: Path, verdict: Verdict) -> None:
 def _publish_verdict(repo: Repository, path: Path) -> None:
     if path.exists():
         verdict = codec.decode(path.read_bytes(), Verdict, str(path))
-        if runs.verdict(repo, verdict.replay) is None:
+        with suppress(ObjectExists):
             runs.publish_verdict(repo, verdict)
         path.unlink()
 
@@ -234,7 +234,7 @@ def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
             continue
         try:
             with telling(mark.parent):
-                if (verdict := runs.verdict(repo, run)) is not None:
+                if (verdict := runs.verdict(repo, runs.load(repo, run))) is not None:
                     tracker.write_verdict(verdict)
                 if (joint := runs.joint(repo, run)) is not None:
                     tracker.write_joint(joint)

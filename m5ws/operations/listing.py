@@ -157,7 +157,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
             flight.each(
-                lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name)),
+                lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name, state.published)),
                 checkpoints.valid(repo, run_id),
             )
         ),
@@ -197,7 +197,7 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
 def _run_row(repo: Repository, run_id: str) -> RunRow:
     try:
         run, state = runs.load(repo, run_id), load_newest(repo, run_id)
-        verdict = runs.verdict(repo, run_id) if run.reproduces else None
+        verdict = runs.verdict(repo, run)
     except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
     return RunRow(

@@ -4,10 +4,11 @@ import time
 from collections.abc import Sequence
 
 from m5ws.comparisons import Change, Verdict
-from m5ws.operations import drift, vouching
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.operations import drift
 from m5ws.operations.history import History
 from m5ws.records import Run
-from m5ws.repository import Repository, runs
+from m5ws.repository import Repository, checkpoints, flight, runs
 
 _NAMED = 5
 
@@ -19,12 +20,26 @@ def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> 
     return _verdict(repo, replay, why, tuple(drifted))
 
 
-def of_checkpoint(repo: Repository, replay: Run, original: History) -> Verdict | None:
-    """Return the verdict on a replay, published, of a segment whose checkpoint is not the run's; None if it is."""
-    segment = replay.segment
-    if segment is None or segment.digest is None or segment.checkpoint is None:
+def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
+    """Return the verdict on a replay, published, if a checkpoint of the steps that it repeats is not the run's own.
+
+    None if each is: *reproduced* is said of the checkpoints that the store has, not of what the ledger records alone.
+    """
+    run, segment = replay.reproduces or "", replay.segment
+
+    def fault(label: str) -> str | None:
+        if segment is not None and not segment.first <= checkpoints.step_of(label) <= segment.last:
+            return None
+        try:
+            checkpoints.find(repo, run, label, original.published)
+        except NotFound as error:
+            retired = repo.store.stat(checkpoints.key(run, label)) is None
+            return None if retired else f"checkpoint {label} cannot be read: {error}"
+        except (CorruptObject, UnknownSchema) as error:
+            return str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
         return None
-    why = vouching.exchanged(repo, original.contents.get(segment.first), segment.digest, segment.checkpoint)
+
+    why = next(filter(None, flight.each(fault, checkpoints.valid(repo, run))), None)
     return _verdict(repo, replay, why) if why is not None else None
 
 

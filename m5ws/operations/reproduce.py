@@ -135,11 +135,11 @@ def execute(
         unlike = refusals.of_environment(ports.repo, planned.run, drifted)
         return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     original = history.load(ports.repo, request.original)
+    if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
+        return _publish(ports, home, refused)
     if request.segment is not None:
         # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
-        if (refused := refusals.of_checkpoint(ports.repo, planned.run, original)) is not None:
-            return _publish(ports, home, refused)
         original = original.within(given, request.segment.last)
     comparison = Comparison(original)
 

@@ -35,12 +35,12 @@ def newest(repo: Repository, run: str) -> Stored | None:
         attempt = checkpoints.attempt_of(name)
         if attempt < copied:
             break
-        digest = checkpoints.digest(repo, run, name)
-        if _content(repo, digest).format == "files/1":
+        digest, record = checkpoints.find(repo, run, name)
+        if repo.objects.get_record(record.content, Content).format == "files/1":
             return Stored(run=run, attempt=attempt, final=True, digest=digest)
     if not copies:
         return None
-    return Stored(run=run, attempt=copied, final=False, digest=outputs.digest(repo, run, copies[-1]))
+    return Stored(run=run, attempt=copied, final=False, digest=outputs.find(repo, run, copies[-1])[0])
 
 
 def write(repo: Repository, stored: Stored, target: Path, progress: Progress | None = None) -> Tree:

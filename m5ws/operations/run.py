@@ -19,8 +19,8 @@ from m5ws.launches import Context, LaunchRequest, Saving
 from m5ws.operations import checkpoint_names, restored_outputs
 from m5ws.operations.restored_outputs import Stored
 from m5ws.ports import Near, Tracker
-from m5ws.records import Checkpoint, LaunchSpec, Parent, Run, Snapshot, Trainer
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.records import LaunchSpec, Parent, Run, Snapshot, Trainer
+from m5ws.repository import Repository, bindings, checkpoints, ledger, runs, snapshots, trees
 from m5ws.settings import RunSettings
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
@@ -256,14 +256,13 @@ def _context(
 def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
     """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
     try:
-        found = repo.objects.get_record(parent.digest, Checkpoint)
+        found = bindings.named(repo.objects, checkpoints.key(parent.run, parent.checkpoint), parent.digest)
     except NotFound as error:
         raise NotFound(
             f"checkpoint {parent.name}, which the run starts from, is not in the store",
             hint="`m5ws pull` brings a run with the checkpoint that it starts from.",
         ) from error
-    held = (found.run, checkpoints.name(found.step, found.attempt), found.step)
-    if held != (parent.run, parent.checkpoint, parent.step):
+    if found.step != parent.step:
         raise CorruptObject(f"run {context.run} says that it starts from {parent.name}, which is another checkpoint")
     return msgspec.structs.replace(context, resume=parent.digest, parent=parent)
 

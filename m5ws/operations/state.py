@@ -71,6 +71,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return next((one.total_steps for one in reversed(self.attempts) if one.total_steps), None)
 
     @property
+    def published(self) -> dict[str, CheckpointPublished]:
+        """What the ledger records of checkpoints, by their names."""
+        return {event.name: event for one in self.attempts for event in one.checkpoints}
+
+    @property
     def notices(self) -> tuple[Notice, ...]:
         return tuple(notice for one in self.attempts for notice in one.notices)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.events import CheckpointPublished
-from m5ws.records import Checkpoint, Content
+from m5ws.records import Content
 from m5ws.repository import Repository, checkpoints, ledger
 
 _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
@@ -40,8 +40,8 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
         return
     for label in sorted(missing.intersection(checkpoints.valid(repo, run))):
         try:
-            digest = checkpoints.digest(repo, run, label)
-            content = repo.objects.get_record(digest, Checkpoint).content
+            digest, record = checkpoints.read(repo, run, label)
+            content = record.content
             outputs = repo.objects.get_record(content, Content).format == "files/1"
         except _UNREADABLE:
             continue

@@ -60,7 +60,7 @@ def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opene
         return False
     names = checkpoints.names(source, run)
     for name in names:
-        digest = checkpoints.digest(source, run, name)
+        digest, _ = checkpoints.read(source, run, name)
         began = repo.objects.begin()
         needs = closure.of_checkpoint(source, digest)
         copy = partial(_copy, source, repo, needs)

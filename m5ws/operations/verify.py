@@ -1,6 +1,6 @@
 """`verify`: whether what a statement says is what a store holds. Reads; every fault is named, and none ends it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -8,12 +8,12 @@ import msgspec
 from m5ws import codec
 from m5ws.attestations import ChainEnd, CheckpointLine, Statement, differing
 from m5ws.comparisons import Verdict
-from m5ws.errors import CorruptObject, NotFound
+from m5ws.errors import CorruptObject, Misplaced, NotFound
 from m5ws.operations import claims, segments
 from m5ws.operations.claims import Finding
 from m5ws.ports import Progress
 from m5ws.records import Checkpoint, Digest, Packing, Run, Snapshot
-from m5ws.repository import Repository, checkpoints, ledger, packings, presence, runs, snapshots, trees
+from m5ws.repository import Repository, bindings, checkpoints, ledger, packings, presence, runs, snapshots, trees
 from m5ws.repository.chains import Chain
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records
@@ -97,10 +97,18 @@ class _Check:
 
     def _record(self, name: str, kind: type[codec.R]) -> codec.R | None:
         try:
-            return codec.decode(self._repo.store.get(name), kind, name)
+            if name.startswith("objects/"):
+                return codec.decode(self._repo.store.get(name), kind, name)
+            return bindings.record(self._repo.store, name, kind)
         except runs.UNREADABLE as error:
             self._find(name, str(error))
             return None
+
+    def _hold(self, what: str, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except Misplaced as error:
+            self._find(what, str(error))
 
     def _records(self) -> None:
         """Compare what the statement says with what the records say that it names."""
@@ -110,6 +118,8 @@ class _Check:
             self._find(f"runs/{told.run}/run", f"its snapshot is {run.snapshot}")
         for line in told.verdicts:
             verdict, replay = self._record(line.record.name, Verdict), self._record(line.replay.name, Run)
+            if verdict is not None and replay is not None:
+                self._hold(line.record.name, partial(bindings.check_verdict, verdict, replay))
             if verdict is not None and claims.plain(verdict) != line.found:
                 self._find(line.record.name, "the verdict in the store says something else")
             if replay is not None and replay.reproduces != told.run:
@@ -125,10 +135,11 @@ class _Check:
         if (record.run, record.step, key(record.content)) != (run, line.step, line.content.name):
             self._find(line.name, f"its record is of step {record.step} of run {record.run}, or has another content")
         self._made[line.name] = record
+        self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
         if run != self._told.run:
             return  # The checkpoint that a fork starts from needs no reference: the run names it.
         try:
-            if key(checkpoints.digest(self._repo, run, name)) != line.record.name:
+            if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
                 self._find(line.name, "another checkpoint has this name now")
         except runs.UNREADABLE as error:
             self._find(line.name, str(error))
@@ -150,6 +161,7 @@ class _Check:
         for run, attempt, rank in list(self._chains):
             if rank == LAUNCHER:
                 self._ends(run, attempt)
+        self._events()
         for environment in self._told.environments:
             launcher = self._chains.get((environment.run, environment.attempt, LAUNCHER))
             if launcher is not None and environment.record.name not in map(key, launcher.observed):
@@ -180,6 +192,15 @@ class _Check:
             self._find(chain.prefix, f"{chain.events - line.events} events came after the attempt had ended")
         elif chain.events > line.events:
             self._notes.append(f"{chain.prefix} has {chain.events - line.events} more events by now")
+
+    def _events(self) -> None:
+        """Hold each checkpoint against its event in the ledger."""
+        digests = {line.name: line.record.name.rpartition("/")[2] for line in self._told.checkpoints}
+        for event, name in (
+            (one, f"{chain.run}@{one.name}") for chain in self._chains.values() for one in chain.published
+        ):
+            if (made := self._made.get(name)) is not None:
+                self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
         """Check that each rank's chain ends where the attempt's end says."""

@@ -3,10 +3,14 @@
 A checkpoint names the heads that the ranks' chains had when it was made, the ledger names each checkpoint's content.
 """
 
+from typing import TYPE_CHECKING
+
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
-from m5ws.records import Checkpoint, Digest
 from m5ws.repository import Repository, checkpoints
 from m5ws.repository.chains import Chain
+
+if TYPE_CHECKING:
+    from m5ws.records import Digest
 
 _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
@@ -19,7 +23,7 @@ def rewritten(repo: Repository, run: str) -> str | None:
     heads: dict[tuple[int, str], dict[Digest, str]] = {}
     for label in checkpoints.valid(repo, run):
         try:
-            record = checkpoints.load(repo, run, label)
+            _, record = checkpoints.read(repo, run, label)
         except _UNREADABLE:
             continue
         for rank, head in record.ledger.items():
@@ -36,20 +40,3 @@ def rewritten(repo: Repository, run: str) -> str | None:
                 f"made with, so an event of steps {passed + 1}-{checkpoints.step_of(unmet[0])} is false"
             )
     return None
-
-
-def exchanged(repo: Repository, recorded: Digest | None, digest: Digest, label: str) -> str | None:
-    """Return in words why a checkpoint, by its record's digest, is not the one that the ledger recorded; None if it is.
-
-    `recorded` is the content in the ledger's event, None if there is none.
-    """
-    try:
-        content = repo.objects.get_record(digest, Checkpoint).content
-    except _UNREADABLE as error:
-        return f"checkpoint {label} cannot be read: {error}"
-    if recorded is None or content == recorded:
-        return None
-    return (
-        f"checkpoint {label} was exchanged after it was published: its content is {content[:12]}, and the ledger "
-        f"recorded {recorded[:12]}"
-    )

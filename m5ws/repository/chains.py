@@ -29,6 +29,7 @@ class Chain:
         self.events = 0
         self.ended: AttemptEnded | None = None
         self.observed: list[Digest] = []
+        self.published: list[CheckpointPublished] = []
         self.passed: dict[Digest, tuple[int, int, str]] = {}
         self._bytes = hashlib.sha256()
 
@@ -73,6 +74,8 @@ class Chain:
         place = f"event {self.events + 1} of {self.prefix}"
         if isinstance(event, AttemptStarted):
             self.observed.append(event.observed)
+        if isinstance(event, CheckpointPublished):
+            self.published.append(event)
         if isinstance(event, AttemptStarted) and (self.events or event.attempt != self.attempt):
             raise CorruptObject(f"{place} begins the attempt, which is not what was written there")
         if self.ended is not None and not isinstance(event, self._late()):

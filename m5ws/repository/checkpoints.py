@@ -6,13 +6,16 @@ attempt that the next one did not list. So no clock, lease or lock is needed to 
 """
 
 import re
+from collections.abc import Iterator, Mapping
 
-from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UsageError
-from m5ws.events import AttemptStarted
+from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
+from m5ws.events import AttemptStarted, CheckpointPublished
 from m5ws.records import Checkpoint, Digest
-from m5ws.repository import Repository, ledger, publishing
-from m5ws.repository.objects import is_digest
+from m5ws.repository import Repository, bindings, ledger, publishing
 from m5ws.repository.reach import Reach
+
+Recorded = Mapping[str, CheckpointPublished]
+"""What a run's ledger records of its checkpoints, by their names."""
 
 # Ranks wait for the one that publishes, and give up after minutes; a save that fails is tried again.
 _PATIENCE = publishing.Patience(limit_s=60.0)
@@ -41,6 +44,12 @@ def attempt_of(checkpoint_name: str) -> int:
     return int(checkpoint_name.partition("-")[2])
 
 
+def labelled(key: str) -> tuple[str, str]:
+    """Return the run and the name in the key of a checkpoint's reference, of a pin, or of a copy of output files."""
+    parts = key.split("/")
+    return parts[1], parts[-1]
+
+
 def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | None = None) -> Digest:
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
@@ -58,7 +67,7 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
             # Published from here on.
             repo.store.create(key(checkpoint.run, label), _line(record))
         except ObjectExists as error:
-            if digest(repo, checkpoint.run, label) != record:
+            if bindings.line(repo.store, key(checkpoint.run, label)) != record:
                 raise Fenced(f"checkpoint {label} of run {checkpoint.run} is there with another content") from error
 
     publishing.publish(repo, lambda: _needs(repo, record), create, patience=repo.patience or _PATIENCE, began=began)
@@ -71,13 +80,18 @@ def keep(repo: Repository, run: str, label: str) -> None:
     record = digest(repo, run, label)
     if label not in valid(repo, run):
         raise UsageError(f"checkpoint {label} of run {run} does not count: a newer attempt had begun")
-    pin = f"{PINS}{run}/{label}"
+    pin = pin_key(run, label)
     publishing.publish(repo, lambda: _needs(repo, record), lambda: publishing.create_once(repo, pin, _line(record)))
 
 
 def kept(repo: Repository, run: str) -> list[str]:
     """Return the names of a run's checkpoints that are kept for ever."""
     return [label for label in repo.store.names(f"{PINS}{run}/") if is_name(label)]
+
+
+def pin_key(run: str, label: str) -> str:
+    """Return the key that keeps a checkpoint for ever."""
+    return f"{PINS}{run}/{label}"
 
 
 def _needs(repo: Repository, record: Digest) -> set[bytes]:
@@ -90,9 +104,56 @@ def _line(record: Digest) -> bytes:
     return f"{record}\n".encode()
 
 
-def load(repo: Repository, run: str, label: str) -> Checkpoint:
-    """Return a checkpoint by its name. Raises NotFound, CorruptObject."""
-    return repo.objects.get_record(digest(repo, run, label), Checkpoint)
+def find(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> tuple[Digest, Checkpoint]:
+    """Return a checkpoint's record and its digest, held against its key and its event in the ledger.
+
+    `recorded`: all that the ledger records, if the caller has read it; else it is looked up, and a ledger that is
+    damaged records nothing. Raises NotFound, CorruptObject, Misplaced.
+    """
+    digest, record = read(repo, run, label)
+    event = _event(repo, run, label) if recorded is None else recorded.get(label)
+    bindings.check_event(label, digest, record, event)
+    return digest, record
+
+
+def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
+    """Return as `find`, held against the key alone: for those who read ledgers for themselves, or not at all."""
+    where = key(run, label)
+    try:
+        digest = bindings.line(repo.store, where)
+    except NotFound as error:
+        raise NotFound(f"run {run} has no checkpoint {label}") from error
+    return digest, bindings.named(repo.objects, where, digest)
+
+
+def load(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Checkpoint:
+    """Return a checkpoint's record; as `find`."""
+    return find(repo, run, label, recorded)[1]
+
+
+def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Digest:
+    """Return the digest of a checkpoint's record; as `find`."""
+    return find(repo, run, label, recorded)[0]
+
+
+def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None:
+    """Return the event that records a checkpoint, or None.
+
+    Rank 0 writes it, or the launcher of that attempt or of a later one. Rank 0's chain, the longest, is read last and
+    from its end.
+    """
+    try:
+        return next((event for event in _published(repo, run, attempt_of(label)) if event.name == label), None)
+    except (CorruptObject, UnknownSchema, NotFound):
+        return None
+
+
+def _published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
+    later = [one for one in ledger.attempts(repo, run) if one >= attempt]
+    for chain in [*((one, ledger.LAUNCHER) for one in later), (attempt, "0")]:
+        for batch in ledger.backwards(repo, run, *chain):
+            found = map(ledger.decode_event, batch.events)
+            yield from (event for event in found if isinstance(event, CheckpointPublished))
 
 
 def names(repo: Repository, run: str) -> list[str]:
@@ -119,20 +180,3 @@ def inherited(repo: Repository, run: str, attempt: int) -> set[str]:
 def key(run: str, label: str) -> str:
     """Return the key of a checkpoint's reference."""
     return f"runs/{run}/checkpoints/{label}"
-
-
-def digest(repo: Repository, run: str, label: str) -> Digest:
-    """Return the digest of a checkpoint's record. Raises NotFound, CorruptObject."""
-    try:
-        return named(repo, key(run, label))
-    except NotFound as error:
-        raise NotFound(f"run {run} has no checkpoint {label}") from error
-
-
-def named(repo: Repository, reference: str) -> Digest:
-    """Return the digest that a reference holds. Raises NotFound, CorruptObject."""
-    line = repo.store.get(reference)
-    text = line[:-1].decode("ascii", "replace")
-    if not is_digest(text) or line != _line(text):
-        raise CorruptObject(f"{reference} does not hold a digest")
-    return text

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from m5ws import codec
+from m5ws.comparisons import JointVerdict
 from m5ws.errors import NotFound
-from m5ws.records import Annotation, Checkpoint, Digest, Packing, Slice, Snapshot
-from m5ws.repository import Repository, checkpoints, flight, ledger, outputs, packings, runs, snapshots
+from m5ws.records import Annotation, Checkpoint, Digest, Packing, Record, Run, Slice, Snapshot
+from m5ws.repository import Repository, bindings, checkpoints, flight, ledger, outputs, packings, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
@@ -16,20 +17,20 @@ def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Ki
     """Return `wanted` with what they stand on: a run's snapshot, and of a replay its original and its recheck."""
     found: dict[tuple[Kind, str], None] = {}
     for kind, name in wanted:
-        chain: dict[str, Digest] = {}
+        chain: dict[str, Run] = {}
         one: str | None = name if kind == "run" else None
         while one is not None and one not in chain:
-            run = runs.load(repo, one)
-            chain[one], one = run.snapshot, run.reproduces
-        for run_id, snapshot in reversed(chain.items()):
-            found |= {("snapshot", snapshot): None, **_rechecks(repo, run_id), ("run", run_id): None}
+            chain[one] = runs.load(repo, one)
+            one = chain[one].reproduces
+        for run in reversed(chain.values()):
+            found |= {("snapshot", run.snapshot): None, **_rechecks(repo, run), ("run", run.id): None}
         found[(kind, name)] = None
     return list(found)
 
 
-def _rechecks(repo: Repository, run_id: str) -> dict[tuple[Kind, str], None]:
+def _rechecks(repo: Repository, run: Run) -> dict[tuple[Kind, str], None]:
     """Return the other replays that a replay's verdict rests on; they have the same original."""
-    judged = runs.verdict(repo, run_id)
+    judged = runs.verdict(repo, run)
     found: dict[tuple[Kind, str], None] = {}
     for name in judged.replays[1:] if judged is not None else ():
         found |= {("snapshot", runs.load(repo, name).snapshot): None, ("run", name): None}
@@ -61,15 +62,17 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
         keys += launcher[1:]
     keys += [f"{outputs.prefix(name)}{copy}" for copy in outputs.names(repo, name)]
-    keys += [f"{checkpoints.PINS}{name}/{label}" for label in checkpoints.kept(repo, name)]
-    if runs.verdict(repo, name) is not None:
+    keys += [checkpoints.pin_key(name, label) for label in checkpoints.kept(repo, name)]
+    if runs.verdict(repo, runs.load(repo, name)) is not None:
         keys.append(f"runs/{name}/verdict")
-    keys += [f"{runs.joints_of(name)}{said}" for said in repo.store.names(runs.joints_of(name))]
-    return keys
+    joints = [f"{runs.joints_of(name)}{stamp}" for stamp in repo.store.names(runs.joints_of(name))]
+    for key in joints:
+        bindings.record(repo.store, key, JointVerdict)
+    return keys + joints
 
 
 def _packings_in(repo: Repository, key: str) -> Mapping[Digest, Digest]:
-    return codec.decode(repo.store.get(key), Annotation, key).packings
+    return bindings.record(repo.store, key, Annotation).packings
 
 
 def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
@@ -102,18 +105,17 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                 if (observed := getattr(event, "observed", None)) is not None:
                     _bytes(repo, observed, needs)
     if (parent := runs.load(repo, name).parent) is not None:
-        _walk(repo, parent.digest, Checkpoint, needs, walked)
-    for digest in _checkpoints(repo, name):
-        _walk(repo, digest, Checkpoint, needs, walked)
+        _walk_checkpoint(repo, checkpoints.key(parent.run, parent.checkpoint), parent.digest, needs, walked)
+    for where in _checkpoints(repo, name):
+        _walk_checkpoint(repo, where, bindings.line(repo.store, where), needs, walked)
     return needs
 
 
-def _checkpoints(repo: Repository, run: str) -> Iterator[Digest]:
-    """Yield the record of each checkpoint that a run has or keeps, and of each copy of its output files."""
-    yield from (checkpoints.digest(repo, run, label) for label in checkpoints.names(repo, run))
-    yield from (outputs.digest(repo, run, copy) for copy in outputs.names(repo, run))
-    for label in checkpoints.kept(repo, run):
-        yield checkpoints.named(repo, f"{checkpoints.PINS}{run}/{label}")
+def _checkpoints(repo: Repository, run: str) -> Iterator[str]:
+    """Yield the key of each checkpoint that a run has or keeps, and of each copy of its output files."""
+    yield from (checkpoints.key(run, label) for label in checkpoints.names(repo, run))
+    yield from (f"{outputs.prefix(run)}{copy}" for copy in outputs.names(repo, run))
+    yield from (checkpoints.pin_key(run, label) for label in checkpoints.kept(repo, run))
 
 
 def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:
@@ -139,18 +141,33 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     return needs
 
 
+def _walk_checkpoint(
+    repo: Repository, where: str, digest: Digest, needs: dict[Digest, int], walked: set[Digest]
+) -> None:
+    """Add what the checkpoint under a key needs; one that another key led to is held against this key too."""
+    if digest in walked:
+        bindings.named(repo.objects, where, digest)
+    else:
+        _walk(repo, digest, Checkpoint, needs, walked, where)
+
+
 def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
     if digest not in needs:
         needs[digest] = len(repo.objects.get(digest))
 
 
-def _walk(repo: Repository, digest: Digest, kind: type[codec.R], needs: dict[Digest, int], walked: set[Digest]) -> None:
+def _walk(
+    repo: Repository, digest: Digest, kind: type[Record], needs: dict[Digest, int], walked: set[Digest], where: str = ""
+) -> None:
     # Not by `needs`: a file may have the bytes of a record, and then nothing was said of what the record names.
     if digest in walked:
         return
     walked.add(digest)
     data = repo.objects.get(digest)
-    for found in named(repo.objects, digest, codec.decode(data, kind, f"object {digest}")):
+    record = codec.decode(data, kind, f"object {digest}")
+    if where:
+        bindings.check(where, record)
+    for found in named(repo.objects, digest, record):
         if isinstance(found, Slice):
             needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)
         else:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["corrupt", "truncated", "missing", "dangling", "broken-chain", "unreadable", "foreign"]
+Kind = Literal["corrupt", "truncated", "missing", "dangling", "broken-chain", "unreadable", "foreign", "misplaced"]
 
 Trouble = tuple[Kind, str]
 """What is wrong with a thing, and the words for it."""

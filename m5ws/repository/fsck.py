@@ -60,7 +60,7 @@ def _damage(references: References, records: Records, holdings: Holdings, needed
     """Return what is wrong with objects: each is named once, with all that needs it."""
     found = [Damage(kind="foreign", key=where, detail=FOREIGN) for where in holdings.foreign]
     dangling = set[Digest]()
-    for where, root, digest in references.checkpoints:
+    for where, root, digest, _ in references.checkpoints:
         if digest not in holdings.sizes:
             dangling.add(digest)
             detail = f"it names object {digest}, which is not there"

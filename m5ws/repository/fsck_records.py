@@ -35,6 +35,7 @@ class Records:
         self.trees: dict[Digest, tuple[Digest, ...]] = {}
         self.placed: dict[tuple[Digest, tuple[Digest, ...]], set[Digest]] = {}
         self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
+        self.checkpoints: dict[Digest, Checkpoint] = {}
 
     def need(self, root: str, digest: Digest) -> None:
         """Note that a reference, called `root`, names an object that names no other."""
@@ -110,6 +111,7 @@ class Records:
         if isinstance(record, Checkpoint):
             with self._lock:
                 self.made.setdefault((record.run, record.attempt), {})[digest] = record
+                self.checkpoints[digest] = record
         elif isinstance(record, Snapshot):
             self.trees[digest] = tuple(dict.fromkeys(record.trees.values()))
         elif isinstance(record, Content) and record.tree is not None:

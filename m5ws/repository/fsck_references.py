@@ -5,21 +5,24 @@ References are read before objects are listed: what a writer publishes meanwhile
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
-from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, Retirements
+from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, UsageError
+from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Format, Packing, Record, Run, Snapshot
-from m5ws.repository import FORMAT, Repository, checkpoints, ledger, outputs, packings, plans, runs, trees
+from m5ws.repository import FORMAT, Repository, bindings, checkpoints, ledger, outputs, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import each
 from m5ws.repository.fsck_records import Records, unread
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
+
+if TYPE_CHECKING:
+    from m5ws.events import CheckpointPublished
 
 T = TypeVar("T")
 
@@ -31,15 +34,23 @@ _PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retiremen
 
 
 class References:
-    """What `read` found: damage, snapshots and runs, and which checkpoint each reference names."""
+    """What `read` found: damage, snapshots and runs, and which checkpoint each reference names.
+
+    `checkpoints` has, of each reference, its key, what is harmed, the digest that it holds, and the key that the record
+    must belong under: its own, or of the run that a fork starts from the parent's.
+    """
 
     def __init__(self, repo: Repository, records: Records) -> None:
         self._repo = repo
         self._records = records
         self._attempts: list[tuple[str, int]] = []
         self._packings: list[tuple[str, list[dict[Digest, Digest]]]] = []
+        self._annotations: list[tuple[str, str, Annotation]] = []
+        self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
+        self._heads: dict[str, GcPlan] = {}
+        self._garbage: list[tuple[str, str, PlanPart | None]] = []
         self.damage: list[Damage] = []
-        self.checkpoints: list[tuple[str, str, Digest]] = []
+        self.checkpoints: list[tuple[str, str, Digest, str]] = []
         self.snapshots: tuple[str, ...] = ()
         self.runs: tuple[str, ...] = ()
 
@@ -59,6 +70,30 @@ class References:
                 self._records.place(snapshot, tree, [one[tree] for one in said if tree in one])
         placed = self._records.placed.items()
         _do([partial(self._placed, *pair, holders) for pair, holders in placed], "looking for small files", progress)
+        self._bindings()
+
+    def _bindings(self) -> None:
+        """Hold records against others that were read: checkpoints against events, annotations and parts of plans."""
+        for where, root, digest, belongs in self.checkpoints:
+            if (found := self._records.checkpoints.get(digest)) is not None:
+                self._hold(where, partial(bindings.check, belongs, found), root)
+                run, label = checkpoints.labelled(belongs)
+                for event in self._events.get((run, label), ()):
+                    self._hold(where, partial(bindings.check_event, label, digest, found, event), root)
+        for where, snapshot, annotation in self._annotations:
+            if (known := self._records.trees.get(snapshot)) is not None:
+                self._hold(where, partial(bindings.check_annotation, where, annotation, known), f"snapshot {snapshot}")
+        for where, plan, part in self._garbage:
+            if (head := self._heads.get(plan)) is not None:
+                self._hold(where, partial(bindings.check_part, where, part, head))
+
+    def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
+        """Name what is under a key that another record contradicts, once."""
+        try:
+            check()
+        except (Misplaced, CorruptObject) as error:
+            if all(one.key != where for one in self.damage):
+                self._add("misplaced", where, str(error), *roots)
 
     def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
         self.damage.append(Damage(kind=kind, key=where, detail=detail, harms=roots))
@@ -80,6 +115,7 @@ class References:
                 unreadable = True
                 continue
             said.append(annotation.packings)
+            self._annotations.append((f"snapshots/{snapshot_id}/{name}", snapshot_id, annotation))
             if annotation.observed is not None:
                 self._records.need(root, annotation.observed)
         for packing in packings.counting(self._repo.objects, said, lenient=True):
@@ -98,10 +134,13 @@ class References:
                 self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", root)
             self._records.walk(root, run.snapshot, Snapshot)
             if run.parent is not None:
-                self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest))
+                parent = checkpoints.key(run.parent.run, run.parent.checkpoint)
+                self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest, parent))
                 self._records.walk(root, run.parent.digest, Checkpoint)
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
-            self._decode(f"runs/{run_id}/verdict", Verdict, root)
+            verdict = self._decode(f"runs/{run_id}/verdict", Verdict, root)
+            if verdict is not None and run is not None:
+                self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
         for said in self._repo.store.names(runs.joints_of(run_id)):
             self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
         self._foreign(run_id)
@@ -134,13 +173,13 @@ class References:
                 self._add("foreign", where, FOREIGN)
 
     def _checkpoint(self, where: str, root: str) -> None:
-        found = self._read(lambda: checkpoints.named(self._repo, where))
+        found = self._read(lambda: bindings.line(self._repo.store, where))
         if isinstance(found, NotFound):
             return  # Retired by gc since it was listed.
         if isinstance(found, Exception):
             self._add("corrupt", where, _said(found), root)
             return
-        self.checkpoints.append((where, root, found))
+        self.checkpoints.append((where, root, found, where))
         self._records.walk(root, found, Checkpoint)
 
     # --- trees -------------------------------------------------------------------------------------
@@ -200,6 +239,8 @@ class References:
             found = None
         for observed in one.observed:
             self._records.need(root, observed)
+        for event in one.published:
+            self._events.setdefault((one.run, event.name), []).append(event)
         return found
 
     # --- plans -------------------------------------------------------------------------------------
@@ -208,21 +249,27 @@ class References:
         """Read what gc planned and did; it names nothing that must be there, and gc clears it away."""
         plan, _, standing = name.rpartition(".")
         if plan and standing in _PLAN_FILES:
-            self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
+            found = self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
+            if isinstance(found, GcPlan):
+                self._heads[plan] = found
             return
         for folder, kind in _PLAN_PARTS.items():
             for part in self._repo.store.names(plans.folder(name, folder)):
-                self._decode(f"{plans.folder(name, folder)}{part}", kind, lasting=False)
+                where = f"{plans.folder(name, folder)}{part}"
+                found = self._decode(where, kind, lasting=False)
+                if isinstance(found, Garbage):
+                    self._garbage.append((where, name, bindings.part_of(where, found)))
 
     # --- one reference -----------------------------------------------------------------------------
 
     def _decode(self, where: str, kind: type[codec.R], *roots: str, lasting: bool = True) -> codec.R | None:
         """Return a reference's record, or name what is wrong with it."""
-        found = self._read(lambda: codec.decode(self._repo.store.get(where), kind, where))
+        found = self._read(lambda: bindings.record(self._repo.store, where, kind))
         if not isinstance(found, Exception):
             return found
         if not isinstance(found, NotFound):
             trouble: Kind = "foreign" if isinstance(found, UsageError) else "unreadable"
+            trouble = "misplaced" if isinstance(found, Misplaced) else trouble
             self._add(trouble, where, _said(found), *roots)
         elif lasting:
             self._add("missing", where, "it is not there", *roots)

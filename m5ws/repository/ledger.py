@@ -12,7 +12,7 @@ import msgspec
 from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
 from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch
-from m5ws.repository import Repository, flight, plans, publishing
+from m5ws.repository import Repository, bindings, flight, plans, publishing
 from m5ws.repository.spool import chain, genesis
 
 LAUNCHER = "launcher"
@@ -106,7 +106,7 @@ def read(
     found = itertools.chain(map(repo.store.get, keys[:1]), flight.each(repo.store.get, keys[1:]))
     for key, data in zip(keys, found, strict=True):
         batch = codec.decode(data, Batch, key)
-        _check(batch, key, run, attempt, rank, seq, head)
+        _check(batch, key, head)
         stored(data)
         head, seq = batch.head, seq + 1
         yield batch
@@ -127,13 +127,12 @@ def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[B
     for seq in reversed(range(len(present))):
         key = f"{prefix}{seq:08d}"
         batch = codec.decode(repo.store.get(key), Batch, key)
-        _check(batch, key, run, attempt, rank, seq, batch.previous)
+        _check(batch, key, batch.previous)
         yield batch
 
 
-def _check(batch: Batch, key: str, run: str, attempt: int, rank: str, seq: int, head: str) -> None:
-    if (batch.run, batch.attempt, batch.rank, batch.seq) != (run, attempt, rank, seq):
-        raise CorruptObject(f"batch {key} says it is {batch.run}/{batch.attempt}/{batch.rank}/{batch.seq}")
+def _check(batch: Batch, key: str, head: str) -> None:
+    bindings.check(key, batch)
     if batch.previous != head:
         raise CorruptObject(f"batch {key} does not follow the batch before it")
     for event in batch.events:

@@ -8,7 +8,7 @@ import re
 
 from m5ws.errors import Fenced, ObjectExists
 from m5ws.records import Checkpoint, Digest
-from m5ws.repository import Repository, checkpoints, ledger, publishing
+from m5ws.repository import Repository, bindings, ledger, publishing
 from m5ws.repository.reach import Reach
 
 
@@ -32,9 +32,9 @@ def attempt_of(name: str) -> int:
     return int(name.partition("-")[0])
 
 
-def digest(repo: Repository, run: str, name: str) -> Digest:
-    """Return the digest of a copy's record. Raises NotFound, CorruptObject."""
-    return checkpoints.named(repo, prefix(run) + name)
+def find(repo: Repository, run: str, name: str) -> tuple[Digest, Checkpoint]:
+    """Return a copy's record and its digest. Raises NotFound, CorruptObject, Misplaced."""
+    return bindings.checkpoint(repo.objects, prefix(run) + name)
 
 
 def publish(repo: Repository, copy: Checkpoint, number: int) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error, NotFound, UnknownSchema
 from m5ws.ports import ObjectStore
 from m5ws.records import OBJECT_BYTES, Annotation, Digest, Entry, Pack, Packing, Slice
-from m5ws.repository import flight
+from m5ws.repository import bindings, flight
 
 if TYPE_CHECKING:
     from m5ws.repository.objects import Objects
@@ -147,7 +146,7 @@ class Told:
 
     def _packings_in(self, troubles: list[M5Error | OSError], key: str) -> dict[Digest, Digest] | None:
         try:
-            return codec.decode(self._store.get(key), Annotation, key).packings
+            return bindings.record(self._store, key, Annotation).packings
         except UNSOUND:
             return None
         except (M5Error, OSError) as error:

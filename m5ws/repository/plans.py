@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws import codec
-from m5ws.errors import CorruptObject
 from m5ws.gc_records import Garbage, GcPlan, Keep, Retired, Retirements
 from m5ws.ports import ObjectStore
 from m5ws.records import Digest
+from m5ws.repository import bindings
 
 if TYPE_CHECKING:
     from m5ws.repository import Repository
 
 PREFIX = "gc/"
-WIDTH = 32
-"""Bytes of a digest."""
+WIDTH = bindings.DIGEST_BYTES
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +68,14 @@ def part_key(plan: str, kind: str, number: int) -> str:
 
 def head(repo: "Repository", plan: str) -> GcPlan:
     """Return a plan's head. Raises NotFound once the plan has been cleared away."""
-    return codec.decode(repo.store.get(head_key(plan)), GcPlan, head_key(plan))
+    return bindings.record(repo.store, head_key(plan), GcPlan)
 
 
-def garbage(repo: "Repository", plan: str, number: int) -> Garbage:
-    """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject."""
+def garbage(repo: "Repository", plan: str, planned: GcPlan, number: int) -> Garbage:
+    """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject, Misplaced."""
     where = part_key(plan, "garbage", number)
-    part = codec.decode(repo.store.get(where), Garbage, where)
-    if len(part.digests) % WIDTH or len(part.sizes) * WIDTH != len(part.digests) * 8:
-        raise CorruptObject(f"{where} has digests and sizes that do not belong together")
+    part = bindings.record(repo.store, where, Garbage)
+    bindings.check_part(where, bindings.part_of(where, part), planned)
     return part
 
 
@@ -86,17 +83,18 @@ def retired(repo: "Repository", plan: str, planned: GcPlan) -> Iterator[Retired]
     """Yield the references of a plan."""
     for number in range(planned.references):
         where = part_key(plan, "retired", number)
-        yield from codec.decode(repo.store.get(where), Retirements, where).checkpoints
+        yield from bindings.record(repo.store, where, Retirements).checkpoints
 
 
 def named(repo: "Repository", plan: str, digests: set[bytes]) -> set[bytes]:
     """Return those of `digests` that a plan names; only parts that could have one are read. Raises NotFound."""
     found: set[bytes] = set()
     wanted = sorted(digests)
-    for number, part in enumerate(head(repo, plan).parts):
+    planned = head(repo, plan)
+    for number, part in enumerate(planned.parts):
         first, last = bytes.fromhex(part.first), bytes.fromhex(part.last)
         if any(first <= digest <= last for digest in wanted):
-            found |= digests.intersection(split(garbage(repo, plan, number).digests))
+            found |= digests.intersection(split(garbage(repo, plan, planned, number).digests))
     return found
 
 
@@ -104,7 +102,7 @@ def keeps(repo: "Repository", plan: str) -> set[bytes]:
     """Return all that writers said they are about to name."""
     found: set[bytes] = set()
     for stat in repo.store.list(folder(plan, "keep")):
-        found.update(split(codec.decode(repo.store.get(stat.key), Keep, stat.key).digests))
+        found.update(split(bindings.record(repo.store, stat.key, Keep).digests))
     return found
 
 

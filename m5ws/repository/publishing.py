@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from m5ws import codec
 from m5ws.errors import M5Error, NotFound, ObjectExists
 from m5ws.gc_records import Keep
 from m5ws.ports import Progress
-from m5ws.repository import Repository, plans
+from m5ws.repository import Repository, bindings, plans
 from m5ws.repository.plans import Standings
 
 T = TypeVar("T")
@@ -132,7 +131,7 @@ class _Guard:
         """Say what is about to be named, then look: who begins after this look reads what was said (W2)."""
         for position, digests in enumerate(_pieces(sorted(named))):
             key = f"{plans.folder(plan, 'keep')}{os.urandom(8).hex()}-{position}"
-            self._repo.store.create(key, codec.encode(Keep(digests=b"".join(digests))))
+            bindings.create(self._repo.store, key, Keep(digests=b"".join(digests)))
         return plan in plans.look(self._repo.store).open
 
     def _await(self, plan: str) -> None:

@@ -16,10 +16,11 @@ from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
 from m5ws.records import Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, checkpoints, ledger, outputs, packings, runs, snapshots
+from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, packings, runs, snapshots
 from m5ws.repository.reach import Reach
 
 _RESUMABLE = ("dcp/1", "deepspeed/1")
+A = TypeVar("A")
 T = TypeVar("T")
 
 Workers = Callable[[], Executor]
@@ -49,7 +50,7 @@ def read(
     say = progress or (lambda *_: None)
     with workers() as pool:
 
-        def each(what: str, names: Sequence[str], act: Callable[[str], T]) -> Iterator[T]:
+        def each(what: str, names: Sequence[A], act: Callable[[A], T]) -> Iterator[T]:
             for position, found in enumerate(pool.map(act, names)):
                 say(what, position, len(names))
                 yield found
@@ -57,15 +58,15 @@ def read(
         # Pins first: a reference is deleted only if no pin was there before its run was read.
         _drain(each("reading kept checkpoints", repo.store.names(checkpoints.PINS), partial(_pins, repo, reach)))
         _drain(each("reading snapshots", repo.store.names("snapshots/"), partial(_snapshot, repo, reach)))
-        names = runs.ids(repo)
-        judged = names if rules.retire else []
+        records = list(each("reading runs", runs.ids(repo), partial(runs.load, repo)))
+        judged = records if rules.retire else []
         evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
-        origins = _origins(each("reading forks", judged, partial(runs.load, repo)))
+        origins = _origins(judged)
 
-        def of_run(run: str) -> list[Retired]:
-            return _run(repo, reach, run, rules, evidence.get(run, set()), origins.get(run, set()), may_retire)
+        def of_run(run: Run) -> list[Retired]:
+            return _run(repo, reach, run, rules, evidence.get(run.id, set()), origins.get(run.id, set()), may_retire)
 
-        for found in each("reading runs", names, of_run):
+        for found in each("reading ledgers", records, of_run):
             retired += found
     return Roots(reach=reach, retired=tuple(retired))
 
@@ -77,7 +78,14 @@ def _drain(work: Iterator[None]) -> None:
 
 def _pins(repo: Repository, reach: Reach, run: str) -> None:
     for label in checkpoints.kept(repo, run):
-        reach.checkpoint(checkpoints.named(repo, f"{checkpoints.PINS}{run}/{label}"))
+        _reach(repo, reach, checkpoints.pin_key(run, label))
+
+
+def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None) -> None:
+    """Add the checkpoint that the line under a key names. Raises NotFound, CorruptObject, Misplaced."""
+    digest = digest or bindings.line(repo.store, where)
+    # One that another key led to is read again: it must belong under this key too.
+    bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint))
 
 
 def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
@@ -91,15 +99,21 @@ def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
 
 
 def _run(
-    repo: Repository, reach: Reach, run: str, rules: Rules, evidence: set[int], origins: set[str], may_retire: MayRetire
+    repo: Repository,
+    reach: Reach,
+    record: Run,
+    rules: Rules,
+    evidence: set[int],
+    origins: set[str],
+    may_retire: MayRetire,
 ) -> list[Retired]:
     """Add a run and its checkpoints; return those that are retired instead. Forks start from those in `origins`."""
-    record = runs.load(repo, run)
     reach.snapshot(record.snapshot)
-    if record.parent is not None:
-        reach.checkpoint(record.parent.digest)
+    run, parent = record.id, record.parent
+    if parent is not None:
+        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest)
     for copy in outputs.names(repo, run):
-        reach.checkpoint(outputs.digest(repo, run, copy))
+        _reach(repo, reach, f"{outputs.prefix(run)}{copy}")
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     found = list(_references(repo, run))
@@ -119,14 +133,14 @@ def _references(repo: Repository, run: str) -> Iterator[Retired]:
     """Yield all references of a run to checkpoints; one that is gone since it was listed was retired by another gc."""
     for label in checkpoints.names(repo, run):
         try:
-            yield Retired(run=run, checkpoint=label, digest=checkpoints.digest(repo, run, label))
+            yield Retired(run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label)))
         except NotFound:
             continue
 
 
 def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
     try:
-        reach.checkpoint(reference.digest)
+        _reach(repo, reach, checkpoints.key(reference.run, reference.checkpoint), reference.digest)
     except NotFound:
         if not _retired_meanwhile(repo, reference):
             raise
@@ -172,7 +186,8 @@ def retained(labels: Sequence[str], rules: Rules) -> set[str]:
 
 def _resumable(repo: Repository, reference: Retired) -> bool:
     try:
-        checkpoint = repo.objects.get_record(reference.digest, Checkpoint)
+        where = checkpoints.key(reference.run, reference.checkpoint)
+        checkpoint = bindings.named(repo.objects, where, reference.digest)
         return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE
     except NotFound:
         if not _retired_meanwhile(repo, reference):

@@ -7,7 +7,7 @@ from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
 from m5ws.records import Run
-from m5ws.repository import Repository, flight, presence, publishing
+from m5ws.repository import Repository, bindings, flight, presence, publishing
 from m5ws.repository.reach import Reach
 
 
@@ -41,14 +41,10 @@ def publish(repo: Repository, run: Run) -> None:
 
 def load(repo: Repository, run_id: str) -> Run:
     """Return a run. Raises NotFound, CorruptObject, UnknownSchema."""
-    key = f"runs/{run_id}/run"
     try:
-        run = codec.decode(repo.store.get(key), Run, key)
+        return bindings.record(repo.store, f"runs/{run_id}/run", Run)
     except NotFound as error:
         raise NotFound(f"there is no run {run_id}") from error
-    if run.id != run_id:
-        raise CorruptObject(f"{key} says that it is run {run.id}")
-    return run
 
 
 def ids(repo: Repository) -> list[str]:
@@ -61,19 +57,20 @@ def publish_verdict(repo: Repository, verdict: Verdict) -> None:
     repo.store.create(f"runs/{verdict.replay}/verdict", codec.encode(verdict))
 
 
-def verdict(repo: Repository, replay_id: str) -> Verdict | None:
-    """Return the verdict of a replay, or None while it has none."""
-    key = f"runs/{replay_id}/verdict"
+def verdict(repo: Repository, replay: Run) -> Verdict | None:
+    """Return the verdict of a replay, or None while it has none. Raises CorruptObject, Misplaced, UnknownSchema."""
     try:
-        return codec.decode(repo.store.get(key), Verdict, key)
+        found = bindings.record(repo.store, f"runs/{replay.id}/verdict", Verdict)
     except NotFound:
         return None
+    bindings.check_verdict(found, replay)
+    return found
 
 
 def publish_joint(repo: Repository, joint: JointVerdict) -> None:
     """Publish what replays of segments say together, beside what others have said; none is ever changed."""
     stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    repo.store.create(f"{joints_of(joint.run)}{stamp}", codec.encode(joint))
+    bindings.create(repo.store, f"{joints_of(joint.run)}{stamp}", joint)
 
 
 def joints_of(run_id: str) -> str:
@@ -86,8 +83,7 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
     newest = max(repo.store.names(joints_of(run_id)), default=None)
     if newest is None:
         return None
-    key = f"{joints_of(run_id)}{newest}"
-    return codec.decode(repo.store.get(key), JointVerdict, key)
+    return bindings.record(repo.store, f"{joints_of(run_id)}{newest}", JointVerdict)
 
 
 def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) -> list[Verdict]:
@@ -96,20 +92,19 @@ def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) 
     `among`: all runs, if the caller has read them.
     """
     run, everyone = load(repo, run_id), readable(repo) if among is None else among
-    names = [run_id, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
-    found = flight.each(lambda name: verdict(repo, name), dict.fromkeys(names))
+    replayed = [run, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
+    found = flight.each(lambda one: verdict(repo, one), {one.id: one for one in replayed}.values())
     said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
     return sorted(said, key=lambda one: one.created_s)
 
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    return _replays(readable(repo), run_id)
+    return [run.id for run in _replays(readable(repo), run_id)]
 
 
-def _replays(among: Iterable[Run], run_id: str) -> list[str]:
-    found = [run for run in among if run.reproduces == run_id]
-    return [run.id for run in sorted(found, key=lambda run: run.created_s)]
+def _replays(among: Iterable[Run], run_id: str) -> list[Run]:
+    return sorted((run for run in among if run.reproduces == run_id), key=lambda run: run.created_s)
 
 
 UNREADABLE = (CorruptObject, NotFound, UnknownSchema, UsageError)

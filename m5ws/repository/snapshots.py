@@ -10,10 +10,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
-from m5ws import codec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Digest, Snapshot
-from m5ws.repository import Repository, flight, presence, publishing, trees
+from m5ws.repository import Repository, bindings, flight, presence, publishing, trees
 from m5ws.repository.publishing import Patience, Vanished
 from m5ws.repository.reach import Reach
 
@@ -52,7 +51,7 @@ def publish(
 
     def create() -> None:
         # Published from here on.
-        repo.store.create(f"snapshots/{digest}/{stamp}", codec.encode(annotation))
+        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", annotation)
 
     try:
         publishing.publish(repo, needs, create, patience=patience)
@@ -80,7 +79,7 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return what has been said about a snapshot, oldest first."""
     found = repo.store.list(f"snapshots/{snapshot_id}/")
-    return list(flight.each(lambda stat: codec.decode(repo.store.get(stat.key), Annotation, stat.key), found))
+    return list(flight.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), found))
 
 
 def ids(repo: Repository) -> list[Digest]:

@@ -185,4 +185,4 @@ def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
     (replay,) = replays
     done = workspace.history(replay)
     assert done.outcome == "interrupted" and max(done.steps[0]) < 4
-    assert runs.verdict(workspace.repo, replay) is None
+    assert runs.verdict(workspace.repo, runs.load(workspace.repo, replay)) is None

@@ -56,7 +56,7 @@ def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_o
     named = [
         digest
         for number in range(len(head.parts))
-        for digest in plans.split(plans.garbage(repo, planned.id, number).digests)
+        for digest in plans.split(plans.garbage(repo, planned.id, head, number).digests)
     ]
     assert named == sorted(named) and len(named) == head.objects == unreachable + 2
     assert all(part.objects <= part_objects for part in head.parts)

@@ -134,9 +134,10 @@ def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tm
 
 def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Repository, tmp_path: Path) -> None:
     verdict = Verdict(run="b" * 12, replay=_RUN, outcome="reproduced")
+    planted.run(repo, _RUN, reproduces="b" * 12)
     leftovers.keep_verdict(tmp_path, verdict)
     leftovers.deliver(repo, tmp_path)
-    assert runs.verdict(repo, _RUN) == verdict
+    assert runs.verdict(repo, runs.load(repo, _RUN)) == verdict
     leftovers.deliver(repo, tmp_path)
 
 
@@ -162,11 +163,13 @@ class _Tracker:
 
 def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Repository, tmp_path: Path) -> None:
     tracker: Any = _Tracker(2)
+    planted.run(repo, "b" * 12)
+    planted.run(repo, _RUN, reproduces="b" * 12)
     runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
     joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
     segments.publish(repo, tracker, joint, tmp_path)
     with pytest.raises(OSError, match="nobody"), leftovers.telling(tmp_path / "runs" / _RUN):
-        tracker.write_verdict(runs.verdict(repo, _RUN))
+        tracker.write_verdict(runs.verdict(repo, runs.load(repo, _RUN)))
     assert tracker.told == [] and tracker.fails == 0
     tracker.fails = 1
     assert "nobody answers" in leftovers.retell(repo, tracker, tmp_path)[0]

@@ -49,7 +49,7 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     assert (tmp_path / "work" / "out" / "log.txt").read_text() == "two"
     needed = roots.read(repo, Rules(), lambda *_: True).reach.digests
     for name in outputs.names(repo, _RUN):
-        assert bytes.fromhex(repo.objects.get_record(outputs.digest(repo, _RUN, name), Checkpoint).content) in needed
+        assert bytes.fromhex(outputs.find(repo, _RUN, name)[1].content) in needed
     other = Repository.create(LocalStore(tmp_path / "other"))
     transfer.copy(repo, other, [("run", _RUN)])
     assert outputs.names(other, _RUN) == outputs.names(repo, _RUN)

@@ -193,7 +193,7 @@ def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Re
 def test_another_verdict_and_another_run_in_the_store_are_found_though_they_are_sealed(
     repo: Repository, told: Statement
 ) -> None:
-    verdict, run = runs.verdict(repo, REPLAY), runs.load(repo, REPLAY)
+    verdict, run = runs.verdict(repo, runs.load(repo, REPLAY)), runs.load(repo, REPLAY)
     assert isinstance(verdict, Verdict) and isinstance(run, Run)
     where = f"runs/{REPLAY}/verdict"
     with undone(repo):

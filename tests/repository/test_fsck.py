@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 import planted
-from m5ws import codec
 from m5ws.records import Annotation, Content
-from m5ws.repository import Repository, checkpoints, fsck, parts, snapshots, trees
+from m5ws.repository import Repository, bindings, checkpoints, fsck, parts, snapshots, trees
 from m5ws.repository.objects import key
 
 
@@ -72,7 +71,7 @@ def test_a_ref_to_nothing_is_named(filled: tuple[Repository, str]) -> None:
     where = f"runs/{'a' * 12}/checkpoints/{checkpoints.name(9, 1)}"
     repo.store.create(where, b"0" * 64 + b"\n")
     planted.run(repo, "b" * 12, "1" * 64)
-    repo.store.create(f"snapshots/{'2' * 64}/x", codec.encode(Annotation(created_s=1.0)))
+    bindings.create(repo.store, f"snapshots/{'2' * 64}/x", Annotation(created_s=1.0))
     found = {(one.kind, one.key) for one in fsck.check(repo).damage}
     assert found == {
         ("dangling", where),

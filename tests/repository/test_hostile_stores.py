@@ -67,7 +67,7 @@ def test_a_pin_that_holds_no_digest_is_not_copied(world: World) -> None:
 
 
 RUNS: dict[str, tuple[dict[str, object], str]] = {
-    "another id": ({"id": "b" * 12}, "run bbbbbbbbbbbb"),
+    "another id": ({"id": "b" * 12}, "id is bbbbbbbbbbbb"),
     "an id upwards": ({"id": "../../../victim"}, "id"),
     "an absolute id": ({"id": "/etc"}, "id"),
     "an id of 1,000 letters": ({"id": "a" * 1000}, "id"),
@@ -108,7 +108,8 @@ def test_times_that_are_none_are_shown_as_they_are(world: World) -> None:
     snapshot = world.sound()
     for number, time_s in enumerate(TIMES):
         run = world.run(snapshot, f"{number:012x}", {"created_s": time_s})
-        world.place(f"snapshots/{snapshot}/{number}", codec.encode(Annotation(created_s=time_s)))
+        said = Annotation(key=f"snapshots/{snapshot}/{number}", created_s=time_s)
+        world.place(f"snapshots/{snapshot}/{number}", codec.encode(said))
         world.fine("show", run)
     for arguments in (("ls",), ("ls", "--json"), ("show", snapshot), ("show", "--json", snapshot)):
         world.fine(*arguments)
@@ -240,7 +241,9 @@ def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
 def _plan(world: World, digests: bytes, **fields: object) -> None:
     sizes = bytes(len(digests) // 32 * 8)
     world.place(f"gc/{PLAN}/garbage/00000000", codec.encode(Garbage(digests=digests, sizes=sizes)))
-    part = PlanPart(first="0" * 64, last="f" * 64, objects=len(digests) // 32)
+    part = PlanPart(
+        first=digests[:32].hex() or "0" * 64, last=digests[-32:].hex() or "f" * 64, objects=len(digests) // 32
+    )
     head = GcPlan(older_than_s=0.0, rules=Rules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,))
     world.place(f"gc/{PLAN}.plan", codec.sealed(packed(plain(head) | fields)))
 

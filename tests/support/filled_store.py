@@ -14,7 +14,7 @@ from m5ws.gc_records import Keep, Rules
 from m5ws.operations import gc, gc_execute
 from m5ws.ports import SourceFile
 from m5ws.records import Content, Dataset, Declared, LaunchSpec, Observed
-from m5ws.repository import Repository, checkpoints, ledger, parts, plans, runs, trees
+from m5ws.repository import Repository, bindings, checkpoints, ledger, parts, plans, runs, trees
 
 _AT_ONCE_S = -60.0
 """An age that everything has: a server's times may be whole seconds."""
@@ -45,7 +45,8 @@ def fill(repo: Repository, folder: Path, scale: Scale, seed: int = 1) -> None:
         snapshot = _snapshot(repo, files, number)
         made.append(_run(repo, snapshot, scale, draw))
     checkpoints.keep(repo, made[0], checkpoints.name(2, 1))
-    runs.publish_verdict(repo, Verdict(run=made[0], replay=made[-1], outcome="reproduced", compared={"steps": 4}))
+    replay = planted.run(repo, "f" * 12, runs.load(repo, made[0]).snapshot, purpose="reproduce", reproduces=made[0])
+    runs.publish_verdict(repo, Verdict(run=made[0], replay=replay.id, outcome="reproduced", compared={"steps": 4}))
     _plans(repo, folder.with_name("gc"))
 
 
@@ -60,7 +61,7 @@ def _plans(repo: Repository, home: Path) -> None:
     planned = gc.plan(repo, Rules(last=1), _AT_ONCE_S)
     assert planned.id is not None and planned.plan.references
     keep = Keep(digests=bytes.fromhex(left))
-    repo.store.create(f"{plans.folder(planned.id, 'keep')}0", codec.encode(keep))
+    bindings.create(repo.store, f"{plans.folder(planned.id, 'keep')}0", keep)
 
 
 def _files(folder: Path, scale: Scale, draw: random.Random) -> Iterator[SourceFile]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import planted
-from m5ws import codec
 from m5ws.ports import SourceFile
 from m5ws.records import Annotation, Digest, Format, Pack, Packing
-from m5ws.repository import Repository, trees
+from m5ws.repository import Repository, bindings, trees
 from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
 from m5ws.store.local import LocalStore
@@ -64,4 +63,4 @@ def read(repo: Repository, written: trees.Written, target: Path) -> dict[str, by
 def annotate(repo: Repository, snapshot: Digest, packings: dict[Digest, Digest], when: int = 1) -> None:
     """Say of a snapshot that its trees' small files lie where `packings` say."""
     said = Annotation(created_s=float(when), packings=packings)
-    repo.store.create(f"snapshots/{snapshot}/{when:014d}-00000000", codec.encode(said))
+    bindings.create(repo.store, f"snapshots/{snapshot}/{when:014d}-00000000", said)

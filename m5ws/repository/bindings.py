@@ -1,0 +1,177 @@
+"""What is read by key, held against that key: a record counts only under the key that it was written under.
+
+The table in docs/format.md, section "Bindings", lists every kind of reference with what must match; this is the one
+module that checks it, and every reader of a reference goes through it. A record that lies under another's key raises
+Misplaced. Only `record`, `line` and `checkpoint` ask the store, for what is read anyway.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from m5ws import codec
+from m5ws.comparisons import JointVerdict, Verdict
+from m5ws.errors import CorruptObject, Misplaced
+from m5ws.events import Batch, CheckpointPublished
+from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
+from m5ws.ports import ObjectStore
+from m5ws.records import Annotation, Checkpoint, Digest, Format, Placed, Record, Run
+
+if TYPE_CHECKING:
+    from m5ws.repository.objects import Objects
+
+P = TypeVar("P", bound=Placed)
+
+DIGEST_BYTES = 32
+"""Bytes of a digest where many are joined."""
+
+KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
+    ("format", Format, {}),
+    ("snapshots/<id>/<time>-<nonce>", Annotation, {}),
+    ("runs/<run>/run", Run, {"run": "id"}),
+    ("runs/<run>/ledger/<attempt>/<rank>/<seq>", Batch, {}),
+    ("runs/<run>/checkpoints/<step>-<attempt>", Checkpoint, {}),
+    ("runs/<run>/outputs/<attempt>-<number>", Checkpoint, {"number": "step"}),
+    ("runs/<run>/verdict", Verdict, {"run": "replay"}),
+    ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
+    ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
+    ("gc/<plan>.plan", GcPlan, {}),
+    ("gc/<plan>/garbage/<n>", Garbage, {}),
+    ("gc/<plan>/retired/<n>", Retirements, {}),
+    ("gc/<plan>/keep/<nonce>", Keep, {}),
+    ("gc/<plan>.executing", Executing, {}),
+    ("gc/<plan>.done", Done, {}),
+)
+"""Forms of keys, the record under each, and which of its fields a part of the key is where the two have other names."""
+
+
+# --- against the key -------------------------------------------------------------------------------
+
+
+def record(store: ObjectStore, key: str, kind: type[codec.R]) -> codec.R:
+    """Return the record under a key. Raises NotFound, UnknownSchema, CorruptObject, Misplaced."""
+    found = codec.decode(store.get(key), kind, key)
+    check(key, found)
+    return found
+
+
+def create(store: ObjectStore, key: str, placed: P) -> P:
+    """Create a record under a key, which it names from then on; return it so. Raises ObjectExists."""
+    placed = msgspec.structs.replace(placed, key=key)
+    store.create(key, codec.encode(placed))
+    return placed
+
+
+def line(store: ObjectStore, key: str) -> Digest:
+    """Return the digest in a reference that is one line. Raises NotFound, CorruptObject."""
+    data = store.get(key)
+    text = data[:-1].decode("ascii", "replace")
+    if not re.fullmatch(r"[0-9a-f]{64}", text) or data[-1:] != b"\n":
+        raise CorruptObject(f"{key} does not hold a digest")
+    return text
+
+
+def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
+    """Return the digest and the record that a line under a key names. Raises NotFound, CorruptObject, Misplaced."""
+    digest = line(objects.store, key)
+    return digest, named(objects, key, digest)
+
+
+def named(objects: "Objects", key: str, digest: Digest) -> Checkpoint:
+    """Return the record that the line under a key is known to name. Raises as `checkpoint`."""
+    found = objects.get_record(digest, Checkpoint)
+    check(key, found)
+    return found
+
+
+def check(key: str, found: object) -> None:
+    """Raise Misplaced unless a record, or the one that the line under `key` names, belongs there."""
+    if differing := ", ".join(_differing(key, found)):
+        raise Misplaced(f"{key} holds the record of another key: {differing}")
+
+
+def _differing(key: str, found: object) -> Iterator[str]:
+    """Yield the fields of a record that do not match a key, with their values."""
+    if isinstance(found, Placed) and found.key is not None:
+        if found.key != key:
+            yield f"its key is {found.key}"
+        return
+    parts = _parts(key, type(found))
+    if parts is None:
+        yield f"no {type(found).__name__} has such a name"
+    for field, text in (parts or {}).items():
+        if field == "time":
+            if not _is_time(text, found):
+                yield "its time is another"
+        elif (value := getattr(found, field, text)) != text and not (_is_number(text) and value == int(text)):
+            yield f"its {field} is {value}"
+
+
+def _parts(key: str, kind: type) -> dict[str, str] | None:
+    """Return the parts of a key by the field that each is; None if no key of that kind of record has this form."""
+    for pattern, of, fields in KEYS:
+        if of is kind and (match := _compiled(pattern).fullmatch(key)):
+            return {fields.get(name, name): text for name, text in match.groupdict().items()}
+    return None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", pattern.replace(".", r"\.")))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_time(text: str, found: object) -> bool:
+    """Return True if `text` is when a record was made, in milliseconds, as its key has it."""
+    created_s = getattr(found, "created_s", 0.0)
+    return _is_number(text) and abs(created_s) < float("inf") and int(created_s * 1000) == int(text)
+
+
+# --- against other records -------------------------------------------------------------------------
+
+
+def check_verdict(verdict: Verdict, replay: Run) -> None:
+    """Raise Misplaced unless a verdict is on the run that its replay reproduces."""
+    if verdict.run != replay.reproduces:
+        of = f"run {replay.reproduces}" if replay.reproduces else "no run"
+        raise Misplaced(f"runs/{replay.id}/verdict is on run {verdict.run}, and its run reproduces {of}")
+
+
+def check_event(label: str, digest: Digest, found: Checkpoint, event: CheckpointPublished | None) -> None:
+    """Raise Misplaced unless a checkpoint is the one that its ledger recorded; None: the ledger records none."""
+    if event is None or (event.checkpoint, event.content, event.step) == (digest, found.content, found.step):
+        return
+    raise Misplaced(
+        f"checkpoint {label} was exchanged after it was published: its record is {digest[:12]} with content "
+        f"{found.content[:12]}, and the ledger recorded {event.checkpoint[:12]} with content {event.content[:12]}"
+    )
+
+
+def check_annotation(key: str, annotation: Annotation, trees: tuple[Digest, ...]) -> None:
+    """Raise Misplaced for an annotation with packings of other trees than those of its snapshot."""
+    if foreign := annotation.packings.keys() - set(trees):
+        raise Misplaced(f"{key} names a packing of tree {min(foreign)}, which is no tree of the snapshot")
+
+
+def part_of(key: str, garbage: Garbage) -> PlanPart | None:
+    """Return how a plan's head names a part, or None for an empty one. Raises CorruptObject for half a digest."""
+    digests = garbage.digests
+    if len(digests) % DIGEST_BYTES or len(garbage.sizes) * DIGEST_BYTES != len(digests) * 8:
+        raise CorruptObject(f"{key} has digests and sizes that do not belong together")
+    if not digests:
+        return None
+    first, last = digests[:DIGEST_BYTES].hex(), digests[-DIGEST_BYTES:].hex()
+    return PlanPart(first=first, last=last, objects=len(digests) // DIGEST_BYTES)
+
+
+def check_part(key: str, part: PlanPart | None, head: GcPlan) -> None:
+    """Raise Misplaced unless a plan's head names a part, under its number, as it is."""
+    number = int(key.rpartition("/")[2])
+    if number >= len(head.parts) or (part is not None and part != head.parts[number]):
+        raise Misplaced(f"{key} is not the part of the plan that its head names")
