@@ -21,9 +21,15 @@ def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> 
 
 
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
-    """Return the verdict on a replay, published, if a checkpoint of the steps that it repeats is not the run's own.
+    """Return the verdict on a replay, published, if a checkpoint of the steps that it repeats is not the run's own."""
+    why = foreign_checkpoint(repo, replay, original)
+    return _verdict(repo, replay, why) if why is not None else None
 
-    None if each is: *reproduced* is said of the checkpoints that the store has, not of what the ledger records alone.
+
+def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
+    """Return the fault of a checkpoint of the steps that a replay repeats, in words; None if each is the run's own.
+
+    *Reproduced* is a word on the checkpoints in the store, not on what the ledger records of them alone.
     """
     run, segment = replay.reproduces or "", replay.segment
 
@@ -39,8 +45,7 @@ def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict 
             return str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
         return None
 
-    why = next(filter(None, flight.each(fault, checkpoints.valid(repo, run))), None)
-    return _verdict(repo, replay, why) if why is not None else None
+    return next(filter(None, flight.each(fault, checkpoints.valid(repo, run))), None)
 
 
 def _verdict(repo: Repository, replay: Run, why: str, changes: tuple[Change, ...] = ()) -> Verdict:

@@ -1,0 +1,338 @@
+"""Every kind of reference of docs/format.md, exchanged with every other of its kind: fsck and all readers report it."""
+
+import itertools
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import command_line
+import referenced
+from counting_store import CountingStore
+from m5ws import codec
+from m5ws.comparisons import Verdict
+from m5ws.errors import Misplaced
+from m5ws.operations import history, refusals
+from m5ws.records import Parent, Placed, Segment
+from m5ws.repository import Repository, bindings, checkpoints, fsck, runs
+from referenced import DIVERGED, EQUAL, OTHER, A, B, World
+
+ROWS = {row.pattern: row for row in referenced.rows()}
+BOUND = [pattern for pattern, row in ROWS.items() if row.bound and not pattern.startswith("objects/")]
+_REPORTED = re.compile(
+    r"another key|was exchanged|is on run|does not follow|no part|is missing|not the (part|ledger)|has this name"
+)
+_ORIGINAL = {A: A, B: B, EQUAL: A, DIVERGED: A, OTHER: B}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, World]:
+    """A store without plans of gc, and one with plans, which keep writers waiting."""
+    plain, planned = (World(tmp_path_factory.mktemp(name) / "w") for name in ("plain", "planned"))
+    referenced.plan(planned.repo)
+    _attest(plain)
+    return {False: plain, True: planned}
+
+
+@pytest.fixture
+def world(worlds: dict[bool, World], request: pytest.FixtureRequest) -> Iterator[World]:
+    """The store that has references of the kind that a test is about."""
+    found = worlds[str(getattr(request, "param", "")).startswith("gc/")]
+    yield found
+    found.undo()
+
+
+def _call(world: World, *arguments: str) -> str:
+    """Return all that a command prints, with its exit status before."""
+    done = command_line.call("-C", str(world.root), *arguments)
+    return f"{done.returncode} {done.stdout}{done.stderr}"
+
+
+def _attest(world: World) -> None:
+    for run in (A, B):
+        assert _call(world, "attest", run, "-o", str(world.root / f"{run}.json")).startswith("0"), run
+
+
+def _reported(world: World, key: str) -> bool:
+    # A broken chain is named by the first batch that does not follow.
+    wanted = key.rpartition("/")[0] if "/ledger/" in key else key
+    return any(wanted in one.key and one.kind in ("misplaced", "broken-chain") for one in fsck.check(world.repo).damage)
+
+
+# --- who reads which kind --------------------------------------------------------------------------
+
+Commands = list[tuple[str, ...]]
+
+
+def _of_checkpoint(world: World, key: str) -> Commands:
+    run, label = checkpoints.labelled(key)
+    step, attempt = label.split("-")
+    which, beside = f"{run}@{int(step)}-{int(attempt)}", f"{EQUAL if run != EQUAL else OTHER}@1-1"
+    out = str(world.root / "out")
+    found: Commands = [
+        ("checkpoint", "show", which),
+        ("checkpoint", "ls", run),
+        ("checkpoint", "export", which, out, "--format", "safetensors", "--dry-run"),
+        ("checkpoint", "diff", which, beside),
+        ("run", "--from", which, "--dry-run"),
+        ("show", run),
+        ("push", run, "--to", out, "--dry-run"),
+        ("gc", "--dry-run"),
+    ]
+    if label == checkpoints.valid(world.repo, run)[-1] and run in (A, B):
+        found.append(("run", "--resume", run, "--dry-run"))
+        found.append(("prefetch", run, "--dry-run"))
+    return found + ([("attest", run), ("verify", str(world.root / f"{run}.json"))] if run in (A, B) else [])
+
+
+def _of_run(world: World, key: str) -> Commands:
+    run = key.split("/")[1]
+    verbs: Commands = [("show", run), ("ls", "--runs"), ("diff", run, A if run != A else B), ("gc", "--dry-run")]
+    verbs += [("run", "--resume", run, "--dry-run"), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
+    return [*verbs, ("attest", run)]
+
+
+def _of_batch(world: World, key: str) -> Commands:
+    return [("show", key.split("/")[1])]
+
+
+def _of_copy(world: World, key: str) -> Commands:
+    _, run, _, name = key.split("/")
+    verbs: Commands = [("push", run, "--to", str(world.root / "out"), "--dry-run"), ("gc", "--dry-run")]
+    return verbs + ([("outputs", run, str(world.root / "out"))] if name.endswith("1") else [])
+
+
+def _of_verdict(world: World, key: str) -> Commands:
+    replay = key.split("/")[1]
+    original = _ORIGINAL[replay]
+    verbs: Commands = [(verb, run) for verb in ("show", "attest") for run in (replay, original)]
+    verbs += [("ls", "--runs"), ("push", replay, "--to", str(world.root / "out"), "--dry-run")]
+    # The statement on A rests on its newest verdict alone.
+    return verbs + ([("verify", str(world.root / f"{original}.json"))] if replay == OTHER else [])
+
+
+def _of_joint(world: World, key: str) -> Commands:
+    run = key.split("/")[1]
+    verbs: Commands = [("push", run, "--to", str(world.root / "out"), "--dry-run")]
+    newest = key.endswith(max(world.repo.store.names(f"runs/{run}/joint/")))
+    return verbs + ([("show", run)] if newest else [])
+
+
+def _of_pin(world: World, key: str) -> Commands:
+    return [("gc", "--dry-run"), ("push", key.split("/")[1], "--to", str(world.root / "out"), "--dry-run")]
+
+
+def _of_annotation(world: World, key: str) -> Commands:
+    snapshot = key.split("/")[1]
+    push = ("push", snapshot, "--to", str(world.root / "out"), "--dry-run")
+    return [("show", snapshot), ("ls", "--snapshots"), push, ("gc", "--dry-run")]
+
+
+def _of_plan(world: World, key: str) -> Commands:
+    return [("gc", "--execute", re.split("[/.]", key)[1], "--take-over", "--grace", "0s")]
+
+
+READERS: dict[str, Callable[[World, str], Commands]] = {
+    "snapshots/<id>/<time>-<nonce>": _of_annotation,
+    "runs/<run>/run": _of_run,
+    "runs/<run>/ledger/<attempt>/<rank>/<seq>": _of_batch,
+    "runs/<run>/checkpoints/<step>-<attempt>": _of_checkpoint,
+    "runs/<run>/outputs/<attempt>-<number>": _of_copy,
+    "runs/<run>/verdict": _of_verdict,
+    "runs/<run>/joint/<time>-<nonce>": _of_joint,
+    "pins/<run>/<step>-<attempt>": _of_pin,
+    "gc/<plan>.plan": _of_plan,
+    "gc/<plan>/garbage/<n>": _of_plan,
+    "gc/<plan>/retired/<n>": _of_plan,
+    "gc/<plan>/keep/<nonce>": _of_plan,
+    "gc/<plan>.executing": _of_plan,
+    # What a plan did is for people alone: no command reads it.
+    "gc/<plan>.done": lambda *_: [],
+}
+
+
+# --- the table -------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_kind_of_reference_and_the_code_has_every_row(worlds: dict[bool, World]) -> None:
+    assert set(ROWS) == {part for pattern in referenced.patterns() for part in pattern.replace("`", "").split(", ")}
+    written = {pattern: kind.__name__ for pattern, kind, _ in bindings.KEYS}
+    assert written == {pattern: row.record for pattern, row in ROWS.items() if pattern in written}
+    assert set(BOUND) <= set(written) and set(READERS) == set(BOUND)
+    for world in worlds.values():
+        kinds = {key: [row for row in ROWS.values() if row.fits(key)] for key in world.keys if key[:8] != "objects/"}
+        assert [key for key, found in kinds.items() if len(found) != 1] == []
+        assert fsck.check(world.repo).clean
+
+
+def _pairs(world: World, pattern: str) -> list[tuple[str, str]]:
+    keys = world.of(ROWS[pattern])
+    assert len(keys) > 1, f"no two references of the kind {pattern}"
+    return list(itertools.combinations(keys, 2))
+
+
+@pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
+def test_fsck_reports_both_of_two_references_that_were_exchanged(world: World, pattern: str) -> None:
+    for one, other in _pairs(world, pattern):
+        world.swap(one, other)
+        found = [key for key in (one, other) if not _reported(world, key)]
+        assert found == [], (one, other)
+        world.undo()
+
+
+@pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
+def test_each_command_that_reads_a_reference_reports_another_one_in_its_place(
+    world: World, pattern: str, tmp_path: Path
+) -> None:
+    for one, other in (pair for some in _pairs(world, pattern) for pair in (some, some[::-1])):
+        for number, arguments in enumerate(READERS[pattern](world, one)):
+            world.put(one, world.get(other))
+            told = _asked(world, arguments, tmp_path / f"{number}")
+            world.undo()
+            assert _REPORTED.search(told), (one, other, arguments, told)
+            assert told[0] != "0" or arguments[0] == "ls" or arguments[:2] == ("checkpoint", "ls"), (arguments, told)
+
+
+def _asked(world: World, arguments: tuple[str, ...], scratch: Path) -> str:
+    """Call a command; one that deletes, in a copy of the workspace."""
+    if "--execute" not in arguments:
+        return _call(world, *arguments)
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(world.root, scratch)
+    return command_line.call("-C", str(scratch), *arguments).stderr
+
+
+@pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
+def test_no_command_complains_of_references_that_are_where_they_belong(
+    world: World, pattern: str, tmp_path: Path
+) -> None:
+    commands = {arguments for key in world.of(ROWS[pattern]) for arguments in READERS[pattern](world, key)}
+    for number, arguments in enumerate(sorted(commands)):
+        told = _asked(world, arguments, tmp_path / f"{number}")
+        assert not _REPORTED.search(told), (arguments, told)
+        shutil.rmtree(world.root / "out", ignore_errors=True)
+
+
+# --- what is forged, and not only exchanged --------------------------------------------------------
+
+
+def _forge(world: World, key: str, **fields: object) -> None:
+    """Have a reference name a new record, which is as the old one but for some fields."""
+    _, record = bindings.checkpoint(world.repo.objects, key)
+    digest = world.repo.objects.put_record(msgspec.structs.replace(record, **fields))
+    world.put(key, f"{digest}\n".encode())
+
+
+@pytest.mark.parametrize("run", [A, B])
+def test_a_checkpoint_with_another_content_under_its_own_name_is_reported_by_all_who_use_it(
+    world: World, run: str
+) -> None:
+    label = checkpoints.valid(world.repo, run)[-1]
+    key = checkpoints.key(run, label)
+    content = checkpoints.load(world.repo, EQUAL, checkpoints.name(1, 1)).content
+    # Those read no ledger of ranks, or copy it beside the checkpoint.
+    commands = [arguments for arguments in _of_checkpoint(world, key) if arguments[0] not in ("push", "gc")]
+    _forge(world, key, content=content)
+    for arguments in commands:
+        told = _call(world, *arguments)
+        assert _REPORTED.search(told), (arguments, told)
+    assert _reported(world, key)
+
+
+@pytest.mark.parametrize("segment", [None, Segment(first=1, last=2)])
+def test_no_replay_is_begun_of_steps_whose_checkpoints_are_not_the_run_s_own(
+    world: World, segment: Segment | None
+) -> None:
+    replay = msgspec.structs.replace(runs.load(world.repo, EQUAL), segment=segment)
+    labels = checkpoints.names(world.repo, A)
+    for label, other in itertools.permutations(labels, 2):
+        world.put(checkpoints.key(A, label), world.get(checkpoints.key(A, other)))
+        why = refusals.foreign_checkpoint(world.repo, replay, history.load(world.repo, A))
+        within = segment is None or segment.first <= checkpoints.step_of(label) <= segment.last
+        assert (why is not None and label in why) == within, (label, other, why)
+        world.undo()
+    assert refusals.foreign_checkpoint(world.repo, replay, history.load(world.repo, A)) is None
+
+
+def test_a_verdict_of_an_equal_replay_under_one_that_diverged_is_nowhere_taken_for_its_own(world: World) -> None:
+    world.put(f"runs/{DIVERGED}/verdict", world.get(f"runs/{EQUAL}/verdict"))
+    (row,) = [line for line in _call(world, "ls", "--runs").splitlines() if line.startswith(DIVERGED)]
+    assert "damaged" in row and "reproduced" not in row
+    for run in (DIVERGED, A):
+        told = _call(world, "show", run)
+        assert told.startswith("3") and "reproduced" not in told.lower()
+    assert _call(world, "show", OTHER).startswith("0")
+
+
+def test_a_verdict_on_another_run_than_its_replay_reproduces_is_misplaced(world: World) -> None:
+    verdict = Verdict(run=B, replay=DIVERGED, outcome="reproduced")
+    world.put(f"runs/{DIVERGED}/verdict", codec.encode(verdict))
+    with pytest.raises(Misplaced, match=f"is on run {B}"):
+        runs.verdict(world.repo, runs.load(world.repo, DIVERGED))
+    assert _reported(world, f"runs/{DIVERGED}/verdict")
+
+
+def test_a_fork_of_another_checkpoint_than_it_names_is_misplaced(world: World) -> None:
+    digest = checkpoints.digest(world.repo, A, checkpoints.name(2, 1))
+    for label, held in ((checkpoints.name(2, 1), True), (checkpoints.name(1, 1), False)):
+        parent = Parent(run=A, checkpoint=label, step=checkpoints.step_of(label), digest=digest)
+        world.put(f"runs/{B}/run", codec.encode(msgspec.structs.replace(runs.load(world.repo, B), parent=parent)))
+        assert _reported(world, f"runs/{B}/run") != held
+        for arguments in (("gc", "--dry-run"), ("push", B, "--to", str(world.root / "out"), "--dry-run")):
+            assert (_REPORTED.search(_call(world, *arguments)) is None) == held
+        world.undo()
+
+
+# --- what earlier builds wrote ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", ["gc/"], indirect=True)
+def test_a_store_of_an_earlier_build_is_clean_and_what_it_can_show_is_reported(world: World) -> None:
+    bound = {"snapshots/<id>/<time>-<nonce>", "runs/<run>/joint/<time>-<nonce>", "gc/<plan>/garbage/<n>"}
+    placed = {pattern: kind for pattern, kind, _ in bindings.KEYS if issubclass(kind, Placed)}
+    assert bound < placed.keys()
+    for pattern, kind in placed.items():
+        for key in world.of(ROWS[pattern]):
+            record = bindings.record(world.repo.store, key, kind)
+            assert record.key == key
+            old = dict(msgspec.msgpack.decode(codec.encode(record)[:-32]))
+            del old["key"]
+            world.put(key, codec.sealed(msgspec.msgpack.Encoder(order="deterministic").encode(old)))
+    assert fsck.check(world.repo).clean
+    for pattern in sorted(bound):
+        # A part of a plan may be that of another plan, byte for byte.
+        for one, other in (pair for pair in _pairs(world, pattern) if world.get(pair[0]) != world.get(pair[1])):
+            world.swap(one, other)
+            assert _reported(world, one) and _reported(world, other), (one, other)
+            world.swap(one, other)
+    assert fsck.check(world.repo).clean
+
+
+# --- what it costs ---------------------------------------------------------------------------------
+
+
+def _counted(world: World, work: Callable[[Repository], object]) -> list[str]:
+    store = CountingStore(world.repo.store)
+    work(Repository.open(store))
+    return store.gets[1:]
+
+
+def test_a_record_that_is_read_anyway_is_checked_without_another_request(world: World) -> None:
+    run, label = runs.load(world.repo, A), checkpoints.name(3, 2)
+    recorded = history.load(world.repo, A).published
+    replay = runs.load(world.repo, EQUAL)
+    assert len(_counted(world, lambda repo: runs.verdict(repo, replay))) == 1
+    assert len(_counted(world, lambda repo: runs.load(repo, run.id))) == 1
+    assert len(_counted(world, lambda repo: checkpoints.find(repo, A, label, recorded))) == 2
+    assert set(recorded) == set(checkpoints.names(world.repo, A))
+
+
+def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
+    """References once; what is an object and a record of which parts are named, twice."""
+    gets = _counted(world, fsck.check)
+    often = {key for key in gets if gets.count(key) > 1 and not key.startswith("objects/")}
+    assert often == set()
+    assert len(gets) < 4 * len(world.keys)
