@@ -256,7 +256,8 @@ def _context(
 def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
     """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
     try:
-        found = bindings.named(repo.objects, checkpoints.key(parent.run, parent.checkpoint), parent.digest)
+        where = checkpoints.key(parent.run, parent.checkpoint)
+        found = bindings.named(repo.objects, where, parent.digest, f"runs/{context.run}/run")
     except NotFound as error:
         raise NotFound(
             f"checkpoint {parent.name}, which the run starts from, is not in the store",

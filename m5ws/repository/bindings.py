@@ -80,17 +80,21 @@ def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
     return digest, named(objects, key, digest)
 
 
-def named(objects: "Objects", key: str, digest: Digest) -> Checkpoint:
-    """Return the record that the line under a key is known to name. Raises as `checkpoint`."""
+def named(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpoint:
+    """Return the record that the line under a key is known to name, or that another record, `by`, names as it.
+
+    Raises as `checkpoint`.
+    """
     found = objects.get_record(digest, Checkpoint)
-    check(key, found)
+    check(key, found, by)
     return found
 
 
-def check(key: str, found: object) -> None:
-    """Raise Misplaced unless a record, or the one that the line under `key` names, belongs there."""
+def check(key: str, found: object, by: str = "") -> None:
+    """Raise Misplaced unless a record, or the one that a line names, belongs under `key`; `by` as in `named`."""
     if differing := ", ".join(_differing(key, found)):
-        raise Misplaced(f"{key} holds the record of another key: {differing}")
+        holds = f"{by} names as {key}" if by and by != key else f"{key} holds"
+        raise Misplaced(f"{holds} the record of another key: {differing}")
 
 
 def _differing(key: str, found: object) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """All that a snapshot or a run needs: the objects, and the references in the order in which they are published."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from m5ws import codec
@@ -11,6 +11,13 @@ from m5ws.repository import Repository, bindings, checkpoints, flight, ledger, o
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
+
+Check = Callable[[Record], object]
+"""Raises for a record that does not belong where it was named."""
+
+
+def _nothing(_: Record) -> None:
+    pass
 
 
 def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
@@ -105,7 +112,8 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                 if (observed := getattr(event, "observed", None)) is not None:
                     _bytes(repo, observed, needs)
     if (parent := runs.load(repo, name).parent) is not None:
-        _walk_checkpoint(repo, checkpoints.key(parent.run, parent.checkpoint), parent.digest, needs, walked)
+        where = checkpoints.key(parent.run, parent.checkpoint)
+        _walk_checkpoint(repo, where, parent.digest, needs, walked, f"runs/{name}/run")
     for where in _checkpoints(repo, name):
         _walk_checkpoint(repo, where, bindings.line(repo.store, where), needs, walked)
     return needs
@@ -142,13 +150,13 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
 
 
 def _walk_checkpoint(
-    repo: Repository, where: str, digest: Digest, needs: dict[Digest, int], walked: set[Digest]
+    repo: Repository, where: str, digest: Digest, needs: dict[Digest, int], walked: set[Digest], by: str = ""
 ) -> None:
     """Add what the checkpoint under a key needs; one that another key led to is held against this key too."""
     if digest in walked:
-        bindings.named(repo.objects, where, digest)
+        bindings.named(repo.objects, where, digest, by)
     else:
-        _walk(repo, digest, Checkpoint, needs, walked, where)
+        _walk(repo, digest, Checkpoint, needs, walked, partial(bindings.check, where, by=by))
 
 
 def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
@@ -157,7 +165,12 @@ def _bytes(repo: Repository, digest: Digest, needs: dict[Digest, int]) -> None:
 
 
 def _walk(
-    repo: Repository, digest: Digest, kind: type[Record], needs: dict[Digest, int], walked: set[Digest], where: str = ""
+    repo: Repository,
+    digest: Digest,
+    kind: type[Record],
+    needs: dict[Digest, int],
+    walked: set[Digest],
+    check: Check = _nothing,
 ) -> None:
     # Not by `needs`: a file may have the bytes of a record, and then nothing was said of what the record names.
     if digest in walked:
@@ -165,8 +178,7 @@ def _walk(
     walked.add(digest)
     data = repo.objects.get(digest)
     record = codec.decode(data, kind, f"object {digest}")
-    if where:
-        bindings.check(where, record)
+    check(record)
     for found in named(repo.objects, digest, record):
         if isinstance(found, Slice):
             needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)

@@ -76,7 +76,7 @@ class References:
         """Hold records against others that were read: checkpoints against events, annotations and parts of plans."""
         for where, root, digest, belongs in self.checkpoints:
             if (found := self._records.checkpoints.get(digest)) is not None:
-                self._hold(where, partial(bindings.check, belongs, found), root)
+                self._hold(where, partial(bindings.check, belongs, found, where), root)
                 run, label = checkpoints.labelled(belongs)
                 for event in self._events.get((run, label), ()):
                     self._hold(where, partial(bindings.check_event, label, digest, found, event), root)

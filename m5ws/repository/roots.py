@@ -81,11 +81,11 @@ def _pins(repo: Repository, reach: Reach, run: str) -> None:
         _reach(repo, reach, checkpoints.pin_key(run, label))
 
 
-def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None) -> None:
+def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None, by: str = "") -> None:
     """Add the checkpoint that the line under a key names. Raises NotFound, CorruptObject, Misplaced."""
     digest = digest or bindings.line(repo.store, where)
     # One that another key led to is read again: it must belong under this key too.
-    bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint))
+    bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint), by)
 
 
 def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
@@ -111,7 +111,7 @@ def _run(
     reach.snapshot(record.snapshot)
     run, parent = record.id, record.parent
     if parent is not None:
-        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest)
+        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
     for copy in outputs.names(repo, run):
         _reach(repo, reach, f"{outputs.prefix(run)}{copy}")
     kept = _attempts(repo, reach, run) | origins

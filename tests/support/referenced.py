@@ -8,10 +8,10 @@ import msgspec
 import planted
 from m5ws import codec
 from m5ws.comparisons import JointVerdict, Outcome, Verdict
-from m5ws.events import AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
+from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
 from m5ws.gc_records import Done, Executing, Keep, Rules
 from m5ws.operations import gc
-from m5ws.records import Checkpoint, Content, LaunchSpec, Run, Shard, Tensor
+from m5ws.records import Checkpoint, Content, Digest, LaunchSpec, Observed, Run, Shard, Tensor
 from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, plans, runs, trees
 from m5ws.store.local import LocalStore
 
@@ -101,8 +101,9 @@ def _fill(repo: Repository, root: Path) -> None:
         planted.publish(repo, snapshot, created_s=number + 0.125, message=f"{name} first")
         pinned = planted.publish(repo, snapshot, created_s=number + 0.5, message=f"{name} later")
         _train(repo, planted.run(repo, name, pinned, spec=SPEC, created_s=float(number)), 3 - number)
-    for replay, run, outcome in ((EQUAL, A, "reproduced"), (DIVERGED, A, "diverged"), (OTHER, B, "reproduced")):
-        _replay(repo, runs.load(repo, run), replay, outcome)
+    _replay(repo, runs.load(repo, A), EQUAL, "reproduced")
+    _replay(repo, runs.load(repo, A), DIVERGED, "diverged")
+    _replay(repo, runs.load(repo, B), OTHER, "reproduced")
     for name, labels in ((A, (1, 2)), (B, (1,))):
         for step in labels:
             checkpoints.keep(repo, name, checkpoints.name(step, 1))
@@ -113,42 +114,46 @@ def _fill(repo: Repository, root: Path) -> None:
 
 
 def _train(repo: Repository, run: Run, attempts: int) -> None:
-    """Write the ledger of a run, of which each attempt does two steps and saves after each; a replay does one."""
+    """Write the ledger of a run, of which each attempt does two steps and saves after each."""
     made: list[str] = []
     for attempt in range(1, attempts + 1):
         planted.begin(repo, run.id, attempt, inherits=tuple(made), resume=made[-1] if made else None)
         rank = ledger.Writer(repo, run.id, attempt, "0")
         told: list[Event] = [RankStarted(rank=0, world=1, pid=1)]
-        for step in (2 * attempt - 1, 2 * attempt) if run.reproduces is None else (1,):
-            quantities = {"loss": f"{run.snapshot[:8]}{step}"}
-            _append(rank, *told, Step(step=step, quantities=quantities, total=2 * attempts), State(step=step))
-            told = [_save(repo, run, attempt, step, rank)]
-            made += [event.name for event in told if isinstance(event, CheckpointPublished)]
+        for step in (2 * attempt - 1, 2 * attempt):
+            _append(rank, *told, _step(run, step, 2 * attempts), State(step=step))
+            saved = _save(repo, run, attempt, step, {"0": rank.head})
+            told, made = [saved], [*made, saved.name]
         _append(rank, *told, RankEnded(rank=0))
-        heads = {"0": rank.head}
-        ended = AttemptEnded(outcome="interrupted", exit_code=130, heads=heads)
-        if run.reproduces is not None:
-            ended = AttemptEnded(outcome="finished", exit_code=0, heads=heads)
+        ended = AttemptEnded(outcome="interrupted", exit_code=130, heads={"0": rank.head})
         planted.append(repo, run.id, attempt, ledger.LAUNCHER, ended)
 
 
-def _save(repo: Repository, run: Run, attempt: int, step: int, rank: ledger.Writer) -> Event:
+def _step(run: Run, step: int, total: int) -> Step:
+    return Step(step=step, quantities={"loss": f"{run.snapshot[:8]}{step}"}, total=total)
+
+
+def _save(repo: Repository, run: Run, attempt: int, step: int, heads: dict[str, Digest]) -> CheckpointPublished:
     part = planted.whole(repo.objects, f"{run.snapshot[:6]}{step:02d}".encode())
     shard = Shard(offsets=(0,), sizes=(2,), parts=(part,))
     tensor = Tensor(name="model.weight", dtype="float32", shape=(2,), shards=(shard,))
     content = repo.objects.put_record(Content(format="dcp/1", world=1, tensors=(tensor,)))
-    record = Checkpoint(
-        run=run.id, snapshot=run.snapshot, attempt=attempt, step=step, content=content, ledger={"0": rank.head}
-    )
+    record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=step, content=content, ledger=heads)
     name, digest = checkpoints.name(step, attempt), checkpoints.publish(repo, record)
     return CheckpointPublished(step=step, name=name, checkpoint=digest, content=content)
 
 
 def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
+    """Publish a replay of one step, whose ledger is one batch a chain, and its verdict."""
     replay = planted.run(
         repo, name, run.snapshot, spec=SPEC, purpose="reproduce", reproduces=run.id, created_s=run.created_s + 10
     )
-    _train(repo, replay, 1)
+    saved = _save(repo, replay, 1, 1, {})
+    rank = ledger.Writer(repo, name, 1, "0")
+    _append(rank, RankStarted(rank=0, world=1, pid=1), _step(replay, 1, 1), State(step=1), saved, RankEnded(rank=0))
+    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    ended = AttemptEnded(outcome="finished", exit_code=0, heads={"0": rank.head})
+    planted.append(repo, name, 1, ledger.LAUNCHER, started, ended)
     runs.publish_verdict(repo, Verdict(run=run.id, replay=name, outcome=outcome, compared={"steps": 2}, created_s=20.0))
 
 
