@@ -336,3 +336,11 @@ def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
     often = {key for key in gets if gets.count(key) > 1 and not key.startswith("objects/")}
     assert often == set()
     assert len(gets) < 4 * len(world.keys)
+
+
+def test_no_module_decodes_a_reference_by_itself() -> None:
+    """But for the ledger, which checks a batch by `bindings.check`, and objects, which their names check."""
+    package = Path(bindings.__file__).parents[1]
+    direct = re.compile(r"decode\([^\n]*store\.get")
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if direct.search(path.read_text())}
+    assert found == {"repository/bindings.py", "repository/ledger.py", "operations/verify.py"}

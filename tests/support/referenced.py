@@ -171,7 +171,7 @@ def plan(repo: Repository) -> None:
     for number in range(4):
         repo.objects.put(f"left behind {number}".encode())
     for rules in (Rules(last=1), Rules(every=2)):
-        name = gc.plan(repo, rules, -60.0, part_objects=8).id
+        name = gc.plan(repo, rules, -60.0, part_objects=4).id
         assert name is not None
         for number in range(2):
             keep = Keep(digests=bytes([number]) * 32)
