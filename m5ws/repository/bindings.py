@@ -176,6 +176,6 @@ def part_of(key: str, garbage: Garbage) -> PlanPart | None:
 
 def check_part(key: str, part: PlanPart | None, head: GcPlan) -> None:
     """Raise Misplaced unless a plan's head names a part, under its number, as it is."""
-    number = int(key.rpartition("/")[2])
-    if number >= len(head.parts) or (part is not None and part != head.parts[number]):
+    number = key.rpartition("/")[2]
+    if part is not None and (not _is_number(number) or part not in head.parts[int(number) :][:1]):
         raise Misplaced(f"{key} is not the part of the plan that its head names")

@@ -36,8 +36,7 @@ _PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retiremen
 class References:
     """What `read` found: damage, snapshots and runs, and which checkpoint each reference names.
 
-    `checkpoints` has, of each reference, its key, what is harmed, the digest that it holds, and the key that the record
-    must belong under: its own, or of the run that a fork starts from the parent's.
+    `checkpoints` lists of each reference its key, what it harms, its digest, and the key that the record belongs under.
     """
 
     def __init__(self, repo: Repository, records: Records) -> None:
@@ -48,7 +47,7 @@ class References:
         self._annotations: list[tuple[str, str, Annotation]] = []
         self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
         self._heads: dict[str, GcPlan] = {}
-        self._garbage: list[tuple[str, str, PlanPart | None]] = []
+        self._garbage: list[tuple[str, str, PlanPart]] = []
         self.damage: list[Damage] = []
         self.checkpoints: list[tuple[str, str, Digest, str]] = []
         self.snapshots: tuple[str, ...] = ()
@@ -258,7 +257,12 @@ class References:
                 where = f"{plans.folder(name, folder)}{part}"
                 found = self._decode(where, kind, lasting=False)
                 if isinstance(found, Garbage):
-                    self._garbage.append((where, name, bindings.part_of(where, found)))
+                    self._hold(where, partial(self._part, where, name, found))
+
+    def _part(self, where: str, plan: str, garbage: Garbage) -> None:
+        """Keep what a part is to be compared by. Raises CorruptObject."""
+        if (part := bindings.part_of(where, garbage)) is not None:
+            self._garbage.append((where, plan, part))
 
     # --- one reference -----------------------------------------------------------------------------
 

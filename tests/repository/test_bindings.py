@@ -15,6 +15,7 @@ from counting_store import CountingStore
 from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import Misplaced
+from m5ws.gc_records import Garbage
 from m5ws.operations import history, refusals
 from m5ws.records import Parent, Placed, Segment
 from m5ws.repository import Repository, bindings, checkpoints, fsck, runs
@@ -309,6 +310,17 @@ def test_a_store_of_an_earlier_build_is_clean_and_what_it_can_show_is_reported(w
             assert _reported(world, one) and _reported(world, other), (one, other)
             world.swap(one, other)
     assert fsck.check(world.repo).clean
+
+
+@pytest.mark.parametrize("world", ["gc/"], indirect=True)
+def test_a_part_of_a_plan_that_says_nothing_true_is_named(world: World) -> None:
+    (one, *_) = world.of(ROWS["gc/<plan>/garbage/<n>"])
+    sound = bindings.record(world.repo.store, one, Garbage)
+    strange = one.rpartition("/")[0] + "/x"
+    world.repo.store.create(strange, codec.encode(msgspec.structs.replace(sound, key=strange)))
+    world.put(one, codec.encode(msgspec.structs.replace(sound, digests=sound.digests[:-1])))
+    assert {damage.key for damage in fsck.check(world.repo).damage} == {one, strange}
+    world.repo.store.delete(strange)
 
 
 # --- what it costs ---------------------------------------------------------------------------------
