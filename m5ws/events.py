@@ -96,6 +96,18 @@ class Setting(Event, tag="setting", frozen=True, kw_only=True):
     value: str
 
 
+class Imported(Event, tag="imported", frozen=True, kw_only=True):
+    """What a rank has loaded since it last said so, its forked workers with it.
+
+    `modules` are places of installed modules and libraries, as in `Observed.provides`; `libraries` the paths of loaded
+    native libraries, as in `RankStarted.facts` (`loaded.NAME`).
+    """
+
+    rank: int
+    modules: tuple[str, ...] = ()
+    libraries: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
     """A rank left; `error` is None when its script ended well."""
 
@@ -121,7 +133,16 @@ COMPLETE = frozenset(("finished", "unsaved"))
 """Outcomes of attempts whose ranks did all steps."""
 
 AnyEvent = (
-    AttemptStarted | RankStarted | Step | State | CheckpointPublished | Notice | Setting | RankEnded | AttemptEnded
+    AttemptStarted
+    | RankStarted
+    | Step
+    | State
+    | CheckpointPublished
+    | Notice
+    | Setting
+    | Imported
+    | RankEnded
+    | AttemptEnded
 )
 
 

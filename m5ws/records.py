@@ -165,12 +165,15 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
     gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type, threads, threads.interop, deterministic, mkl,
     onednn, deepspeed, deepspeed.cpu_adam (digest of the built op), m5ws.code, rebuilt, variable.NAME for each allowed
     environment variable. `distributions` maps each installed distribution to its version, `origins` those that no
-    index gave to where they came from; None where nobody looked.
+    index gave to where they came from, `provides` those that list their files to the modules and folders that imports
+    and the loader find there: `numpy`, `google/auth` in a shared folder, `/lib/libiomp5.so` beside the folders of
+    modules. `origins` and `provides` are None where nobody looked.
     """
 
     facts: dict[str, str | None] = {}
     distributions: dict[str, str] = {}
     origins: dict[str, Origin] | None = None
+    provides: dict[str, tuple[str, ...]] | None = None
 
 
 class Determinism(Record, frozen=True, kw_only=True):

@@ -212,14 +212,18 @@ class Workspace:
         """What gives the token ids of the probe text."""
         return cast(TokenizerProbe, _load("tokenizers")())
 
-    def observer(self) -> Observer:
-        """What looks at this machine as this workspace's training processes will see it."""
+    def observer(self, *, provides: bool = True) -> Observer:
+        """What looks at this machine as this workspace's training processes will see it.
+
+        `provides`: with the modules of each distribution, which only attempts need.
+        """
         observer = _load("observer")(
             root=self.root,
             variable_names=self.settings.environment.variables,
             wanted=self.settings.environment.wanted,
             cache=self._user_cache / "machine",
             base=self.environment,
+            provides=provides,
         )
         return cast(Observer, observer)
 

@@ -5,12 +5,15 @@ are facts of their own (own_package.py).
 """
 
 import hashlib
+import inspect
 import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from email import message_from_string
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ from m5ws.records import Origin
 
 _FIELD = re.compile(r"^(name|version):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
+_PARTS = re.compile(r'^"?([^/,\n".][^/,\n"]*)(?:/([^/,\n"]+))?', re.MULTILINE)
+_BESIDE = re.compile(r'^"?(?:\.\./){3}([^,\n"]*\.so[^,\n"]*)', re.MULTILINE)
+_NO_CODE = (".dist-info", ".data", "__pycache__")
 _SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
 
 
@@ -39,6 +45,49 @@ def origins(*roots: Path) -> dict[str, Origin]:
     """
     found = {name: _origin(one) for name, (_, one) in sorted(_first().items()) if name != own_package.NAME}
     return {name: _placed(origin, roots) for name, origin in found.items() if origin is not None}
+
+
+def provides() -> dict[str, tuple[str, ...]]:
+    """Return the modules and folders of each distribution that lists its files, as `Observed.provides` has them.
+
+    An editable install lists none. https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+    """
+    found = {name: _listed(distribution) for name, (_, distribution) in sorted(_first().items())}
+    every = {place for places in found.values() for place in places}
+    owners = Counter(top for places in found.values() for top in {place.partition("/")[0] for place in places})
+    # Of a folder that distributions share, each has its own parts, unless the folder is a module itself.
+    whole = {top for top, count in owners.items() if top and (count == 1 or f"{top}/__init__" in every)}
+
+    def named(place: str) -> str:
+        return top if (top := place.partition("/")[0]) in whole else place
+
+    return {name: tuple(sorted(set(map(named, places)))) for name, places in found.items() if places}
+
+
+def _listed(distribution: metadata.Distribution) -> frozenset[str]:
+    """Return the places of a distribution's files, by two parts of their paths at most; none without a list."""
+    where = getattr(distribution, "_path", None)
+    record = where / "RECORD" if isinstance(where, Path) else None
+    try:
+        return _places(record, record.stat().st_mtime_ns) if record is not None else frozenset()
+    except OSError:
+        return frozenset()
+
+
+@cache
+def _places(record: Path, _changed_ns: int) -> frozenset[str]:
+    """Return the places that a list of files names. It is read once in a process, unless it was changed."""
+    text = record.read_text(encoding="utf-8", errors="replace")
+    inside = {_module(top, below) for top, below in set(_PARTS.findall(text)) if not top.endswith(_NO_CODE)}
+    # What a wheel puts beside the folders of modules, as MKL's does, is named from the environment's folder on.
+    return frozenset((inside - {None}) | {f"/{path}" for path in _BESIDE.findall(text)})  # type: ignore[operator]
+
+
+def _module(top: str, below: str) -> str | None:
+    """Return the place of a file: a module by its name, what lies in a folder by two parts."""
+    if not below:
+        return inspect.getmodulename(top)
+    return f"{top}/{inspect.getmodulename(below) or below}"
 
 
 def outside(

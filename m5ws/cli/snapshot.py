@@ -48,7 +48,7 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
     from m5ws.operations import snapshot
 
-    ports = (source, here.datasets(), here.tokenizers(), here.observer(), here.index_path)
+    ports = (source, here.datasets(), here.tokenizers(), here.observer(provides=False), here.index_path)
     with progress.Bar() as bar:
         if dry_run:
             taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)

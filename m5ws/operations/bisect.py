@@ -13,7 +13,16 @@ import msgspec
 from m5ws import determinism
 from m5ws.comparisons import Change, Divergence
 from m5ws.errors import UsageError
-from m5ws.operations import compare, diff, elements, history, hybrid_environments, minimise, results, supervise
+from m5ws.operations import (
+    attempt_environments,
+    compare,
+    elements,
+    history,
+    hybrid_environments,
+    minimise,
+    results,
+    supervise,
+)
 from m5ws.operations.elements import Element, Untried
 from m5ws.operations.hybrid_runs import HybridRuns, Names, Question, Rebuilt, RunsSpent, Shown, Trial, missing, names
 from m5ws.records import Determinism, Run
@@ -264,7 +273,7 @@ def _environment(repo: Repository, good: Run, bad: Run, tried: Sequence[Change])
     installed = [change for change in tried if change.part == "environment"]
     return tuple(
         change
-        for change in diff.environment(repo, good.id, bad.id)
+        for change in attempt_environments.between_first(repo, good.id, bad.id)
         if change.name not in follows and not hybrid_environments.follows(change, installed)
     )
 

@@ -5,21 +5,17 @@ change is rated by the table of `drift`; one that no rule knows `can` change bit
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import TypeVar
 
 import msgspec
 
 from m5ws.comparisons import Change
-from m5ws.events import AttemptStarted, Event, RankStarted
-from m5ws.operations import lineage, tree_diff
+from m5ws.operations import attempt_environments, lineage, tree_diff
 from m5ws.operations.config_keys import flatten
-from m5ws.operations.drift import drift, rated
+from m5ws.operations.drift import rated
 from m5ws.operations.tree_diff import FilePair
-from m5ws.records import Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Observed, Run, Tokenizer
-from m5ws.repository import Repository, ledger, runs, snapshots, trees
+from m5ws.records import Code, Dataset, Declared, Determinism, Digest, LaunchSpec, Run, Tokenizer
+from m5ws.repository import Repository, runs, snapshots, trees
 
-E = TypeVar("E", bound=Event)
 _LISTED = 20
 
 
@@ -44,14 +40,14 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
 def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
     """Return what differs from run `a` to `b`: their snapshots, how they were launched, and what was there.
 
-    The environment is that of each run's first attempt, or of `attempt` of `a`, with what its ranks found inside.
+    The environment is that of each run's last attempt, or of `attempt` of `a`, with what its ranks found inside.
     Raises NotFound, CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
     launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
     # The number of ranks follows from what was asked for: one cause is not named twice.
     said = {"world"} if any(change.name == "nproc" for change in launched) else set()
-    found = (change for change in environment(repo, a, b, attempt) if change.name not in said)
+    found = (change for change in attempt_environments.between_runs(repo, a, b, attempt) if change.name not in said)
     return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
 
 
@@ -202,62 +198,3 @@ def _shown(value: object) -> str | None:
     if value is None:
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-# --- the environment of a run -------------------------------------------------------------------------------------
-
-
-def environment(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
-    """Return the drift between two runs' first attempts, or from `attempt` of `a`.
-
-    A change that only some ranks see is returned with their numbers.
-    """
-    old, new = _attempt(repo, a, attempt), _attempt(repo, b)
-    if not old or not new:
-        if not old and not new:
-            return ()
-        said = [None if not side else "recorded" for side in (old, new)]
-        change = rated("environment", "observed", said[0], said[1])
-        return (msgspec.structs.replace(change, detail="one of the runs never started: not comparable"),)
-    common = sorted(old.keys() & new.keys())
-    found = [(change, rank) for rank in common for change in drift(old[rank], new[rank])]
-    found.sort(key=lambda item: (item[0].rating == "can", item[0].rating == "cannot", item[0].name, repr(item[0])))
-    return tuple(
-        _on_ranks(change, [rank for _, rank in group], len(common))
-        for change, group in groupby(found, key=lambda item: item[0])
-    )
-
-
-def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
-    if len(ranks) == world:
-        return change
-    return msgspec.structs.replace(change, detail=f"on rank {', '.join(ranks)}: {change.detail}")
-
-
-def _attempt(repo: Repository, run: str, attempt: int | None = None) -> dict[str, Observed]:
-    """Return what each rank of an attempt, or of the first one, saw: effective values over what was observed before.
-
-    Where no rank came up, the one entry `launcher` is what was observed. Empty if the run never started.
-    """
-    begun = ledger.attempts(repo, run)
-    if not begun:
-        return {}
-    attempt = attempt if attempt in begun else begun[0]
-    started = _first(repo, run, attempt, ledger.LAUNCHER, AttemptStarted)
-    observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
-    seen: dict[str, Observed] = {}
-    for rank in ledger.ranks(repo, run, attempt):
-        found = _first(repo, run, attempt, rank, RankStarted) if rank != ledger.LAUNCHER else None
-        if found is not None:
-            facts = observed.facts | found.facts | {"world": str(found.world)}
-            seen[rank] = msgspec.structs.replace(observed, facts=facts)
-    return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
-
-
-def _first(repo: Repository, run: str, attempt: int, rank: str, kind: type[E]) -> E | None:
-    """Return the first event of a kind; a chain is read no further than that."""
-    for batch in ledger.read(repo, run, attempt, rank):
-        for raw in batch.events:
-            if isinstance(event := ledger.decode_event(raw), kind):
-                return event
-    return None

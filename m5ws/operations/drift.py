@@ -5,7 +5,7 @@ rule knows is rated `can`: only evidence makes a difference harmless.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -20,6 +20,8 @@ Rating = Literal["cannot", "can", "does"]
 
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _UNSET = "variable."
+LOADED = "loaded."
+"""How the names of facts begin that are paths of loaded libraries."""
 _PORTABLE = "cpu.portable"
 _PART_PORTABLE = "portable"
 _SAYS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
@@ -45,9 +47,27 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
 
 
+class Library(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts (patterns of names) that count only in a process that has loaded a library (a fact `loaded.NAME`)."""
+
+    library: str
+    patterns: tuple[str, ...]
+    why: str
+    source: str
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Distributions (a pattern) that are used without being imported."""
+
+    distribution: str
+    why: str
+
+
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rule: tuple[Rule, ...]
     pair: tuple[Pair, ...]
+    library: tuple[Library, ...]
+    program: tuple[Program, ...]
 
 
 @cache
@@ -64,6 +84,17 @@ def rules() -> tuple[Rule, ...]:
 def pairs() -> tuple[Pair, ...]:
     """Return what is held against what to find a loaded library that is not the installed one."""
     return _table().pair
+
+
+def library_of(name: str) -> str | None:
+    """Return the fact `loaded.NAME` of the library without which a fact counts for nothing; None without one."""
+    found = (one for one in _table().library if any(fnmatchcase(name, pattern) for pattern in one.patterns))
+    return next((one.library for one in found), None)
+
+
+def is_run(distribution: str) -> bool:
+    """Return True if a distribution is used without being imported, as compilers are."""
+    return any(fnmatchcase(distribution, one.distribution) for one in _table().program)
 
 
 def rule(part: str, name: str) -> Rule:
@@ -94,7 +125,11 @@ def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
         rated("environment", f"distribution.{name}", old, new)
         for name, old, new in _different(pinned.distributions, observed.distributions)
     )
-    changes = (*facts, *installed, *_origins(pinned, observed), *_mistaken(pinned, observed))
+    return ordered((*facts, *installed, *_origins(pinned, observed), *_mistaken(pinned, observed)))
+
+
+def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return changes, the gravest first, then by name."""
     return tuple(sorted(changes, key=lambda change: (-_ORDER.index(change.rating), change.name)))
 
 

@@ -6,7 +6,7 @@ attempt observed. `reproduce` compares by the same rules.
 
 from m5ws.comparisons import Change
 from m5ws.errors import M5Error
-from m5ws.operations import drift, pinned_environment, supervise
+from m5ws.operations import drift, pinned_environment, supervise, usage
 from m5ws.operations.run import Plan
 from m5ws.repository import checkpoints, snapshots
 
@@ -20,7 +20,10 @@ class EnvironmentDiffers(M5Error):
 
 
 def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
-    """Return all differences, the gravest first. A first attempt without declared versions needs no environment."""
+    """Return all differences, the gravest first; in what no rank of that attempt loaded, as harmless.
+
+    A first attempt without declared versions needs no environment.
+    """
     declared = snapshots.load(ports.repo, plan.run.snapshot).declared
     if plan.attempt == 1 and not declared.wanted and declared.image is None:
         return ()
@@ -28,8 +31,12 @@ def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
     unmet = drift.unmet(declared, observed)
     if plan.attempt == 1:
         return unmet
-    pinned = pinned_environment.of_attempt(ports.repo, plan.run.id, _continued(plan))
-    return (*unmet, *drift.drift(pinned, observed))
+    continued = _continued(plan)
+    pinned = usage.Side(
+        observed=pinned_environment.of_attempt(ports.repo, plan.run.id, continued),
+        usage=usage.of_attempt(ports.repo, plan.run.id, continued),
+    )
+    return (*unmet, *usage.ahead(pinned, observed))
 
 
 def refuse(found: tuple[Change, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.comparisons import Change
-from m5ws.operations import drift, pinned_environment, rebuild
+from m5ws.operations import drift, pinned_environment, rebuild, usage
 from m5ws.recipes import Recipe
 from m5ws.records import Digest, Observed, Run
 from m5ws.repository import Repository, snapshots
@@ -28,7 +28,11 @@ def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
     if any(snapshots.load(repo, run.snapshot).declared.image is not None for run in (good, bad)):
         return
     old, new = (pinned_environment.of_run(repo, run.id) for run in (good, bad))
-    able = {change.name: change for change in drift.drift(old, new) if change.rating != "cannot"}
+    sides = [
+        usage.Side(observed=observed, usage=usage.of_run(repo, run.id)) for observed, run in ((old, good), (new, bad))
+    ]
+    found = drift.drift(old, new) if sides[1].usage is None else usage.judged(drift.drift(old, new), *sides)
+    able = {change.name: change for change in found if change.rating != "cannot"}
     for name in sorted((old.distributions.keys() | new.distributions.keys()) - {_M5WS}):
         change = able.get(f"distribution.{name}") or able.get(f"origin.{name}")
         if change is not None:

@@ -37,8 +37,10 @@ def judge(
         files = output_files.Report(not_compared=("output files: the replay left none",))
     else:
         files = results.files(ports.repo, comparison, runs, ignore)
+    # The attempt whose record differs, or the one that the run began with.
+    began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
-    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt)
+    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
     outcome, why = _outcome(comparison, result, first, missing)
     if first is not None:
         false = vouching.rewritten(ports.repo, replay.reproduces)

@@ -29,6 +29,7 @@ from m5ws.operations import (
     run,
     supervise,
     tolerance,
+    usage,
 )
 from m5ws.operations.compare import Comparison
 from m5ws.ports import Progress
@@ -264,7 +265,10 @@ def _home(planned: run.Plan) -> Path:
 
 
 def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
-    """Return how this environment differs from the one the original began in, under the original's settings."""
+    """Return how this environment differs from the one the original began in, under the original's settings.
+
+    What no rank of the original loaded is rated as harmless; the verdict is made with what the replay's ranks loaded.
+    """
     original = runs.load(ports.repo, request.original)
     unchanged = run.plan(
         ports.repo,
@@ -276,7 +280,10 @@ def environment_drift(ports: supervise.Ports, request: Request, planned: run.Pla
         python=ports.python,
     )
     observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
-    return drift.drift(pinned_environment.of_run(ports.repo, original.id), observed)
+    began = usage.Side(
+        observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
+    )
+    return usage.ahead(began, observed)
 
 
 def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from m5ws.events import Event, Notice
+from m5ws.events import Event, Imported, Notice
 from m5ws.launches import Context
 from m5ws.records import Digest
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter
+from m5ws.training.imports import Imports
 from m5ws.training.stop import Stop
 
 
@@ -28,6 +29,7 @@ class Active:
     rank: int
     world: int
     facts: Mapping[str, str | None] = field(default_factory=dict)
+    imports: Imports = field(default_factory=Imports)
 
     def emit(self, kind: type[Event], /, **fields: Any) -> Digest:
         """Append an event to this rank's chain, and return the chain's head."""
@@ -36,6 +38,12 @@ class Active:
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
         """Append something that a person should see."""
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
+
+    def note_imports(self) -> None:
+        """Append what has been loaded since the last call, if anything."""
+        modules, libraries = self.imports.new()
+        if modules or libraries:
+            self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)
 
 
 _active: Active | None = None

@@ -64,7 +64,7 @@ def loaded() -> Facts:
 
     What lies in this Python environment is named by its place there: the same one, made again, lies elsewhere.
     """
-    paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in _maps() if line.count("/") and ".so" in line})
+    paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in maps() if line.count("/") and ".so" in line})
     return {
         f"loaded.{name}": " ".join(path for path in paths if re.search(pattern, path.rpartition("/")[2])) or None
         for name, pattern in _LIBRARIES.items()
@@ -76,7 +76,8 @@ def _place(path: str) -> str:
     return path if inside is None else f"{{environment}}{path.removeprefix(inside)}"
 
 
-def _maps() -> list[str]:
+def maps() -> list[str]:
+    """Return the lines of this process's memory map, none where the system keeps none."""
     try:
         return Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from m5ws.errors import M5Error
 from m5ws.launches import Context
 
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
+PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 class NotIsolated(M5Error):
@@ -70,7 +70,7 @@ def _is_foreign(file: str, author: Path, work: Path) -> bool:
     prefixes = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
     if any(prefix.is_relative_to(author) and real.is_relative_to(prefix) for prefix in prefixes):
         return False
-    return _PACKAGES.isdisjoint(real.relative_to(author).parts)
+    return PACKAGES.isdisjoint(real.relative_to(author).parts)
 
 
 @cache

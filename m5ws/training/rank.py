@@ -22,7 +22,7 @@ from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store
 from m5ws.store.cache import cached
-from m5ws.training import context, determinism, facts, isolation, portable, rng, saver
+from m5ws.training import context, determinism, facts, imports, isolation, portable, rng, saver
 from m5ws.training.stop import Stop
 
 _PR_SET_PDEATHSIG = 1
@@ -45,11 +45,14 @@ def main(arguments: Sequence[str]) -> int:
     if orders.determinism.level != "off":
         # Or the system would, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
-    active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders))
+    loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
+    active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders), loads)
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     stop.install()
+    loads.watch()
     status, error = _run(arguments, active)
+    active.note_imports()
     active.emit(RankEnded, rank=rank, error=error)
     return status
 

@@ -194,6 +194,7 @@ class Recorder:
             self._fingerprint(step.number)
         if step.number == self._first:
             self._say_what_was_loaded()
+            self._active.note_imports()
         if ends:
             self._flush()
             self._saver.settle(self._active.stop.left_s(self._saving.deadline_s))
@@ -270,6 +271,8 @@ class Recorder:
     def _checkpoint(self, step: int, *, last: bool, stopping: bool) -> None:
         """Stage the state after a step, and save it: beside the training, or, if it is the last, before going on."""
         began_s = time.perf_counter()
+        # A rank that is killed leaves what it had loaded up to its last checkpoint.
+        self._active.note_imports()
         self._backend.check()
         self._wait_for_the_one_before(step, self._left_s() if stopping else None)
         if self._saver.busy:
