@@ -87,6 +87,10 @@ class Notice(Event, tag="notice", frozen=True, kw_only=True):
     rank: int | None = None
 
 
+OTHER_ENVIRONMENT = "other-environment"
+"""Kind of the launcher's notice that a later attempt runs in another environment than the first."""
+
+
 class Setting(Event, tag="setting", frozen=True, kw_only=True):
     """A value that can change bits and that was another before this step: the script, or a library, has set it."""
 

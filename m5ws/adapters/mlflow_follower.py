@@ -29,7 +29,16 @@ from m5ws.adapters import mlflow_subject
 from m5ws.adapters.mlflow_location import artifacts_dir
 from m5ws.adapters.mlflow_points import Point, Points
 from m5ws.errors import M5Error
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, Batch, CheckpointPublished, Notice, RankStarted
+from m5ws.events import (
+    OTHER_ENVIRONMENT,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Batch,
+    CheckpointPublished,
+    Notice,
+    RankStarted,
+)
 from m5ws.repository import Repository, ledger, runs
 from m5ws.store import open_store
 
@@ -152,6 +161,8 @@ class Follower:
             case CheckpointPublished():
                 self._checkpoints.append(event)
             case Notice():
+                if event.kind == OTHER_ENVIRONMENT:
+                    self._subject = None
                 self._notices.append(event)
 
     def _deliver(self, last: bool) -> None:

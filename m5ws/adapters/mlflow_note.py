@@ -36,6 +36,10 @@ def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | No
         lines.append(f"It repeats run `{run.reproduces}`.")
     if run.parent is not None:
         lines.append(f"It starts after step {run.parent.step} of run `{run.parent.run}`.")
+    lines += [
+        f"Attempt {attempt} ran in another environment than the first: {differs}."
+        for attempt, differs in subject.environments.items()
+    ]
     if subject.annotation and subject.annotation.message:
         lines.append(f"> {' '.join(subject.annotation.message.split())}")
     lines.append(f"Reproduce it: `m5ws reproduce {run.id}`")

@@ -6,12 +6,12 @@ the same. What is absent has the value "absent", never no tag: the comparison pa
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from m5ws.errors import NotFound
-from m5ws.events import AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.events import OTHER_ENVIRONMENT, AnyEvent, AttemptStarted, Notice, RankStarted
 from m5ws.records import Annotation, Observed, Run, Snapshot
 from m5ws.repository import Repository, ledger, runs, snapshots
 
@@ -29,13 +29,17 @@ _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what it stands on. `facts` are those of its newest attempt, as its ranks saw them."""
+    """A run and what it stands on. `facts` are those of its newest attempt, as its ranks saw them.
+
+    `environments`: by attempt, how its environment can give other bits than the first one's.
+    """
 
     run: Run
     snapshot: Snapshot
     annotation: Annotation | None = None
     attempt: int | None = None
     facts: dict[str, str | None] = {}
+    environments: dict[int, str] = {}
 
 
 class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,7 @@ def load(repo: Repository, run_id: str) -> Subject:
         annotation=_annotation(repo, run),
         attempt=attempt,
         facts={} if attempt is None else _facts(repo, run_id, attempt),
+        environments=dict(_environments(repo, run_id)),
     )
 
 
@@ -78,6 +83,7 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.driver": _text(facts.get("gpu.driver")),
         "m5ws.torch": _text(facts.get("torch")),
         "m5ws.gpu": _gpu(facts),
+        "m5ws.other_environment": _text("; ".join(f"attempt {n}: {said}" for n, said in subject.environments.items())),
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
@@ -134,6 +140,14 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
     if isinstance(rank, RankStarted):
         facts |= {key: value for key, value in rank.facts.items() if value is not None}
     return facts
+
+
+def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
+    """Yield each attempt that began in another environment than the first one, and how it differs."""
+    for attempt in ledger.attempts(repo, run_id)[1:]:
+        for event in ledger.events(repo, run_id, attempt, ledger.LAUNCHER):
+            if isinstance(event, Notice) and event.kind == OTHER_ENVIRONMENT:
+                yield attempt, event.message
 
 
 def _first(repo: Repository, run_id: str, attempt: int, rank: str) -> AnyEvent | None:

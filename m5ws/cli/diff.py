@@ -21,14 +21,15 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     """Show what differs between two snapshots or runs.
 
     Code is shown as a unified diff; config by keys; tokenizer, data, environment and launch by what differs,
-    with what each difference can do to bits. Equal parts are left out. Of a run and a snapshot, the run's
-    snapshot is compared.
+    with what each difference can do to bits. Equal parts are left out. The environments of two runs are those of
+    their last attempts; differences between the attempts of one run are listed after them. Of a run and a snapshot,
+    the run's snapshot is compared.
 
     \b
     Example:
       m5ws diff 1f3a9c 7c1d22
     """
-    from m5ws.operations import diff
+    from m5ws.operations import attempt_environments, diff
     from m5ws.repository import refs, runs
 
     repo = names.settled(names.workspace(context))
@@ -39,9 +40,15 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
         snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
         snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
         found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
+    within = {
+        run: attempt_environments.within(repo, run) for run in dict.fromkeys((id_a, id_b)) if kind_a == kind_b == "run"
+    }
     if as_json:
-        return output.print_json({"a": id_a, "b": id_b, "changes": found})
+        return output.print_json({"a": id_a, "b": id_b, "changes": found, "attempts": within})
     output.echo(*lines(found, brief=brief))
+    for run, attempts in within.items():
+        for attempt, changes in attempts.items():
+            output.echo("", f"attempt {attempt} of run {run}, compared with its first attempt", *lines(changes))
     return None
 
 

@@ -7,6 +7,9 @@ import click
 from m5ws.cli import names, output, verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from m5ws.comparisons import Change
     from m5ws.operations.listing import RunRow, RunView, SnapshotView
     from m5ws.operations.state import AttemptState
     from m5ws.records import Observed, Parent
@@ -96,7 +99,7 @@ def _run(view: "RunView") -> str:
     }
     lines = [f"run {run.id}", output.fields(told, "  ")]
     for attempt in state.attempts:
-        lines += ["", *_attempt(attempt, run.parent)]
+        lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
     if view.checkpoints:
         rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
@@ -141,6 +144,21 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
         where = f" at step {notice.step}" if notice.step is not None else ""
         lines.append(f"  {notice.kind}{where}: {notice.message}")
     return lines
+
+
+def _differences(changes: "Sequence[Change]") -> list[str]:
+    """Return how the environment of a later attempt differs from the first one's; of what is harmless the number."""
+    from m5ws.operations import drift
+
+    if not changes:
+        return []
+    grave = [change for change in changes if change.rating != "cannot"]
+    harmless = f"{len(changes) - len(grave)} differences that cannot change bits" if len(grave) < len(changes) else ""
+    lines = [drift.describe(change).removeprefix("environment ") for change in grave]
+    return [
+        "  environment, compared with the first attempt:",
+        *(f"    {line}" for line in (*lines, *([harmless] if harmless else []))),
+    ]
 
 
 def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | None:

@@ -9,12 +9,15 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.comparisons import Change
+from m5ws.errors import NotFound, UsageError
 from m5ws.events import AttemptStarted, Event, RankStarted
-from m5ws.operations import usage
-from m5ws.operations.drift import drift, rated
+from m5ws.operations import pinned_environment, usage
+from m5ws.operations.drift import drift, rated, title
 from m5ws.operations.usage import Side, Usage
 from m5ws.records import Observed
 from m5ws.repository import Repository, ledger
+
+_NAMED = 8
 
 E = TypeVar("E", bound=Event)
 
@@ -40,6 +43,23 @@ def within(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
     first, *later = ledger.attempts(repo, run) or [0]
     found = {attempt: between(repo, (run, first), (run, attempt)) for attempt in later}
     return {attempt: changes for attempt, changes in found.items() if changes}
+
+
+def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str | None:
+    """Return how the environment of a later attempt that begins can give other bits than the first one's."""
+    first, *_ = ledger.attempts(repo, run)
+    if first == attempt:
+        return None
+    try:
+        began = pinned_environment.of_attempt(repo, run, first)
+    except (NotFound, UsageError):
+        return None
+    if not _is_grave(drift(began, observed)):
+        return None
+    changes = usage.ahead(Side(observed=began, usage=usage.of_run(repo, run)), observed)
+    grave = [title(change).removeprefix("environment ") for change in changes if change.rating != "cannot"]
+    more = f"; and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
+    return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
 
 
 def between(repo: Repository, one: Attempt, other: Attempt) -> tuple[Change, ...]:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.comparisons import JointVerdict, Verdict
-from m5ws.operations import lineage
+from m5ws.comparisons import Change, JointVerdict, Verdict
+from m5ws.operations import attempt_environments, lineage
 from m5ws.operations.state import RunState, Standing, load, load_newest
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot
@@ -103,6 +103,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     lineage_whole: bool = True
     forks: tuple[RunRow, ...] = ()
     joint: JointVerdict | None = None
+    environments: dict[int, tuple[Change, ...]] = {}
+    """By attempt, how its environment differs from the first one's; those without a difference are left out."""
 
 
 def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[SnapshotRow]:
@@ -173,6 +175,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             flight.each(lambda other: _run_row(repo, other.id), (one for one in others if _is_fork(one, run_id)))
         ),
         joint=runs.joint(repo, run_id),
+        environments=attempt_environments.within(repo, run_id),
     )
 
 

@@ -5,6 +5,7 @@ Every attempt starts from a fresh materialisation of the run's snapshot, never f
 """
 
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -24,6 +25,8 @@ from m5ws.repository import Repository, bindings, checkpoints, ledger, runs, sna
 from m5ws.settings import RunSettings
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
+SAVE_GRACE_S = 20.0
+"""Given to ranks, beyond what their last checkpoint may take, to end."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,10 +282,13 @@ def _request(
     prepare: tuple[str, ...] = ()
     if spec.trainer == "deepspeed":
         prepare = (python, "-m", "m5ws.training.cpu_adam")
+    # A scheduler tells torchrun to end, which then waits so long before it kills the ranks.
+    patience_s = math.ceil(context.saving.deadline_s + SAVE_GRACE_S)
+    waits = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s)} if starter else {}
     return LaunchRequest(
         argv=(python, *starter, "-m", "m5ws.training.rank", "--", *spec.command),
         cwd=context.work_dir,
-        environment=tracking | rank_environment(context, directory, environment),
+        environment=waits | tracking | rank_environment(context, directory, environment),
         log=str(Path(context.log_dir) / "launcher.log"),
         prepare=prepare,
     )

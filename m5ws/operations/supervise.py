@@ -20,9 +20,10 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import Fenced, M5Error
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
+from m5ws.events import OTHER_ENVIRONMENT, AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, State
 from m5ws.launches import UNSAVED
 from m5ws.operations import (
+    attempt_environments,
     delivery,
     drift,
     drift_watch,
@@ -34,7 +35,7 @@ from m5ws.operations import (
     unrecorded,
     unsaved,
 )
-from m5ws.operations.run import Plan
+from m5ws.operations.run import SAVE_GRACE_S, Plan
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, Tracker
 from m5ws.records import Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
@@ -50,8 +51,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 UNSAVED_STATUS = 5
 """Exit status of an attempt whose results are not all in the store."""
-_GRACE_S = 20.0
-"""Given to ranks, beyond what their last checkpoint may take, to end."""
 _SUCCESSOR_S = 30.0
 """Between two looks for a later attempt. What the ranks publish is refused from the moment it begins."""
 
@@ -177,6 +176,8 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     writer.append([codec.encode(started)], repair=put)
     for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+    if (message := attempt_environments.notice(ports.repo, plan.run.id, plan.attempt, observed)) is not None:
+        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
     if plan.attempt > 1:
         # Attempts that were killed on other machines; here their leftovers were finished.
         for event in unrecorded.of_earlier(ports.repo, plan.run.id, plan.attempt):
@@ -222,14 +223,14 @@ class _Attempt:
                 outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
         except KeyboardInterrupt:
             self._asked = True
-            exit_code = _stopped(process, self._plan.context.saving.deadline_s + _GRACE_S)
+            exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S)
             outcome, message = "interrupted", "stopped by the user"
         except M5Error as error:
             exit_code, message = 1, str(error)
             self._notice("launch-failed", f"{error}\n{error.hint}".strip())
         finally:
             if process is not None and process.poll() is None:
-                process.stop(_GRACE_S)
+                process.stop(SAVE_GRACE_S)
         self._seen(self._delivery.deliver(final=True))
         if self._superseded() and self._successor is not None:
             later = self._successor
@@ -264,7 +265,7 @@ class _Attempt:
                 follower.wake()
             if (self._seen(events) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
-                process.stop(_GRACE_S)
+                process.stop(SAVE_GRACE_S)
             # A script with a session goes on from its checkpoints.
             if self._last_step == 0 and (problem := self._copying.copy()) is not None:
                 self._notice("limit", f"the output files were not copied: {problem}")

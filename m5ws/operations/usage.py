@@ -42,7 +42,7 @@ def of_run(repo: Repository, run: str) -> Usage | None:
 def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
     """Return what the ranks of an attempt loaded; None unless each rank that came up recorded it."""
     ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-    found = flight.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)
+    found = [*flight.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)]
     return None if None in found else _together(found)
 
 

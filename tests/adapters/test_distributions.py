@@ -120,3 +120,25 @@ def test_the_private_copies_of_a_package_are_not_installed(tmp_path: Path, monke
     found = distributions.installed()
     assert found.get("of-the-user") == "1.0"
     assert "held-copy" not in found
+
+
+def test_a_distribution_is_known_by_the_modules_and_folders_that_it_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {
+        "one": ("shared_by_two/one.py", "one.cpython-311-x86_64-linux-gnu.so", "one.libs/liba.so", "../../../bin/one"),
+        "two": ("shared_by_two/two/__init__.py", "../../../lib/libtwo.so.2", "two.pth", "__pycache__/two.pyc"),
+        "code": ("package_of_two/__init__.py", "package_of_two/code.py"),
+        "code_too": ('"package_of_two/more, of it.py"',),
+        "link": ("link-1.dist-info/direct_url.json",),
+    }
+    for name, files in listed.items():
+        info = tmp_path / f"site/{name}-1.dist-info"
+        write(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        write(info / "RECORD", "".join(f"{file},,\n" for file in (*files, f"{name}-1.dist-info/RECORD")))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = distributions.provides()
+    assert found["one"] == ("one", "one.libs", "shared_by_two/one")
+    assert found["two"] == ("/lib/libtwo.so.2", "shared_by_two/two")
+    assert found["code"] == found["code-too"] == ("package_of_two",)
+    assert "link" not in found
