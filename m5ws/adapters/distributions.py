@@ -78,9 +78,9 @@ def _listed(distribution: metadata.Distribution) -> frozenset[str]:
 def _places(record: Path, _changed_ns: int) -> frozenset[str]:
     """Return the places that a list of files names. It is read once in a process, unless it was changed."""
     text = record.read_text(encoding="utf-8", errors="replace")
-    inside = {_module(top, below) for top, below in set(_PARTS.findall(text)) if not top.endswith(_NO_CODE)}
+    modules = (_module(top, below) for top, below in set(_PARTS.findall(text)) if not top.endswith(_NO_CODE))
     # What a wheel puts beside the folders of modules, as MKL's does, is named from the environment's folder on.
-    return frozenset((inside - {None}) | {f"/{path}" for path in _BESIDE.findall(text)})  # type: ignore[operator]
+    return frozenset({*filter(None, modules), *(f"/{path}" for path in _BESIDE.findall(text))})
 
 
 def _module(top: str, below: str) -> str | None:

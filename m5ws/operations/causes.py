@@ -125,7 +125,9 @@ def _kernel(evidence: Evidence) -> Cause | None:
     own = [one for one in warned if (_names(one.op, place.op) if place.op else one.name == place.module)]
     said += [f"torch says: {one.op}" for one in own[:_SHOWN]]
     if not warned:
-        said.append("torch knows no operation in it that is not deterministic; a fault of the machine is not ruled out")
+        said.append(
+            "torch knows no operation in it that is not deterministic: another library's, or an input from outside"
+        )
     return Cause(kind="nondeterministic kernel", certain=bool(own), evidence=tuple(said))
 
 

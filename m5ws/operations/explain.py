@@ -218,6 +218,10 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
         limits=tuple(_limits(replay, again, original)),
         causes=causes.of_changes(case.verdict.changes, certain=False) or (Cause(kind="unknown"),),
     )
+    unrepeated = case.verdict.outcome == "nondeterministic"
+    if unrepeated:
+        # Replays of the same differed before: neither the original nor what was changed since is to blame.
+        made = msgspec.structs.replace(made, causes=(Cause(kind="unknown"),))
     if replay.look is None:
         return made
     repeats: bool | None = None
@@ -226,6 +230,8 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
         repeats = place is None
         if place is not None:
             return _with(case, made, "two replays", place, (replay.look, again.look), repeats=False)
+    if unrepeated:
+        return msgspec.structs.replace(made, repeats=repeats)
     between, one = "record and replay", Look(history=case.comparison.original)
     if original.look is not None and original.side.agrees:
         between, one = "original and replay", original.look

@@ -203,9 +203,9 @@ def is_unknown(said: str | None) -> bool:
     return (said or "").startswith(_UNKNOWN)
 
 
-def known_of(said: str | None) -> str:
-    """Return what is known of a divergence whose cause is not."""
-    rest = (said or "").removeprefix(f"{_UNKNOWN}: ")
+def known_of(said: str | None, first: Divergence) -> str:
+    """Return what is known of a divergence whose cause is not, without what a single replay points to."""
+    rest = (said or "").removeprefix(f"{_UNKNOWN}: ").removesuffix(f", which points to {pointer(first)}")
     return rest[:1].upper() + rest[1:]
 
 
@@ -222,7 +222,7 @@ def pointer(first: Divergence) -> str:
         "initial state": "weights drawn without the run's seed, or read from outside the snapshot",
         "generator": "random numbers drawn in another order, for example by loader workers or threads",
         "result": "something that the script does not seed, or reads from outside the snapshot",
-        "arithmetic": "an operation that is not deterministic, a hardware fault, or an input that is not recorded",
+        "arithmetic": "an operation that is not deterministic, or an input that is not recorded",
     }
     return causes[kind(first)]
 

@@ -11,17 +11,13 @@ import msgspec
 from m5ws.comparisons import Divergence, Recheck, Verdict
 from m5ws.errors import M5Error
 from m5ws.events import COMPLETE, AnyEvent
-from m5ws.operations import reason, results, run, supervise
+from m5ws.explanations import Explanation
+from m5ws.operations import reason, results, run, supervise, suspicion
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
 from m5ws.ports import Progress
 from m5ws.records import Run, Segment
 from m5ws.repository import runs
-
-_HIDDEN = (
-    "an input that is not recorded (a variable, a file outside the snapshot), a fault of its machine, or bad luck with "
-    "something that seldom differs"
-)
 
 
 def part(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
@@ -148,7 +144,8 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
         )
     elif recheck.repeats:
         also = ", nor does one from the start" if recheck.start_equal is False else ""
-        words = f"two replays agree with each other and not with the original{also}{_suspicion(verdict)}"
+        suspected = suspicion.of_original(verdict, verdict.first)
+        words = f"two replays agree with each other and not with the original{also}{suspected}"
     else:
         assert recheck.first is not None
         outcome = "nondeterministic"
@@ -160,19 +157,25 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
     return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
 
 
+def looked_into(verdict: Verdict, explanation: Explanation) -> Verdict:
+    """Return the verdict on a run whose replays with a look inside have differed, though nothing was changed.
+
+    What was said before of two replays that agree, or of the original, does not hold any more.
+    """
+    if explanation.repeats is not False or verdict.outcome != "diverged":
+        return verdict
+    where = f", first in {explanation.place.words}" if explanation.place is not None else ""
+    words = (
+        f"two replays with a look inside differ from each other{where}: the run does not repeat itself, so nothing is "
+        "said of the original"
+    )
+    return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
+
+
 def left_out(verdict: Verdict) -> Verdict:
     """Return the verdict on a run that diverged once, and was not replayed again."""
     unsure = "without a second replay it is not known whether the run repeats itself"
     return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {unsure}")
-
-
-def _suspicion(verdict: Verdict) -> str:
-    """Say what the original is suspected of; a recorded change that can alter bits explains it better."""
-    if reason.is_sign(verdict.reason):
-        return f", which is under suspicion: {verdict.reason}"
-    if not reason.is_unknown(verdict.reason):
-        return f": {verdict.reason}"
-    return f", which is under suspicion: it may have had {_HIDDEN}. {reason.known_of(verdict.reason)}"
 
 
 def _up_to(history: History, last: int | None) -> History:

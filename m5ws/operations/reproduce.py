@@ -257,7 +257,8 @@ def _explained(
         return verdict
     case = explain.Case(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
     found = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
-    return msgspec.structs.replace(verdict, explanation=found)
+    verdict = msgspec.structs.replace(verdict, explanation=found)
+    return recheck.looked_into(verdict, found) if _repeats_inputs(ports, planned.run) else verdict
 
 
 def _home(planned: run.Plan) -> Path:

@@ -16,6 +16,9 @@ MARK = "in the original, "
 """How a sign that rests on evidence of its own begins; it comes before recorded changes."""
 
 
+_LONE = "No update of the training does that: code that changed it fits"
+
+
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
     """What is pointed to, in words. `strong`: the evidence is of this alone, and not of any change that fits."""
 
@@ -29,6 +32,11 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 def of_record(words: str) -> Sign:
     """Return the sign of a record that the store itself contradicts."""
     return Sign(words=words, strong=True)
+
+
+def is_lone(words: str | None) -> bool:
+    """Return True if words are of a tensor that differs alone."""
+    return _LONE in (words or "")
 
 
 def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
@@ -120,7 +128,7 @@ def _pattern(comparison: Comparison, first: Divergence, found: Sequence[Differen
     if len(tensors) == 1:
         words = (
             f"{tensors[0]} alone changed: loss, gradient norm, generators and every other tensor of step {first.step} "
-            "are the same. No update of the training does that: memory that flipped a bit fits, or code that changed it"
+            f"are the same. {_LONE}"
         )
         return Sign(words=words, strong=True)
     return _optimizer(tensors, comparison, first.step)

@@ -121,7 +121,7 @@ def test_two_replays_that_differ_name_the_module_and_its_operations(tmp_path: Pa
     place = found["place"]
     assert (found["between"], found["repeats"]) == ("two replays", False)
     assert (place["module"], place["phase"], place["alone"]) == ("blocks.1.act", "forward", True)
-    # No more than possible: torch does not know the operation, and a fault of the machine would look the same.
+    # No more than possible: torch does not know the operation.
     assert _causes(found) == [("nondeterministic kernel", False)]
     assert "NoisyBackward" in found["causes"][0]["evidence"][0]
     shown = workspace.m5ws("show", verdict["replay"]).stdout

@@ -43,7 +43,7 @@ def test_only_what_is_known_not_to_have_been_loaded_is_harmless(
 
 
 def test_a_part_of_a_shared_folder_is_not_the_other_part() -> None:
-    provides = {"google-auth": ("google/auth",), "protobuf": ("google/protobuf",)}
+    provides: dict[str, tuple[str, ...]] = {"google-auth": ("google/auth",), "protobuf": ("google/protobuf",)}
     versions = [Observed(distributions=dict.fromkeys(provides, version), provides=provides) for version in "12"]
     ran = Usage(places=frozenset({"google/protobuf"}))
     assert _rate(Side(observed=versions[0], usage=ran), Side(observed=versions[1])) == {
