@@ -247,6 +247,8 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     there = places.homes[1]
     for words in (["ls"], ["show", run], ["fsck"], ["gc"], ["gc", "--dry-run"], ["logs", run], ["snapshot"]):
         there.m5ws(*words, expect=None, environment=_PATHS)
+    judged = json.loads(there.m5ws("reproduce", "--json", run, environment=_PATHS).stdout)
+    assert judged["outcome"] == "sampled" and "its end is not recorded" in judged["reason"]
     refused = there.m5ws("run", "--resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused

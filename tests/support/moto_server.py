@@ -1,6 +1,6 @@
 """moto's S3 server, with exact conditional creates: its own look and its write are two steps, between which others win.
 
-python tests/support/moto_server.py PORT
+python tests/support/moto_server.py PORT [HOST]
 """
 
 import sys
@@ -30,4 +30,5 @@ class OneAtATime:
 
 if __name__ == "__main__":
     dispatcher = DomainDispatcherApplication(create_backend_app)
-    run_simple("127.0.0.1", int(sys.argv[1]), OneAtATime(dispatcher), threaded=True, request_handler=MotoRequestHandler)
+    host = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1"
+    run_simple(host, int(sys.argv[1]), OneAtATime(dispatcher), threaded=True, request_handler=MotoRequestHandler)
