@@ -14,13 +14,13 @@ from workspaces import make_workspace
 _LIMIT_S = 240.0
 _SLOW = """\
     def state_dict(self) -> dict:
-        if Path({told!r}).exists():
+        if Path({ready!r}).exists():
             time.sleep(33)
 """
 _WAITS = """\
     if step.number == 6:
         open({ready!r}, "w").close()
-        while not os.path.exists({told!r}):
+        while context.active().stop.left_s(0) is None:
             time.sleep(0.05)
     x, y = step.next_batch()
 """
@@ -28,12 +28,12 @@ _WAITS = """\
 
 @pytest.mark.long
 def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_timeout(tmp_path: Path) -> None:
-    ready, told = tmp_path / "ready", tmp_path / "told"
+    ready = tmp_path / "ready"
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
-    workspace.edit("small.py", "    def state_dict(self) -> dict:\n", _SLOW.format(told=str(told)))
+    workspace.edit("small.py", "    def state_dict(self) -> dict:\n", _SLOW.format(ready=str(ready)))
     workspace.edit("small.py", "import random\n", "import random\nimport time\n")
-    workspace.edit("train.py", "    x, y = step.next_batch()\n", _WAITS.format(ready=str(ready), told=str(told)))
-    workspace.edit("train.py", "import time\n", "import os\nimport time\n")
+    workspace.edit("train.py", "    x, y = step.next_batch()\n", _WAITS.format(ready=str(ready)))
+    workspace.edit("train.py", "import m5ws\n", "import m5ws\nfrom m5ws.training import context\n")
     with open(workspace.root / "m5ws.toml", "a", encoding="utf-8") as settings:
         settings.write("\n[checkpoint]\ndeadline_s = 60\n")
     with workspace.start("run", "--no-progress") as process:
@@ -44,11 +44,11 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         [torchrun] = [pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(int(torchrun), signal.SIGTERM)
-        told.touch()
         said, _ = process.communicate(timeout=_LIMIT_S)
     [run] = [row["id"] for row in workspace.json("ls")["runs"]]
     [attempt] = state.load(workspace.repo, run).attempts
     assert (attempt.standing, attempt.message) == ("failed", "stopped by SIGTERM"), said
     assert checkpoints.step_of(checkpoints.valid(workspace.repo, run)[-1]) == 6
+    ready.unlink()
     workspace.m5ws("run", "--resume", run, "--no-progress")
     assert state.load(workspace.repo, run).standing == "finished"
