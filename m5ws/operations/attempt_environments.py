@@ -2,6 +2,7 @@
 observed before its launch.
 """
 
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
@@ -9,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.comparisons import Change
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import M5Error
 from m5ws.events import AttemptStarted, Event, RankStarted
 from m5ws.operations import pinned_environment, usage
 from m5ws.operations.drift import drift, rated, title
@@ -17,6 +18,7 @@ from m5ws.operations.usage import Side, Usage
 from m5ws.records import Observed
 from m5ws.repository import Repository, ledger
 
+_log = logging.getLogger(__name__)
 _NAMED = 8
 
 E = TypeVar("E", bound=Event)
@@ -46,14 +48,20 @@ def within(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
 
 
 def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str | None:
-    """Return how the environment of a later attempt that begins can give other bits than the first one's."""
-    first, *_ = ledger.attempts(repo, run)
-    if first == attempt:
-        return None
+    """Return how the environment of a later attempt that begins can give other bits than the first one's.
+
+    None also where that cannot be read: no attempt fails for a notice.
+    """
     try:
-        began = pinned_environment.of_attempt(repo, run, first)
-    except (NotFound, UsageError):
+        first, *_ = ledger.attempts(repo, run)
+        return _notice(repo, run, first, observed) if first != attempt else None
+    except (M5Error, OSError) as error:
+        _log.warning("the environment of the first attempt of run %s is not known: %s", run, error)
         return None
+
+
+def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str | None:
+    began = pinned_environment.of_attempt(repo, run, first)
     if not _is_grave(drift(began, observed)):
         return None
     changes = usage.ahead(Side(observed=began, usage=usage.of_run(repo, run)), observed)
