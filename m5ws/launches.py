@@ -66,6 +66,7 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
 
     `unset` names variables that are not inherited.
     `prepare` is run to its end before (for example to build a compiled operator once, not once a rank).
+    `mount`: a folder, and the path of an empty folder at which all these processes see it.
     """
 
     argv: tuple[str, ...]
@@ -74,3 +75,4 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     log: str
     prepare: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
+    mount: tuple[str, str] | None = None

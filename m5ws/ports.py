@@ -284,6 +284,9 @@ class Launcher(Protocol):
     def launch(self, request: LaunchRequest) -> Process:
         """Start the processes and return at once."""
 
+    def can_mount(self, folder: str, path: str) -> bool:
+        """Return True if `LaunchRequest.mount` may name this folder and path."""
+
 
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     """An environment that was made again: its interpreter, what processes in it inherit, and who looks and starts."""

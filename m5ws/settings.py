@@ -88,6 +88,7 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders a script writes to, stored while it runs and when it ends.
 
+    `work_dir`: where the scripts are at work, `m5ws/work` in the user's state directory if empty.
     `ignore`: what of them `reproduce` does not judge, beside `ignored.DEFAULTS`: `glob` or `glob:key`.
     """
 
@@ -99,6 +100,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
+    work_dir: str = ""
     ignore: tuple[str, ...] = ()
     environment: dict[str, str] = {}
 

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 STATE = place.STATE
 VARIABLES = {
     "XDG_CACHE_HOME": "Where caches are: what torch says of this machine, copies of remote objects, environments.",
+    "XDG_STATE_HOME": "Where the work directories of runs are, if `m5ws.toml` names no other place.",
     "M5WS_CONTAINER_IMAGE": "Set by who starts a container: its image, by digest.",
     "MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none.",
 }
@@ -127,6 +128,14 @@ class Workspace:
         # The XDG base directory specification ignores a path that is not absolute.
         base = Path(self.environment.get("XDG_CACHE_HOME", ""))
         return (base if base.is_absolute() else Path.home() / ".cache") / "m5ws"
+
+    @property
+    def work_root(self) -> Path:
+        """Where the work directories of attempts are: one place for all workspaces of a user."""
+        if named := self.settings.run.work_dir:
+            return self.root / Path(named).expanduser()
+        base = Path(self.environment.get("XDG_STATE_HOME", ""))
+        return (base if base.is_absolute() else Path.home() / ".local" / "state") / "m5ws" / "work"
 
     @property
     def tracking_uri(self) -> str:
@@ -266,6 +275,7 @@ class Workspace:
             observer=self.observer(),
             tracker=self.tracker(),
             environment=self.environment,
+            work_root=self.work_root,
         )
 
 

@@ -1,5 +1,6 @@
 """Fixtures that every part uses, and the loud account of what could not run."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def session_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
     """A directory that all workers of a session share, and no other session."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(session_directory: Path) -> None:
+    """Have runs at work below the session's own folder, in this process and all that it starts."""
+    os.environ["XDG_STATE_HOME"] = str(session_directory / "state")
 
 
 @pytest.fixture(scope="session")

@@ -60,16 +60,20 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     mounts: dict[str, bool]
     gpus: bool = False
 
-    def argv(self, words: Sequence[str], cwd: str, names: Sequence[str]) -> tuple[str, ...]:
+    def argv(
+        self, words: Sequence[str], cwd: str, names: Sequence[str], mount: tuple[str, str] | None = None
+    ) -> tuple[str, ...]:
         """Return the command line of `words` in the container; it is given the variables `names` by name alone.
 
-        So no value stands in a command line, which others can read.
+        So no value stands in a command line, which others can read. `mount` is that of a `LaunchRequest`.
         """
+        places = [(path, path, write) for path, write in self.mounts.items()]
+        places += [(*mount, True)] if mount else []
         if self.engine == "apptainer":
-            bound = (f"{path}:{path}:{'rw' if write else 'ro'}" for path, write in self.mounts.items())
+            bound = (f"{folder}:{path}:{'rw' if write else 'ro'}" for folder, path, write in places)
             options = ["exec", *_pairs("--bind", bound), "--pwd", cwd, *["--nv"] * self.gpus]
             return (self.program, *options, f"docker://{self.image}", *words)
-        bound = (f"{path}:{path}{'' if write else ':ro'}" for path, write in self.mounts.items())
+        bound = (f"{folder}:{path}{'' if write else ':ro'}" for folder, path, write in places)
         # Podman without root maps users, and with it refuses to.
         mapped = self.engine == "podman" and os.geteuid() != 0
         mine = ("--userns", "keep-id") if mapped else ("--user", f"{os.getuid()}:{os.getgid()}")
@@ -110,9 +114,14 @@ class ContainerLauncher:
     def launch(self, request: LaunchRequest) -> Process:
         """As `Launcher.launch`."""
         given = self._variables.given(request.environment, request.unset)
-        prepare = self._container.argv(request.prepare, request.cwd, sorted(given)) if request.prepare else ()
-        argv = self._container.argv(request.argv, request.cwd, sorted(given))
-        return self._inner.launch(msgspec.structs.replace(request, argv=argv, prepare=prepare, environment=given))
+        where = (request.cwd, sorted(given), request.mount)
+        prepare = self._container.argv(request.prepare, *where) if request.prepare else ()
+        changed = {"argv": self._container.argv(request.argv, *where), "prepare": prepare, "environment": given}
+        return self._inner.launch(msgspec.structs.replace(request, mount=None, **changed))
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        """As `Launcher.can_mount`: every engine can."""
+        return True
 
 
 class Containers:

@@ -41,6 +41,10 @@ class _Launcher:
             msgspec.structs.replace(request, environment=_with_own(request.environment, self._own))
         )
 
+    def can_mount(self, folder: str, path: str) -> bool:
+        """As `Launcher.can_mount`."""
+        return self._inner.can_mount(folder, path)
+
 
 class VirtualEnvironments:
     """Environments below `folder`. `orders` tell what is observed in them, `launcher` starts with an environment."""

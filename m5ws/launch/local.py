@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error
+from m5ws.launch import mounts
 from m5ws.launches import LaunchRequest
 from m5ws.ports import Process
 
@@ -50,11 +51,15 @@ class LocalLauncher:
                     stderr=log,
                     start_new_session=True,
                     close_fds=False,
-                    preexec_fn=partial(_prepared, os.getpid()),
+                    preexec_fn=partial(_prepared, os.getpid(), request.mount),
                 )
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchFailed(f"{request.argv[0]} could not be started: {error}") from error
         return LocalProcess(process)
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        """As `Launcher.can_mount`: with the rights of root, outside of containers."""
+        return mounts.possible(folder, path)
 
     def _prepare(self, request: LaunchRequest, environment: dict[str, str], log: int) -> None:
         done = subprocess.run(
@@ -65,6 +70,7 @@ class LocalLauncher:
             stdout=log,
             stderr=log,
             check=False,
+            preexec_fn=partial(mounts.enter, *request.mount) if request.mount else None,
         )
         if done.returncode != 0:
             raise LaunchFailed(
@@ -123,7 +129,7 @@ def _signalled(pid: int) -> bool:
     return True
 
 
-def _prepared(parent: int) -> None:
+def _prepared(parent: int, mount: tuple[str, str] | None) -> None:
     """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9, or if it is dead already.
 
     A scheduler may send SIGUSR2, a time limit's warning, to all processes. It would kill torchrun, and so the ranks in
@@ -133,3 +139,5 @@ def _prepared(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(143)
+    if mount is not None:
+        mounts.enter(*mount)

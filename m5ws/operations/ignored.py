@@ -35,6 +35,12 @@ DEFAULTS = (
 
 _DATE = re.compile(r"(?<!\d)(?:\d{4}-\d{2}-\d{2}|\d{2}[-:]\d{2}[-:]\d{2}|\d{8}[-_T]\d{6})(?!\d)")
 
+_MARK = "m5ws-"
+"""How the name of the folder around a work directory begins (`work_directories`)."""
+_NUMBER = re.compile(rf"{_MARK}[0-9a-f]{{16}}")
+_NUMBERED = f"{_MARK}{'0' * 16}"
+_PLACE = re.compile(rf"(?:/[^\s'\",:;]*?)?{_MARK}[0-9a-f]{{16}}(?:/work\b)?")
+
 
 def is_file(path: str, rules: Sequence[str]) -> bool:
     """Return whether a file is not judged."""
@@ -52,13 +58,20 @@ def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
 
 
 def undated(path: str) -> str:
-    """Return a path without the dates and times in its names."""
-    return _DATE.sub("DATE", path)
+    """Return a path without the dates and times in its names, and without the number of a work directory."""
+    return _DATE.sub("DATE", _NUMBER.sub(_NUMBERED, path))
 
 
 def without_place(value: str, run: str) -> str:
     """Return a text without the absolute path of the folder in which `run` was at work, and without the run's id."""
+    if _MARK in value:
+        value = _PLACE.sub("RUN", value)
     return re.sub(rf"(?:/[^\s'\",:;]*?)?{re.escape(run)}(?:/\d{{4}}\b)?(?:/work\b)?", "RUN", value) if run else value
+
+
+def with_one_number(data: bytes) -> bytes:
+    """Return bytes of a file with one number in the place of those of all work directories, which are as long."""
+    return re.sub(_NUMBER.pattern.encode(), _NUMBERED.encode(), data)
 
 
 def _fits(path: str, rule: str) -> bool:

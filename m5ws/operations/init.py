@@ -221,6 +221,8 @@ name = @NAME@
 # fingerprint_every = 100
 # Folders the script writes to; what is in them is kept when the run ends.
 # outputs = []
+# Where the scripts are at work: a private folder outside any checkout. Empty: m5ws/work in the user's state directory.
+# work_dir = ""
 # ignore = []
 # environment = { NAME = "value" }
 

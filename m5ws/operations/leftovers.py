@@ -21,7 +21,7 @@ from m5ws import codec
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, ObjectExists, UsageError
 from m5ws.events import AttemptEnded, AttemptStarted
-from m5ws.operations import unrecorded, unsaved
+from m5ws.operations import unrecorded, unsaved, work_directories
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
 from m5ws.repository import Repository, ledger, runs
@@ -106,6 +106,7 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     """
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
+    work_directories.end(directory)
     left = Delivery(repo, run, attempt, directory / "spool")
     left.deliver(final=True)
     if not left.complete:

@@ -34,8 +34,10 @@ from m5ws.operations import (
     saved_outputs,
     unrecorded,
     unsaved,
+    work_directories,
 )
 from m5ws.operations.run import SAVE_GRACE_S, Plan
+from m5ws.operations.work_directories import WorkDirectory
 from m5ws.ports import Following, Launcher, Observer, Process, Progress, Tracker
 from m5ws.records import Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
@@ -62,6 +64,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off.
 
     `python` starts the ranks: this interpreter, or one that the launcher finds in an environment that was made again.
+    `work_root` is the folder below which attempts are at work.
     """
 
     repo: Repository
@@ -69,6 +72,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     observer: Observer
     tracker: Tracker | None
     environment: Mapping[str, str]
+    work_root: Path
     python: str = sys.executable
 
 
@@ -103,19 +107,36 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
         for attempt in range(1, plan.attempt):
             leftovers.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         # What is there was left by a supervisor that was killed before its attempt began.
+        work_directories.remove(plan.directory)
         shutil.rmtree(plan.directory, ignore_errors=True)
         snapshot = snapshots.load(ports.repo, plan.run.snapshot)
         for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
             Path(folder).mkdir(parents=True, exist_ok=True)
         leftovers.own(plan.directory)
-        _materialise(ports.repo, snapshot, Path(plan.context.work_dir), progress)
-        (plan.directory / "context").write_bytes(codec.encode(plan.context))
-        spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
-        with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
-            _start(ports, plan, spool)
-            if progress:
-                progress("starting the processes", 0, 0)
-            return _Attempt(ports, plan, spool, watch).supervise()
+        try:
+            work = work_directories.make(
+                ports.work_root, plan.directory, Path(plan.context.author_dir), ports.launcher.can_mount
+            )
+            plan = _placed(plan, work)
+            _materialise(ports.repo, snapshot, work.path, progress)
+            (plan.directory / "context").write_bytes(codec.encode(plan.context))
+            spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
+            with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
+                _start(ports, plan, spool)
+                if progress:
+                    progress("starting the processes", 0, 0)
+                return _Attempt(ports, plan, spool, watch, work).supervise()
+        finally:
+            work_directories.end(plan.directory)
+
+
+def _placed(plan: Plan, work: WorkDirectory) -> Plan:
+    """Return a plan whose processes start in a work directory, and hear of no other current directory."""
+    seen, asked = str(work.seen), plan.request
+    request = msgspec.structs.replace(
+        asked, cwd=seen, mount=work.mount, environment=asked.environment | {"PWD": seen}, unset=(*asked.unset, "OLDPWD")
+    )
+    return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
 
 
 def _refuse_stale(repo: Repository, plan: Plan) -> None:
@@ -187,9 +208,10 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
 class _Attempt:
     """The supervision of one launched attempt."""
 
-    def __init__(self, ports: Ports, plan: Plan, spool: SpoolWriter, watch: Watch | None) -> None:
+    def __init__(self, ports: Ports, plan: Plan, spool: SpoolWriter, watch: Watch | None, work: WorkDirectory) -> None:
         self._ports = ports
         self._plan = plan
+        self._work = work
         self._spool = spool
         self._watch = watch
         self._stopping = False
@@ -209,7 +231,7 @@ class _Attempt:
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
     def supervise(self) -> Result:
-        work = Path(self._plan.context.work_dir)
+        work = self._work.path
         given = self._given = inputs.stamps(work)
         self._begun_ns = work.stat().st_ctime_ns
         process, outcome, message = None, "failed", None
@@ -241,6 +263,7 @@ class _Attempt:
         for path in inputs.modified(work, given):
             self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
         self._record_published()
+        work_directories.keep_links(self._work)
         self._keep_outputs()
         if outcome == "finished" and self._unsaved is not None:
             exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
@@ -337,8 +360,7 @@ class _Attempt:
 
     def _written(self) -> outputs.Outputs:
         """Return what the attempt has written so far."""
-        work = Path(self._plan.context.work_dir)
-        return outputs.collect(work, self._plan.run.spec.outputs, self._given, self._begun_ns)
+        return outputs.collect(self._work.path, self._plan.run.spec.outputs, self._given, self._begun_ns)
 
     def _ingest_outputs(self, found: outputs.Outputs) -> None:
         """Link what a script wrote to its declared folders to the run, as a checkpoint of files."""

@@ -8,12 +8,16 @@ import os
 import sys
 import sysconfig
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from m5ws.errors import M5Error
 from m5ws.launches import Context
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
+_loaded: dict[str, str] = {}
+"""File and name of each module that was loaded since `watch`, whatever `sys.modules` has of it."""
 
 
 class NotIsolated(M5Error):
@@ -34,6 +38,17 @@ def activate() -> None:
         os.environ["PATH"] = f"{own}{os.pathsep}{path}"
 
 
+def watch() -> None:
+    """Note each module that is loaded from a file from now on, also one that never gets into `sys.modules`."""
+    get_code = SourceFileLoader.get_code
+
+    def noting(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+        _loaded[loader.path] = fullname
+        return get_code(loader, fullname)
+
+    SourceFileLoader.get_code = noting  # type: ignore[method-assign, assignment]
+
+
 def check(context: Context) -> None:
     """Raise NotIsolated if a loaded module lies in the author's checkout and is not the run's own copy.
 
@@ -48,12 +63,13 @@ def check(context: Context) -> None:
 
 def _files() -> list[tuple[str, str]]:
     """Return the name and file of every loaded module that has one, but m5ws's own, which is no code of the run's."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<"):
-            found.append((name, file))
-    return found
+    found = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    found += [(name, file) for file, name in _loaded.items()]
+    return [
+        (name, file)
+        for name, file in found
+        if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<")
+    ]
 
 
 @cache

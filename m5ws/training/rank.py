@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     _die_with_parent(parent)
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
     isolation.activate()
+    isolation.watch()
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = Stop(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))

@@ -54,6 +54,9 @@ class _Told:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.requests: list[LaunchRequest] = []
 
+    def can_mount(self, folder: str, path: str) -> bool:
+        return False
+
     def launch(self, request: LaunchRequest) -> Process:
         self.requests.append(request)
         return LocalLauncher({}).launch(msgspec.structs.replace(request, argv=(sys.executable, "-c", ""), prepare=()))
@@ -106,6 +109,27 @@ def test_what_a_launch_unsets_stays_outside_and_its_own_folders_come_after_m5ws(
     assert "OMP_DYNAMIC" not in asked.environment and "OMP_DYNAMIC" not in asked.argv
     own, *others = asked.environment["PYTHONPATH"].split(os.pathsep)
     assert Path(own, "m5ws").is_dir() and others == ["src"]
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker", "apptainer"])
+def test_a_folder_is_seen_at_the_path_that_a_launch_names(engine: str) -> None:
+    words = " ".join(_container(engine).argv(("python3",), "/seen", [], ("/w/work", "/seen")))
+    assert "/w/work:/seen" in words and "/w/work:/seen:ro" not in words
+
+
+def test_a_mount_is_the_engines_and_not_the_launchers_that_starts_it(tmp_path: Path) -> None:
+    write(tmp_path, {"bin/docker": "#!/bin/sh\n"})
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    told = _Told({})
+    host = {"PATH": str(tmp_path / "bin")}
+    made = _containers(tmp_path, host, lambda _: told).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
+    assert made.launcher.can_mount("/w/work", "/seen")
+    request = LaunchRequest(
+        argv=("python3",), cwd=str(tmp_path), environment={}, log=str(tmp_path / "log"), mount=("/w/work", "/seen")
+    )
+    made.launcher.launch(request).stop(5.0)
+    (asked,) = told.requests
+    assert asked.mount is None and "/w/work:/seen" in asked.argv
 
 
 def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:

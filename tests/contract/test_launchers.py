@@ -22,6 +22,7 @@ from m5ws.records import LaunchSpec
 from m5ws.repository import Repository
 from m5ws.store.local import LocalStore
 from orders import orders
+from tests.conftest import loud_skip
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 120.0
@@ -122,6 +123,25 @@ def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Pa
             assert own.items() <= variables.items()
         else:
             assert "RANK" not in variables
+
+
+def test_launches_at_the_same_time_see_folders_of_their_own_at_one_path(launcher: Launchers, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    requests = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        (folder / "work").mkdir(parents=True)
+        request = _request(folder, "ends.py", "waits", "waits", ENDS=".")
+        requests.append(msgspec.structs.replace(request, cwd=str(place), mount=(str(folder / "work"), str(place))))
+    place.mkdir()
+    if not launcher({}).can_mount(*requests[0].mount):
+        loud_skip("no mount namespaces: needs the rights of root")
+    launched = [launcher(dict(os.environ)).launch(request) for request in requests]
+    files = [tmp_path / name / "work" / str(rank) for name in ("one", "two") for rank in range(2)]
+    _until(lambda: all(file.exists() for file in files) or any(process.poll() is not None for process in launched))
+    assert len({file.read_text() for file in files}) == 4 and not any(place.iterdir())
+    for process in launched:
+        process.stop(_PATIENCE_S)
 
 
 @pytest.mark.long

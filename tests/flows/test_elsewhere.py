@@ -64,11 +64,11 @@ class _Places(msgspec.Struct, frozen=True):
         return history.load(self.repo, run)
 
     def kill_ranks(self, where: int, run: str) -> None:
-        """Kill all ranks of a run on one machine: all processes that work in its directory."""
+        """Kill all ranks of a run on one machine: all processes that write its logs."""
         directory = str(self.homes[where].root / ".m5ws" / "runs" / run)
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if os.readlink(process / "cwd").startswith(directory):
+                if os.readlink(process / "fd" / "1").startswith(directory):
                     os.kill(int(process.name), signal.SIGKILL)
             except (FileNotFoundError, PermissionError, ProcessLookupError):
                 continue

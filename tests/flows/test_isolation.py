@@ -49,6 +49,27 @@ def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
     assert "helper_from_checkout" in done.stderr
 
 
+def test_code_of_the_checkout_is_found_by_whatever_way_it_was_loaded(tmp_path: Path) -> None:
+    """By its file's path, and no longer among the loaded modules."""
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1)
+    live = workspace.root / "live_code.py"
+    live.write_text("VALUE = 1\n")
+    by_path = (
+        "import importlib.util\n"
+        f"spec = importlib.util.spec_from_file_location('by_path', {str(live)!r})\n"
+        "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
+    )
+    popped = (
+        f"import sys\nsys.path.insert(0, {str(workspace.root)!r})\nimport live_code\ndel sys.modules['live_code']\n"
+    )
+    for script in (by_path, popped):
+        (workspace.root / "train.py").write_text(script)
+        assert "live_code.py" in workspace.m5ws("run", expect=1).stderr
+    own = "import sys\nsys.path.insert(0, '.')\nimport live_code\ndel sys.modules['live_code']\n"
+    (workspace.root / "train.py").write_text(own)
+    workspace.train()
+
+
 def test_a_run_that_changes_its_inputs_is_noticed(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit(

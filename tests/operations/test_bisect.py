@@ -53,6 +53,9 @@ class Ranks:
         self.launched = 0
         self.installed: dict[str, str] = {}
 
+    def can_mount(self, folder: str, path: str) -> bool:
+        return False
+
     def launch(self, request: LaunchRequest) -> Ended:
         self.launched += 1
         if self.launched == self.stop_at:
@@ -105,7 +108,12 @@ class Lab:
     def __init__(self, repo: Repository, folder: Path) -> None:
         self.ranks, self.machine = Ranks(), Machine()
         self.ports = supervise.Ports(
-            repo=repo, launcher=self.ranks, observer=self.machine, tracker=None, environment={}
+            repo=repo,
+            launcher=self.ranks,
+            observer=self.machine,
+            tracker=None,
+            environment={},
+            work_root=folder.with_name(f"{folder.name}-work"),
         )
         self._folder = folder
         self.good = self.bad = ""

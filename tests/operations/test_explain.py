@@ -128,6 +128,9 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[LaunchRequest] = []
 
+    def can_mount(self, folder: str, path: str) -> bool:
+        return False
+
     def launch(self, request: LaunchRequest) -> Process:
         self.requests.append(request)
         raise LaunchFailed("no more is asked for")
@@ -154,7 +157,13 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
     directory = tmp_path / ".m5ws" / "runs" / ("b" * 12) / "0001"
     replay = msgspec.structs.replace(asked.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
     ports = supervise.Ports(
-        repo=repo, launcher=launcher, observer=Nothing(), tracker=None, environment={}, python="/rebuilt/bin/python"
+        repo=repo,
+        launcher=launcher,
+        observer=Nothing(),
+        tracker=None,
+        environment={},
+        work_root=tmp_path / "work",
+        python="/rebuilt/bin/python",
     )
     found = explained(
         msgspec.structs.replace(
@@ -167,9 +176,11 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
     assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], found
 
 
-def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository) -> None:
+def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
     """Nothing of the original is in the store."""
-    ports = supervise.Ports(repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={})
+    ports = supervise.Ports(
+        repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path
+    )
     found = explained(msgspec.structs.replace(case([0]), ports=ports))
     assert (found.place, causes(found)) == (None, [("unknown", False)])
     assert found.limits[0].startswith("the look was not finished: ")

@@ -25,6 +25,7 @@ from types import FrameType, TracebackType
 import msgspec
 
 from m5ws import determinism
+from m5ws.launch import mounts
 from m5ws.launch.local import LaunchFailed
 from m5ws.launches import LaunchRequest
 from m5ws.ports import Process
@@ -65,6 +66,7 @@ class _Call(msgspec.Struct, frozen=True):
     log: str
     status: str
     ranks: int | None = None
+    mount: tuple[str, str] | None = None
 
 
 class ForkParent:
@@ -137,14 +139,23 @@ class ForkLauncher:
         log = Path(request.log)
         if request.prepare:
             call = _Call(
-                list(request.prepare[1:]), environment, request.cwd, str(log), str(log.with_suffix(".prepared"))
+                list(request.prepare[1:]),
+                environment,
+                request.cwd,
+                str(log),
+                str(log.with_suffix(".prepared")),
+                mount=request.mount,
             )
             if (ended := wait(_Forked(parent, call))) != 0:
                 raise LaunchFailed(f"`{' '.join(request.prepare)}` ended with status {ended}")
         ranks, command = _parsed(request.argv)
         return _Forked(
-            parent, _Call(command, environment, request.cwd, str(log), str(log.with_suffix(".status")), ranks)
+            parent,
+            _Call(command, environment, request.cwd, str(log), str(log.with_suffix(".status")), ranks, request.mount),
         )
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        return mounts.possible(folder, path)
 
 
 def run(
@@ -279,6 +290,8 @@ def _be_launch(call: _Call) -> None:
     status = 1
     try:
         _redirect(call.log)
+        if call.mount is not None:
+            mounts.enter(*call.mount)
         status = _be_torchrun(call, call.ranks) if call.ranks is not None else _be_python(call)
     except BaseException:  # noqa: BLE001  # whatever it is, no code of the parent may go on in this process
         traceback.print_exc()

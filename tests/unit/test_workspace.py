@@ -100,6 +100,24 @@ def test_a_store_that_is_not_a_directory_has_a_cache(
     assert here.cache_dir == wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("", {}, "{home}/.local/state/m5ws/work"),
+        ("", {"XDG_STATE_HOME": "/fast"}, "/fast/m5ws/work"),
+        ("", {"XDG_STATE_HOME": "not/absolute"}, "{home}/.local/state/m5ws/work"),
+        ("work_dir = '/nvme/ada'", {"XDG_STATE_HOME": "/fast"}, "/nvme/ada"),
+        ("work_dir = '~/work'", {}, "{home}/work"),
+        ("work_dir = '../work'", {}, "{root}/../work"),
+    ],
+)
+def test_runs_are_at_work_in_the_users_state_directory(
+    tmp_path: Path, text: str, environment: dict[str, str], expected: str
+) -> None:
+    here = workspace.find(_workspace(tmp_path, f"[run]\n{text}\n"), environment)
+    assert here.work_root == Path(expected.format(root=tmp_path, home=Path.home()))
+
+
 def test_its_name_is_the_directorys_where_none_is_given(tmp_path: Path) -> None:
     assert workspace.find(_workspace(tmp_path / "gpt"), {}).name == "gpt"
     assert workspace.find(_workspace(tmp_path / "other", "name = 'gpt'\n"), {}).name == "gpt"

@@ -1,0 +1,141 @@
+"""Work directories of attempts: below one private folder of the user, outside any checkout (docs/design/0018).
+
+An attempt has the lowest free number there until it ends, and `work` in its own directory is a link to its work
+directory. Where the launcher can mount, its processes see that under number 0, whatever its number is. So a run and its
+replay are at work under one path, or, where they run at the same time and nothing can be mounted, under paths of one
+length that `ignored.without_place` recognises.
+"""
+
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from m5ws.errors import UsageError
+
+_log = logging.getLogger(__name__)
+_WORK = "work"
+_ATTEMPT = "attempt"
+"""A file of this name beside a work directory has the path of the attempt's directory."""
+_ENDED = 1 << 63
+"""Numbers from here on are of attempts that have ended."""
+_HINT = "Name a folder elsewhere as [run] work_dir in m5ws.toml, or let XDG_STATE_HOME name one for all workspaces."
+
+
+class WorkDirectory(msgspec.Struct, frozen=True, kw_only=True):
+    """A work directory at `path`; its processes know it as `seen`."""
+
+    path: Path
+    seen: Path
+
+    @property
+    def mount(self) -> tuple[str, str] | None:
+        """What has to be mounted for the processes, and where."""
+        return (str(self.path), str(self.seen)) if self.seen != self.path else None
+
+
+def make(root: Path, attempt: Path, author: Path, can_mount: Callable[[str, str], bool]) -> WorkDirectory:
+    """Make the empty work directory of the attempt whose directory is `attempt`, which has none.
+
+    Raises UsageError if `root` is inside `author`, the checkout, is somebody else's, or cannot be written to.
+    """
+    try:
+        root = _private(root, author)
+        seen = _home(root, 0) / _WORK
+        seen.mkdir(parents=True, exist_ok=True)
+        path = _claim(root, attempt) / _WORK
+        path.mkdir()
+        (attempt / _WORK).symlink_to(path)
+    except OSError as error:
+        raise UsageError(f"no work directory could be made in {root}: {error}", hint=_HINT) from error
+    return WorkDirectory(path=path, seen=seen if can_mount(str(path), str(seen)) else path)
+
+
+def keep_links(work: WorkDirectory) -> None:
+    """Make links relative that a script made with absolute paths into its own work directory.
+
+    Else they would lead nowhere, or into the work directory of another attempt, once this one has ended.
+    """
+    for folder, names, files in os.walk(work.path):
+        for link in (os.path.join(folder, name) for name in (*names, *files)):
+            with suppress(OSError):  # no link, or in a folder that the script has closed
+                inside = _inside(work, Path(os.readlink(link)))
+                if inside is not None:
+                    os.unlink(link)
+                    os.symlink(os.path.relpath(inside, folder), link)
+
+
+def _inside(work: WorkDirectory, target: Path) -> Path | None:
+    tops = (top for top in (work.seen, work.path) if target.is_relative_to(top))
+    return next((work.path / target.relative_to(top) for top in tops), None)
+
+
+def end(attempt: Path) -> None:
+    """Give an attempt's number back when none of its processes is alive. What it left in its work directory stays."""
+    home = _own(attempt)
+    if home is None or int(home.name.rpartition("-")[2], 16) >= _ENDED:
+        return
+    try:
+        if not (home / _WORK).exists():
+            remove(attempt)
+            return
+        kept = _home(home.parent, _ENDED | int.from_bytes(os.urandom(7), "big"))
+        # First the link: after a kill in between it leads nowhere, and never to what is another attempt's by then.
+        link = attempt / f".{_WORK}"
+        link.symlink_to(kept / _WORK)
+        link.replace(attempt / _WORK)
+        home.rename(kept)
+    except OSError as error:
+        _log.warning("the work directory %s stays where it is: %s", home, error)
+
+
+def remove(attempt: Path) -> None:
+    """Remove the work directory of an attempt, if it has one of its own, with all that is in it."""
+    if (home := _own(attempt)) is not None:
+        shutil.rmtree(home, ignore_errors=True)
+        (attempt / _WORK).unlink()
+
+
+def _home(root: Path, number: int) -> Path:
+    return root / f"m5ws-{number:016x}"
+
+
+def _claim(root: Path, attempt: Path) -> Path:
+    """Make the folder of the lowest free number: whoever makes it has it."""
+    for home in (_home(root, number) for number in count(1)):
+        try:
+            home.mkdir()
+        except FileExistsError:
+            continue
+        (home / _ATTEMPT).write_bytes(os.fsencode(os.path.realpath(attempt)))
+        return home
+    raise AssertionError
+
+
+def _own(attempt: Path) -> Path | None:
+    """Return the folder around an attempt's work directory; None if it has none, or if `attempt` is a copy."""
+    try:
+        home = (attempt / _WORK).readlink().parent
+        is_own = (home / _ATTEMPT).read_bytes() == os.fsencode(os.path.realpath(attempt))
+    except OSError:
+        return None
+    return home if is_own else None
+
+
+def _private(root: Path, author: Path) -> Path:
+    """Return `root` without links on the way, made for its user alone. Raises OSError, UsageError."""
+    root = Path(os.path.realpath(root))
+    if root.is_relative_to(os.path.realpath(author)):
+        raise UsageError(f"work directories would be made in {root}, inside the workspace", hint=_HINT)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, exist_ok=True)
+    status = root.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(f"{root} is not private: others may see or change what is in it", hint=f"`chmod 700`. {_HINT}")
+    return root

@@ -1,0 +1,170 @@
+"""Where a script is at work: under one path in a run and its replays, with nothing of the checkout above it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkouts import git
+from forks import ForkLauncher
+from m5ws import workspace as workspaces
+from m5ws.launch import mounts
+from m5ws.operations import work_directories
+from tests.conftest import loud_skip
+from workspaces import Workspace, make_workspace
+
+_PLACES = """
+import json, os, pickle
+from pathlib import Path
+
+import torch
+
+here = os.path.abspath("out")
+os.makedirs("out/real")
+Path("out/real/weights.txt").write_text("1")
+os.symlink(os.path.abspath("out/real/weights.txt"), "out/link.txt")
+Path("out/place.json").write_text(json.dumps({"output_dir": here, "cwd": os.getcwd(), "PWD": os.environ["PWD"]}))
+torch.save({"w": torch.ones(3), "dirpath": here, "file": os.path.abspath(__file__)}, "out/state.pt")
+Path("out/place.pkl").write_bytes(pickle.dumps(here))
+Path("out", here.replace("/", "_")).write_text(here)
+"""
+_UPWARDS = """
+import json, os
+from pathlib import Path
+
+starts = [Path.cwd(), Path(os.environ["PWD"]), Path(os.getcwd()).resolve(), Path(__file__).resolve().parent]
+found = [
+    str(folder / name)
+    for start in starts
+    for folder in (start, *start.parents)
+    for name in (".git", "local.env", "m5ws.toml", "above.toml")
+    if (folder / name).exists()
+]
+assert "OLDPWD" not in os.environ
+os.makedirs("out")
+Path("out/found.json").write_text(json.dumps(found))
+"""
+_TWICE = """
+import os
+from pathlib import Path
+
+os.makedirs("out", exist_ok=True)
+with open("out/places.txt", "a") as places:
+    places.write(os.getcwd() + "\\n")
+raise SystemExit(9 if len(Path("out/places.txt").read_text().split()) == 1 else 0)
+"""
+
+
+@pytest.fixture(params=["mounted", "not mounted"])
+def mounted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether processes can see a folder under a path of their own here."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if request.param == "not mounted":
+        monkeypatch.setattr(ForkLauncher, "can_mount", lambda *_: False)
+    elif not mounts.possible(str(tmp_path / "one"), str(tmp_path / "other")):
+        loud_skip("no mount namespaces: needs the rights of root")
+    return bool(request.param == "mounted")
+
+
+def _workspace(root: Path, script: str) -> Workspace:
+    made = make_workspace(root, "plain.py", nproc=1, run='outputs = ["out"]')
+    (made.root / "train.py").write_text(script)
+    return made
+
+
+def _outputs(workspace: Workspace, run: str, to: Path) -> Any:
+    workspace.m5ws("outputs", run, str(to))
+    return json.loads(next(to.rglob("*.json")).read_text())
+
+
+@contextmanager
+def _at_the_same_time(workspace: Workspace, folder: Path) -> Iterator[None]:
+    """Have the next attempt find the lowest number taken, as by another one that is under way."""
+    (folder / "attempt").mkdir(parents=True)
+    root = workspaces.find(workspace.root).work_root
+    other = work_directories.make(root, folder / "attempt", workspace.root, lambda *_: False)
+    yield
+    assert not any(other.path.iterdir())
+    work_directories.remove(folder / "attempt")
+
+
+def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, mounted: bool) -> None:
+    workspace = _workspace(tmp_path / "w", _UPWARDS)
+    (workspace.root / "local.env").write_text("SCALE=2\n")
+    with (workspace.root / ".gitignore").open("a") as ignored:
+        ignored.write("local.env\n")
+    (tmp_path / "above.toml").write_text("")
+    run = workspace.m5ws(
+        "run", "--no-progress", environment={"PWD": str(workspace.root), "OLDPWD": str(workspace.root)}
+    ).stdout.strip()
+    found = _outputs(workspace, run, tmp_path / "found")
+    # The snapshot's own copy lies beside the script.
+    assert found and {Path(path).name for path in found} == {"m5ws.toml"}
+    assert not any(Path(path).is_relative_to(tmp_path) for path in found)
+    (workspace.root / "local.env").write_text("SCALE=3\n")
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+
+
+def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> None:
+    workspace = _workspace(tmp_path / "w", _PLACES)
+    run = workspace.train()
+    verdict = workspace.json("reproduce", run)
+    assert (verdict["outcome"], verdict["compared"]["files"], verdict["outputs"]) == ("reproduced", 6, [])
+    place = _outputs(workspace, run, tmp_path / "found")
+    assert set(place.values()) == {place["cwd"], place["output_dir"]} and place["PWD"] == place["cwd"]
+    assert _numbers(place["cwd"]) == ("0" * 16 if mounted else f"{1:016x}")
+    # The link that the script made by an absolute path is a result like the file behind it.
+    assert (tmp_path / "found" / "out" / "link.txt").read_text() == "1"
+    left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
+    assert (left / "out" / "link.txt").read_text() == "1" and not (left / "train.py").exists()
+
+
+def _numbers(path: str) -> str:
+    return Path(path).parent.name.removeprefix("m5ws-")
+
+
+def test_a_replay_beside_another_run_is_reproduced(tmp_path: Path, mounted: bool) -> None:
+    workspace = _workspace(tmp_path / "w", _PLACES)
+    run = workspace.train()
+    with _at_the_same_time(workspace, tmp_path / "other"):
+        verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced", verdict
+    assert verdict["compared"]["files"] == (6 if mounted else 2)
+    assert bool(verdict["outputs"]) is not mounted
+    places = [_outputs(workspace, one, tmp_path / one)["cwd"] for one in (run, verdict["replay"])]
+    assert len(places[0]) == len(places[1]) and (places[0] == places[1]) is mounted
+
+
+def test_another_workspace_of_the_store_has_the_same_path(tmp_path: Path, mounted: bool) -> None:
+    first = _workspace(tmp_path / "a", _PLACES)
+    with (first.root / "m5ws.toml").open("a") as settings:
+        settings.write(f'\n[store]\nurl = "{tmp_path / "store"}"\n')
+    git(first.root, "add", "--all")
+    git(first.root, "commit", "--quiet", "--message", "all")
+    git(tmp_path, "clone", "--quiet", str(first.root), str(tmp_path / "b"))
+    run = first.train()
+    verdict = Workspace(tmp_path / "b").json("reproduce", run)
+    assert (verdict["outcome"], verdict["compared"]["files"]) == ("reproduced", 6)
+
+
+def test_a_resumed_attempt_is_where_the_first_was(tmp_path: Path, mounted: bool) -> None:
+    workspace = _workspace(tmp_path / "w", _TWICE)
+    run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
+    if mounted:
+        with _at_the_same_time(workspace, tmp_path / "other"):
+            workspace.m5ws("run", "--resume", run)
+    else:
+        workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("outputs", run, str(tmp_path / "found"))
+    places = (tmp_path / "found" / "out" / "places.txt").read_text().split()
+    assert len(places) == 2 and places[0] == places[1]
+
+
+def test_a_work_directory_inside_the_checkout_is_refused(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='work_dir = "scratch"')
+    refused = workspace.m5ws("run", expect=2)
+    assert "inside the workspace" in refused.stderr and "work_dir" in refused.stderr
