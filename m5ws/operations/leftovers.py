@@ -104,9 +104,9 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     Of an attempt whose own spools are elsewhere, do nothing. With an `opener`, results that the store did not take are
     published too.
     """
+    work_directories.end(directory)
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
-    work_directories.end(directory)
     left = Delivery(repo, run, attempt, directory / "spool")
     left.deliver(final=True)
     if not left.complete:

@@ -6,6 +6,7 @@ replay are at work under one path, or, where they run at the same time and nothi
 length that `ignored.without_place` recognises.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -24,7 +25,7 @@ _WORK = "work"
 _ATTEMPT = "attempt"
 """A file of this name beside a work directory has the path of the attempt's directory."""
 _ENDED = 1 << 63
-"""Numbers from here on are of attempts that have ended."""
+"""Numbers from here on are of attempts that have ended, and whose own directory is on another file system."""
 _HINT = "Name a folder elsewhere as [run] work_dir in m5ws.toml, or let XDG_STATE_HOME name one for all workspaces."
 
 
@@ -77,22 +78,21 @@ def _inside(work: WorkDirectory, target: Path) -> Path | None:
 
 
 def end(attempt: Path) -> None:
-    """Give an attempt's number back when none of its processes is alive. What it left in its work directory stays."""
-    home = _own(attempt)
-    if home is None or int(home.name.rpartition("-")[2], 16) >= _ENDED:
-        return
+    """Give an attempt's number back when none of its processes is alive.
+
+    What it left moves into its own directory, as `work`, or stays where it is if that is on another file system.
+    """
+    home, aside = _own(attempt), attempt / f".{_WORK}"
     try:
-        if not (home / _WORK).exists():
+        if home is not None and not _has_ended(home):
+            if (home / _WORK).exists() and not _moved(home / _WORK, aside):
+                return _keep(attempt, home)
             remove(attempt)
-            return
-        kept = _home(home.parent, _ENDED | int.from_bytes(os.urandom(7), "big"))
-        # First the link: after a kill in between it leads nowhere, and never to what is another attempt's by then.
-        link = attempt / f".{_WORK}"
-        link.symlink_to(kept / _WORK)
-        link.replace(attempt / _WORK)
-        home.rename(kept)
+        if aside.exists():
+            aside.rename(attempt / _WORK)
     except OSError as error:
-        _log.warning("the work directory %s stays where it is: %s", home, error)
+        _log.warning("what attempt %s left in its work directory stays where it is: %s", attempt, error)
+    return None
 
 
 def remove(attempt: Path) -> None:
@@ -100,6 +100,30 @@ def remove(attempt: Path) -> None:
     if (home := _own(attempt)) is not None:
         shutil.rmtree(home, ignore_errors=True)
         (attempt / _WORK).unlink()
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Move a folder; return False if the target is on another file system."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def _keep(attempt: Path, home: Path) -> None:
+    kept = _home(home.parent, _ENDED | int.from_bytes(os.urandom(7), "big"))
+    # First the link: after a kill in between it leads nowhere, and never to what is another attempt's by then.
+    link = attempt / f".{_WORK}"
+    link.symlink_to(kept / _WORK)
+    link.replace(attempt / _WORK)
+    home.rename(kept)
+
+
+def _has_ended(home: Path) -> bool:
+    return int(home.name.rpartition("-")[2], 16) >= _ENDED
 
 
 def _home(root: Path, number: int) -> Path:

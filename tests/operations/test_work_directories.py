@@ -1,6 +1,8 @@
 """Work directories: whose they are, when a number is free again, and what is removed with one."""
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from m5ws.errors import UsageError
 from m5ws.operations import ignored, work_directories
 from m5ws.operations.work_directories import WorkDirectory
+from tests.conftest import loud_skip
 
 
 def _make(folder: Path, attempt: str, *, mounts: bool = False) -> WorkDirectory:
@@ -25,13 +28,42 @@ def test_attempts_one_after_another_have_one_path_and_no_two_at_once(tmp_path: P
     assert (_number(one.path), _number(two.path)) == ("1", "2")
     assert len(str(one.path)) == len(str(two.path))
     (one.path / "kept.txt").write_text("a")
+    assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
     work_directories.end(tmp_path / "a")
     three = _make(tmp_path, "c")
     assert three.path == one.path and not any(three.path.iterdir())
-    # What the first left is where its link leads, and ending twice changes nothing.
+    work_directories.end(tmp_path / "a")
+    left = tmp_path / "a" / "work"
+    assert not left.is_symlink() and (left / "kept.txt").read_text() == "a"
+
+
+def test_what_is_left_on_another_file_system_stays_there(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        loud_skip("another file system: there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
+        (tmp_path / "root").symlink_to(elsewhere)
+        one = _make(tmp_path, "a")
+        (one.path / "kept.txt").write_text("a")
+        for _ in range(2):
+            work_directories.end(tmp_path / "a")
+            assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
+        assert _make(tmp_path, "b").path == one.path
+        work_directories.remove(tmp_path / "a")
+        assert not (tmp_path / "a" / "work").is_symlink()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_end_that_was_killed_is_made_good(tmp_path: Path, moved: bool) -> None:
+    """Between any two steps of `end`."""
+    one = _make(tmp_path, "a")
+    (one.path / "kept.txt").write_text("a")
+    one.path.rename(tmp_path / "a" / ".work")
+    if moved:
+        work_directories.remove(tmp_path / "a")
     work_directories.end(tmp_path / "a")
     assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
-    assert len(str((tmp_path / "a" / "work").readlink())) == len(str(one.path))
+    assert not one.path.parent.exists()
 
 
 def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:
