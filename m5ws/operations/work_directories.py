@@ -160,6 +160,8 @@ def _private(root: Path, author: Path) -> Path:
     root.parent.mkdir(parents=True, exist_ok=True)
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.stat()
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if status.st_uid != os.geteuid():
+        raise UsageError(f"{root}, where runs would be at work, belongs to another user", hint=_HINT)
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(f"{root} is not private: others may see or change what is in it", hint=f"`chmod 700`. {_HINT}")
     return root

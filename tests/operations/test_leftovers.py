@@ -11,7 +11,7 @@ from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import Fenced
 from m5ws.events import AttemptEnded, AttemptStarted, RankStarted, Step
-from m5ws.operations import drift_watch, history, leftovers, segments, state, unrecorded
+from m5ws.operations import drift_watch, history, leftovers, segments, state, unrecorded, work_directories
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.records import Content
 from m5ws.repository import Repository, fsck, ledger, runs
@@ -49,6 +49,19 @@ def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Rep
     before = len(list(repo.store.list("runs/")))
     leftovers.deliver(repo, tmp_path)
     assert len(list(repo.store.list("runs/"))) == before
+
+
+def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path / "home")
+    where = (tmp_path / "root", directory, tmp_path / "checkout", lambda *_: False)
+    work = work_directories.make(*where).path
+    (work / "written.txt").write_text("by the script")
+    with leftovers.alone(directory.parent):
+        leftovers.deliver(repo, tmp_path / "home")
+        assert work.exists()  # It is alive.
+    leftovers.deliver(repo, tmp_path / "home")
+    assert (directory / "work" / "written.txt").read_text() == "by the script"
+    assert not (directory / "work").is_symlink() and not work.exists()
 
 
 def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repository, tmp_path: Path) -> None:
