@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.long
 Make = Callable[[str], Path]
 
 
-def call(root: Path, *argv: str, expect: int = 0, **variables: str) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+def call(root: Path, *argv: str, expect: int = 0, variables: Mapping[str, str] | None = None) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
     done = subprocess.run(argv, cwd=root, env=environment, capture_output=True, text=True, timeout=800, check=False)
     if done.returncode != expect:
         logs = "".join(f"\n--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in root.rglob("logs/*.log"))
@@ -27,9 +27,9 @@ def m5ws(root: Path, *arguments: str, expect: int = 0) -> str:
     return call(root, sys.executable, "-m", "m5ws", *arguments, expect=expect)
 
 
-def torchrun(root: Path, **variables: str) -> str:
+def torchrun(root: Path, variables: Mapping[str, str] | None = None) -> str:
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
-    return call(root, sys.executable, *command, **variables)
+    return call(root, sys.executable, *command, variables=variables)
 
 
 def compiled() -> dict[str, str]:
@@ -44,8 +44,8 @@ def test_a_template_runs_without_m5ws_around_it(workspace: Make, text: Path, tem
     root = workspace(template)
     call(root, sys.executable, "prepare.py", str(text))
     before = {path.name for path in root.iterdir()}
-    variables = compiled() if template == "gpt-deepspeed" else {}
-    assert "step 5/6  loss" in torchrun(root, **variables)
+    variables = compiled() if template == "gpt-deepspeed" else None
+    assert "step 5/6  loss" in torchrun(root, variables)
     assert {path.name for path in root.iterdir()} - before <= {"__pycache__"}
 
 
