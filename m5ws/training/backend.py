@@ -1,7 +1,7 @@
 """What the session asks of a training framework: its tensors, a save and an exact load.
 
 Invariant: names are the same on every layout. `tensors()` yields views of live state and copies nothing;
-together the ranks yield every element of every named tensor exactly once, not counting copies they mark.
+together the ranks yield every element of every named tensor, and each copy of it.
 `session(engine=…)` makes a `training.deepspeed.DeepSpeedBackend(engine)`, otherwise a `training.fsdp.FsdpBackend`.
 """
 
@@ -43,15 +43,15 @@ class Piece:
     """The part of one named tensor that this rank holds.
 
     Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>".
-    `copy` says how it counts: "only" elements are this rank's to count, "spare" ones are held, and counted, on
-    another rank, "replica" is a whole tensor that every rank holds. Of equal pieces on several ranks one counts.
+    `copy` tells a "replica", a whole tensor of which each rank that has it holds a copy, from "only" a part of one.
+    Of equal pieces on several ranks one counts; all are looked at.
     One name may have several pieces on a rank, but one kind of `copy`: either it is a replica or it is not.
     """
 
     name: str
     tensor: "torch.Tensor"
     place: Span | Box = field(default_factory=Span)
-    copy: Literal["only", "spare", "replica"] = "only"
+    copy: Literal["only", "replica"] = "only"
 
 
 @dataclass(frozen=True)

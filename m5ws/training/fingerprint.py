@@ -9,7 +9,7 @@ It finds accidents and drift; it is no defence against forgery (the digests of a
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,13 +34,11 @@ _CHUNK_ACCELERATOR = 1 << 22
 Sums = dict[str, dict[str, int]]
 """By name and by region (which elements of the whole tensor), the sum over these elements modulo 2^64."""
 _WHOLE = "all"
+_SPAN = "span "
 
 
 def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
-    """Return every tensor's fingerprint by name, 16 hex digits each; collective, the same on all ranks.
-
-    A tensor of which ranks hold copies that differ in their bits gets one entry per rank, "NAME@RANK".
-    """
+    """Return every tensor's fingerprint by name, as `merge` makes them; collective, the same on all ranks."""
     return merge(control.gather(local(pieces), group))
 
 
@@ -49,8 +47,6 @@ def local(pieces: Iterable[Piece]) -> Sums:
     places: list[tuple[str, str]] = []
     found: list[torch.Tensor] = []
     for piece in pieces:
-        if piece.copy == "spare":
-            continue
         places.append((piece.name, _WHOLE if piece.copy == "replica" else _region(piece)))
         found.append(element_sum(piece.tensor, piece.place))
     sums: Sums = defaultdict(dict)
@@ -66,7 +62,7 @@ def sums(tensors: list[torch.Tensor]) -> list[int]:
 
 def _region(piece: Piece) -> str:
     if isinstance(piece.place, Span):
-        return f"{piece.place.start}+{piece.tensor.numel()}"
+        return f"{_SPAN}{piece.place.start}+{piece.tensor.numel()}"
     return f"{piece.place.offsets}+{piece.place.sizes}"
 
 
@@ -83,20 +79,47 @@ def _values(found: list[torch.Tensor]) -> list[int]:
 
 
 def merge(ranks: list[Sums]) -> dict[str, str]:
-    """Return the fingerprints that all ranks' sums, in order of ranks, make together, in order of names."""
-    found: dict[str, int] = {}
-    for name in {name for rank in ranks for name in rank}:
+    """Return the fingerprints that all ranks' sums, in order of ranks, make together, in order of names.
+
+    A fingerprint is 16 hex digits. Where some ranks alone hold the tensor, as a stage of a pipeline does, these follow:
+    "0123456789abcdef@2-3"; `bits` returns the digits. A tensor of which ranks hold copies that differ in their bits
+    has one entry per rank, "NAME@RANK". So a copy that changes, or is missing, on one rank changes an entry of its name.
+    """
+    found: dict[str, str] = {}
+    for name in sorted({name for rank in ranks for name in rank}):
         holders = {number: rank[name] for number, rank in enumerate(ranks) if name in rank}
         regions: dict[str, int] = {}
         for held in holders.values():
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
-        # A stage of a pipeline is whole on some of the ranks.
         if alike and (_WHOLE not in regions or len(regions) == 1):
-            found[name] = sum(regions.values())
+            found[name] = _text(regions) + _holders(list(holders), regions, len(ranks))
         else:
-            found |= {f"{name}@{number}": sum(held.values()) for number, held in holders.items()}
-    return {name: f"{found[name] % _MODULUS:016x}" for name in sorted(found)}
+            found |= {f"{name}@{number}": _text(held) for number, held in holders.items()}
+    return dict(sorted(found.items()))
+
+
+def bits(value: str) -> str:
+    """Return a fingerprint without the ranks that hold the tensor: equal for equal bits on every layout."""
+    return value.partition("@")[0]
+
+
+def _text(sums: Mapping[str, int]) -> str:
+    return f"{sum(sums.values()) % _MODULUS:016x}"
+
+
+def _holders(numbers: list[int], regions: Mapping[str, int], world: int) -> str:
+    """Return "@" and the ranks that hold a tensor, as "@0-3,8"; nothing if all do, or if each has other elements."""
+    # Spans are ZeRO's: they have no copies, and which ranks have a part depends on their number alone.
+    if len(numbers) == world or any(region.startswith(_SPAN) for region in regions):
+        return ""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return "@" + ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 @torch.no_grad()

@@ -32,7 +32,10 @@ _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 class CopiesDiffer(M5Error):
     """Ranks that should hold the same part of a tensor do not."""
 
-    hint = "With tensor parallelism, gradients of what is not cut over its ranks must be reduced over them."
+    hint = (
+        "With tensor parallelism, gradients of what is not cut over its ranks must be reduced over them. Copies in HSDP "
+        "differ after an update that is not the same on all ranks, as by a faulty device: resume from an older checkpoint."
+    )
 
 
 class FsdpBackend:
@@ -411,10 +414,7 @@ def _sharded(name: str, tensor: DTensor) -> Piece:
     if any(placement.is_partial() for placement in tensor.placements):
         raise StateError(f"{name} has sums that are not reduced yet ({tensor.placements})")
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    coordinate: list[int] = list(tensor.device_mesh.get_coordinate() or [])
-    spare = any(place.is_replicate() and at for place, at in zip(tensor.placements, coordinate, strict=True))
-    box = Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
-    return Piece(name, tensor.to_local(), box, copy="spare" if spare else "only")
+    return Piece(name, tensor.to_local(), Box(tuple(tensor.shape), tuple(offsets), tuple(sizes)))
 
 
 def _stored_name(name: str, stored: Mapping[str, object], rank: int) -> str:

@@ -146,11 +146,11 @@ def test_a_box_inside_a_box_has_its_global_indices() -> None:
     assert boxed == fingerprint.fingerprints(one_by_one, None)
 
 
-def test_spare_copies_do_not_count_and_equal_copies_count_once() -> None:
+def test_equal_copies_count_once() -> None:
     tensor = torch.randn(9)
     parts = [Piece("a", tensor[:4]), Piece("a", tensor[4:], Span(4))]
-    with_spare = [*parts, Piece("a", tensor, copy="spare"), Piece("b", tensor, copy="replica")]
-    ranks = [fingerprint.local(with_spare), fingerprint.local([parts[1], Piece("b", tensor, copy="replica")])]
+    replica = Piece("b", tensor, copy="replica")
+    ranks = [fingerprint.local([*parts, replica]), fingerprint.local([parts[1], replica])]
     assert fingerprint.merge(ranks) == {"a": whole(tensor), "b": whole(tensor)}
 
 
@@ -163,8 +163,44 @@ def test_copies_that_differ_are_named_by_rank() -> None:
 
 def test_a_replica_that_only_some_ranks_hold_is_one_tensor_as_in_a_stage_of_a_pipeline() -> None:
     tensor = torch.ones(4)
-    ranks = [fingerprint.local([Piece("b", tensor, copy="replica")]), fingerprint.local([])]
-    assert fingerprint.merge(ranks) == {"b": whole(tensor)}
+    with_it, without = fingerprint.local([Piece("b", tensor, copy="replica")]), fingerprint.local([])
+    found = fingerprint.merge([with_it, without, with_it, with_it])
+    assert found == {"b": f"{whole(tensor)}@0,2-3"} and fingerprint.bits(found["b"]) == whole(tensor)
+
+
+@st.composite
+def copies(draw: st.DrawFn) -> list[list[Piece]]:
+    """Tensors that random ranks have, whole, or cut into two parts that several ranks have, as in HSDP."""
+    world = draw(st.integers(2, 5))
+    ranks: list[list[Piece]] = [[] for _ in range(world)]
+    for number in range(draw(st.integers(1, 4))):
+        tensor = draw(st.sampled_from([torch.zeros(4), torch.arange(4.0), torch.ones(4, dtype=torch.bfloat16)]))
+        cut = draw(st.booleans())
+        for rank in draw(st.sets(st.integers(0, world - 1), min_size=1)):
+            half = draw(st.sampled_from([0, 2])) if cut else None
+            mine = tensor.clone() if half is None else tensor[half : half + 2].clone()
+            place = Span() if half is None else Box((4,), (half,), (2,))
+            ranks[rank].append(Piece(f"t{number}", mine, place, copy="only" if cut else "replica"))
+    return ranks
+
+
+@settings(max_examples=60, deadline=None)
+@given(copies(), st.data())
+def test_a_copy_that_changes_in_one_bit_or_is_missing_on_one_rank_changes_what_is_said_of_its_name_alone(
+    ranks: list[list[Piece]], data: st.DataObject
+) -> None:
+    before = fingerprint.merge([fingerprint.local(pieces) for pieces in ranks])
+    holders = [pieces for pieces in ranks if pieces]
+    pieces = data.draw(st.sampled_from(holders))
+    piece = data.draw(st.sampled_from(pieces))
+    if data.draw(st.booleans()):
+        pieces.remove(piece)
+    else:
+        words = piece.tensor.view(torch.uint8)
+        words[data.draw(st.integers(0, words.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    after = fingerprint.merge([fingerprint.local(pieces) for pieces in ranks])
+    differ = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    assert differ and {name.partition("@")[0] for name in differ} == {piece.name}
 
 
 def test_hashing_leaves_the_tensor_and_the_generators_alone() -> None:
