@@ -105,6 +105,12 @@ class Backend(Protocol):
     def check(self) -> None:
         """Raise StateError for state, as it is after a step, that `load` could not bring back. Not collective."""
 
+    def rehearse(self, objects: Objects, group: "ProcessGroup | None") -> None:
+        """Plan a save and a load of the state as it is, of which no tensor's bytes move; collective.
+
+        Changes nothing. Raises StateError for what `load` would not bring back as it lies.
+        """
+
     def stage(self, copier: Copier) -> Staged:
         """Copy the state out of the training; collective. Raises StateError."""
 

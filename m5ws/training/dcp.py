@@ -10,7 +10,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from m5ws.errors import CorruptObject
@@ -37,7 +38,7 @@ from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import content as content_rules
-from m5ws.training import raw
+from m5ws.training import control, raw
 from m5ws.training.plain import RestoreError, StateError
 
 _SCRATCH_BYTES = 512 * 2**20
@@ -53,12 +54,7 @@ def save(
     When it returns on any rank, the bytes of all ranks are durable. Raises the first error of any rank, on all.
     """
     writer = RepositoryWriter(objects)
-    planner = DefaultSavePlanner(flatten_state_dict=False)
-    with _QuietAlone():
-        try:
-            save_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
-        except CheckpointException as error:
-            raise _first(error) from error
+    _save(state, writer, group)
     return writer.tensors, writer.blobs
 
 
@@ -69,13 +65,54 @@ def load(
 
     Raises the first error of any rank, on all: NotFound, CorruptObject, RestoreError.
     """
-    reader = RepositoryReader(objects, content)
+    _load(state, RepositoryReader(objects, content), group)
+
+
+def _save(state: dict[str, Any], writer: StorageWriter, group: "torch.distributed.ProcessGroup | None") -> None:
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    with _QuietAlone():
+        try:
+            save_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            raise _first(error) from error
+
+
+def _load(state: dict[str, Any], reader: StorageReader, group: "torch.distributed.ProcessGroup | None") -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     with _QuietAlone():
         try:
             load_state(state, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
         except CheckpointException as error:
             raise _first(error) from error
+
+
+def rehearse(
+    state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> Tensors:
+    """Plan a save of a flat state and a load of it into another, and return the tensors of the Content; collective.
+
+    No byte of a tensor is read, written or copied. Raises what a save or a load would raise.
+    """
+    writer = _PlanWriter(objects)
+    _save(state, writer, group)
+    tensors = control.broadcast(writer.tensors, group)
+    world = control.world(group)
+    content = Content(format="dcp/1", world=world, tensors=tensors, ranks=(_slice(0),) * world)
+    content_rules.check(content)
+    _load({name: _shadow(tensor) for name, tensor in state.items()}, _PlanReader(objects, content), group)
+    return tensors
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same layout, all of whose elements are one in memory."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    empty = torch.empty((), dtype=local.dtype).expand(local.shape)
+    # Not `from_local`, which asks other ranks.
+    return DTensor(empty, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else empty  # type: ignore[no-untyped-call]
+
+
+def _slice(size_bytes: int) -> Slice:
+    return Slice(object="0" * 64, offset=0, size_bytes=size_bytes, digest="0" * 64)
 
 
 class _QuietAlone(warnings.catch_warnings):
@@ -112,10 +149,7 @@ class RepositoryWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        parts = write_parts(self._objects, self._pieces(plan, planner))
-        by_item: dict[int, list[Slice]] = {position: [] for position in range(len(plan.items))}
-        for name, slices in parts.items():
-            by_item[int(name.partition(".")[0])].extend(slices)
+        by_item = self._written(plan, planner)
         done: Future[list[WriteResult]] = Future()
         done.set_result(
             [
@@ -124,6 +158,13 @@ class RepositoryWriter(StorageWriter):
             ]
         )
         return done
+
+    def _written(self, plan: SavePlan, planner: SavePlanner) -> Mapping[int, Sequence[Slice]]:
+        """Return where the bytes of each item are, by its position."""
+        by_item: dict[int, list[Slice]] = {position: [] for position in range(len(plan.items))}
+        for name, slices in write_parts(self._objects, self._pieces(plan, planner)).items():
+            by_item[int(name.partition(".")[0])].extend(slices)
+        return by_item
 
     def _pieces(self, plan: SavePlan, planner: SavePlanner) -> Iterator[tuple[str, memoryview]]:
         for position, item in enumerate(plan.items):
@@ -150,6 +191,14 @@ class RepositoryWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+
+class _PlanWriter(RepositoryWriter):
+    """Names bytes that are nowhere."""
+
+    def _written(self, plan: SavePlan, planner: SavePlanner) -> Mapping[int, Sequence[Slice]]:
+        found = (planner.resolve_data(item) for item in plan.items)
+        return {at: (_slice(data.nbytes),) for at, data in enumerate(found) if isinstance(data, torch.Tensor)}
 
 
 def _too_large(name: str, size_bytes: int, most_bytes: int) -> StateError:
@@ -241,17 +290,9 @@ class RepositoryReader(StorageReader):
         target = planner.resolve_tensor(item).detach()
         if not target.numel():
             return None
-        name = item.storage_index.fqn
-        if str(target.dtype) != f"torch.{self._dtypes[name]}":
-            raise RestoreError(f"{name} is stored as {self._dtypes[name]} and is {target.dtype} now")
-        shard = self._shards[item.storage_index]
-        row_bytes = math.prod(shard.sizes[1:]) * target.dtype.itemsize
-        first, count = (item.storage_offsets[0], item.lengths[0]) if shard.sizes else (0, 1)
-        parts, base = _covering(shard.parts, first * row_bytes, (first + count) * row_bytes)
+        name, shard = item.storage_index.fqn, self._shards[item.storage_index]
+        parts, start, count = self._rows(item, target)
         size_bytes = sum(part.size_bytes for part in parts)
-        start = first * row_bytes - base
-        if size_bytes < start + count * row_bytes:
-            raise CorruptObject(f"the parts of {name} are shorter than its shape {shard.sizes}")
         whole = tuple(item.lengths) == (count, *shard.sizes[1:]) if shard.sizes else True
         memory = raw.writable(target) if whole and size_bytes == target.nbytes else None
         if memory is not None:
@@ -259,6 +300,19 @@ class RepositoryReader(StorageReader):
         scratch = torch.empty(size_bytes, dtype=torch.uint8)
         shape = (count, *shard.sizes[1:]) if shard.sizes else ()
         return _Reading(item, target, into(parts, scratch.numpy().data, name), scratch, start, shape)
+
+    def _rows(self, item: ReadItem, target: torch.Tensor) -> tuple[list[Slice], int, int]:
+        """Return the parts that hold an item's rows, at which byte of them the first begins, and how many there are."""
+        name, shard = item.storage_index.fqn, self._shards[item.storage_index]
+        if str(target.dtype) != f"torch.{self._dtypes[name]}":
+            raise RestoreError(f"{name} is stored as {self._dtypes[name]} and is {target.dtype} now")
+        row_bytes = math.prod(shard.sizes[1:]) * target.dtype.itemsize
+        first, count = (item.storage_offsets[0], item.lengths[0]) if shard.sizes else (0, 1)
+        parts, base = _covering(shard.parts, first * row_bytes, (first + count) * row_bytes)
+        start = first * row_bytes - base
+        if sum(part.size_bytes for part in parts) < start + count * row_bytes:
+            raise CorruptObject(f"the parts of {name} are shorter than its shape {shard.sizes}")
+        return parts, start, count
 
     def _finish(self, batch: list["_Reading"], planner: LoadPlanner) -> None:
         """Read what was begun, all at once, and hand it over."""
@@ -281,6 +335,19 @@ class RepositoryReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+
+class _PlanReader(RepositoryReader):
+    """Finds for each item the bytes that it would read."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            target = planner.resolve_tensor(item)
+            if target.numel():
+                self._rows(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 @dataclass(frozen=True)

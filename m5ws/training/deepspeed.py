@@ -97,6 +97,15 @@ class DeepSpeedBackend:
     def check(self) -> None:
         """Nothing to find: what cannot be restored is refused when the engine is registered."""
 
+    def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
+        if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
+            return  # Between two optimizer steps, where no checkpoint is made.
+        files = self._taken(control.rank(group))
+        names = {name for rank in control.gather(set(files), group) for name in rank}
+        if missing := sorted(set(deepspeed_engine.wanted(self._engine)) - names):
+            raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it asks for when it loads")
+        deepspeed_state.rehearse(files)
+
     def stage(self, copier: Copier) -> "_Staged":
         structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
         copies = Copies(copier)
@@ -119,7 +128,10 @@ class DeepSpeedBackend:
             )
         if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
             deepspeed_layout.clear_padding(engine.optimizer, self._module, self._names)
-        return {**deepspeed_engine.take(engine), _buffers_of(rank): dict(self._module.named_buffers())}
+        return self._taken(rank)
+
+    def _taken(self, rank: int) -> dict[str, Mapping[str, Any]]:
+        return {**deepspeed_engine.take(self._engine), _buffers_of(rank): dict(self._module.named_buffers())}
 
     def _hidden(self) -> dict[str, Plain]:
         products = self._watched.products.plain() if self._watched is not None else None

@@ -43,6 +43,17 @@ def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], di
     return structures, tensors
 
 
+def rehearse(files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise StateError for state dictionaries that are others after they were taken apart and put together."""
+    structures, tensors = parted(files)
+    records = {name: _record(name, tensor, ()) for name, tensor in tensors.items()}
+    for name, structure in structures.items():
+        state = plain.decode(codec.decode_plain(structure))
+        again, _ = parted({name: _restored(state, records, lambda record: tensors[record.name])})
+        if again[name] != structure:
+            raise StateError(f"DeepSpeed's {name} is another one after it was stored and read")
+
+
 def write(
     objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:

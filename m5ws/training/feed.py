@@ -15,6 +15,8 @@ from m5ws.errors import M5Error
 from m5ws.training import plain, raw
 from m5ws.training.backend import Plain
 
+_HINT = "Where a fork has another kind of loader: m5ws run --from … --restart data."
+
 
 class EmptyLoader(M5Error):
     """The loader gave no batch in a whole epoch."""
@@ -45,16 +47,13 @@ class Feed:
 
     @property
     def elastic(self) -> bool:
-        """Whether the loader says that its position holds for any number of ranks."""
-        return self.restorable and bool(getattr(self._loader, "elastic", False))
+        """Whether the loader says that its position holds for any number of ranks, on all ranks the same."""
+        return bool(getattr(self._loader, "elastic", False))
 
-    def probe(self) -> None:
-        """Ask the loader for its position, after `start`; one that has `state_dict` in name only is not restorable."""
-        if self.restorable:
-            try:
-                self._loader.state_dict()
-            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                self.refusal = f"does not say its position (state_dict() ends with {error!r})"
+    def probe(self) -> str | None:
+        """Ask the loader for its position, after `start`, and return why it cannot be had, if so. Raises StateError."""
+        self.state()
+        return self.refusal
 
     @property
     def workers(self) -> int:
@@ -100,25 +99,36 @@ class Feed:
         return str(digest)
 
     def state(self) -> dict[str, Plain]:
-        """Return the position as plain data. Raises StateError."""
+        """Return the position as plain data; of a loader whose `state_dict` fails, the epoch. Raises StateError."""
         state: dict[str, Plain] = {"epoch": self.epoch}
         if self.restorable:
-            state["loader"] = plain.encode(self._loader.state_dict(), "loader")
+            try:
+                found = self._loader.state_dict()
+            except Exception as error:  # noqa: BLE001  # a loader of the script's raises anything; it has no position then
+                self.refusal = f"does not say its position (state_dict() ends with {error!r})"
+            else:
+                state["loader"] = plain.encode(found, "loader")
         return state
 
-    def restore(self, state: dict[str, Plain]) -> None:
-        """Take a position back, before `start`. A loader without `load_state_dict` begins the epoch anew.
+    def restore(self, state: dict[str, Plain]) -> bool:
+        """Take a position back, before `start`; return whether it is exact, where the loader can take one.
 
-        A feed that is to begin `anew` stays where it is.
+        A loader without `load_state_dict` begins the epoch anew. A feed that is to begin `anew` stays where it is.
         """
         if self._anew:
-            return
+            return True
         self.epoch = int(state["epoch"])
         # The epoch first: a loader's own state is the last word on where in it the position is.
         self._announce_epoch()
         if self.restorable and "loader" in state:
-            self._loader.load_state_dict(plain.decode(state["loader"]))
+            try:
+                self._loader.load_state_dict(plain.decode(state["loader"]))
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise plain.RestoreError(
+                    f"the data loader does not take its position: {error!r}", hint=_HINT
+                ) from error
             self._iterator = iter(self._loader)
+        return "loader" in state or not self.restorable
 
     def _announce_epoch(self) -> None:
         owners: tuple[Any, ...] = (

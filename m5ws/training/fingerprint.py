@@ -83,7 +83,7 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
 
     A fingerprint is 16 hex digits. Where some ranks alone hold the tensor, as a stage of a pipeline does, these follow:
     "0123456789abcdef@2-3"; `bits` returns the digits. A tensor of which ranks hold copies that differ in their bits
-    has one entry per rank, "NAME@RANK". So a copy that changes, or is missing, on one rank changes an entry of its name.
+    has one entry per rank, "NAME@RANK". So a copy that changes, or is missing, on one rank changes what its name has.
     """
     found: dict[str, str] = {}
     for name in sorted({name for rank in ranks for name in rank}):

@@ -5,24 +5,24 @@ loads into another. Optimizer state is named by its parameter, never by an index
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard, zeros
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import Content
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
-from m5ws.training import content as content_rules
-from m5ws.training import control, ddp, optimizer_state, plain, raw
+from m5ws.training import control, ddp, layouts, optimizer_state, plain, subclasses
 from m5ws.training.backend import Box, Piece, Plain, Saved
 from m5ws.training.plain import RestoreError, StateError
-from m5ws.training.staging import Copier
+from m5ws.training.staging import Copier, Live
 
 # What torch.compile and activation checkpointing put into the path of a parameter.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -33,8 +33,8 @@ class CopiesDiffer(M5Error):
     """Ranks that should hold the same part of a tensor do not."""
 
     hint = (
-        "With tensor parallelism, gradients of what is not cut over its ranks must be reduced over them. Copies in HSDP "
-        "differ after an update that is not the same on all ranks, as by a faulty device: resume from an older checkpoint."
+        "With tensor parallelism, gradients of what is not cut over its ranks must be reduced over them. "
+        "Where all are, one rank's update was another one, as by a faulty device: resume from an older checkpoint."
     )
 
 
@@ -63,7 +63,9 @@ class FsdpBackend:
         common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizers)}
         if self._optimizers:
             common["optimizer_kind"] = "+".join(type(optimizer).__name__ for optimizer in self._optimizers)
-        return _Staged(state, common, self._layouts(), optimizer_state.extras(self._optimizer_state()))
+        extras = optimizer_state.extras(self._optimizer_state())
+        without = sorted({name for name, *_ in self._optimized()} - extras.keys())
+        return _Staged(state, common, self._layouts(), extras, without)
 
     def begin(self) -> Iterator[str]:
         for reason in ddp.fix_buckets(self._model):
@@ -94,6 +96,25 @@ class FsdpBackend:
         optimizer_state.extras(self._optimizer_state())
         optimizer_state.groups(self._optimizers)
 
+    def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
+        from m5ws.training import dcp
+
+        staged, number = self.stage(Live()), control.rank(group)
+        named = staged.named(_unlike(staged.state, objects, group), number)
+        try:
+            tensors = dcp.rehearse(named, objects, group)
+            common, rank = staged.plain(objects, group)
+            common = control.broadcast(common, group)
+            shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+            stored = {tensor.name: tensor for tensor in tensors}
+            _check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
+            live = partial(layouts.as_it_is, staged.state)
+            made = {name: values for *_, name, values in self._made_state(stored, common, rank, number, live)}
+        except (ArithmeticError, AssertionError, LookupError, M5Error, RuntimeError, TypeError, ValueError) as error:
+            hint = getattr(error, "hint", None)
+            raise StateError(f"no checkpoint of this training could be restored: {error}", hint=hint) from error
+        optimizer_state.check_made(made, dict(self._optimizer_state()))
+
     def load(
         self,
         objects: Objects,
@@ -110,8 +131,11 @@ class FsdpBackend:
         number = control.rank(group)
         if rank is None:
             _check_same_on_all(stored)
-        if self._optimizers:
-            self._make_optimizer_state(stored, common, rank, number)
+        made = list(self._made_state(stored, common, rank, number, lambda _, like: like.zeros()))
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for optimizer, parameter, _, values in made:
+            optimizer.state[parameter] = values
         # An object takes its state by load_state_dict: what its own returns may be a copy.
         self._given = {name: torch.zeros_like(shard) for name, shard in self._own_shards()}
         state = {**self._state(), **self._given}
@@ -202,17 +226,21 @@ class FsdpBackend:
                 elif not isinstance(parameter, DTensor) or tensor.device_mesh != parameter.device_mesh:
                     raise StateError(f"{leaf} is cut over other ranks than its parameter, and could not be made anew")
                 elif tensor.shape != parameter.shape or tensor.placements != parameter.placements:
-                    found["placements"][leaf] = _placements_text(leaf, tensor)
+                    found["placements"][leaf] = layouts.placements_text(leaf, tensor)
         return found
 
-    def _make_optimizer_state(
+    def _made_state(
         self,
         stored: Mapping[str, TensorRecord],
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
         number: int,
-    ) -> None:
-        """Make empty state as the stored one was. No step is taken: that would move parameters and draw numbers."""
+        make: Callable[[str, layouts.Like], torch.Tensor],
+    ) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, str, dict[str, Any]]]:
+        """Yield each parameter's optimizer, its name and its state as it was stored, of tensors that `make` gives.
+
+        No step is taken: that would move parameters and draw numbers.
+        """
         kept = [side for side in (common.get("optimizer", {}), (rank or {}).get("optimizer", {})) if side]
         held = {leaf for side in kept for leaf in plain.taken(side)}
         tops: dict[str, dict[str, str]] = {}
@@ -229,24 +257,23 @@ class FsdpBackend:
             for leaf in [*tops.get(name, {}).values(), *(one for side in kept for one in plain.taken(side.get(name)))]
             if leaf in records and records[leaf].shape != shape
         }
-        for optimizer in self._optimizers:
-            optimizer.state.clear()
         for name, parameter, optimizer in list(self._optimized()):
-            if rank is not None and name not in rank["optimizer"]:
-                continue  # Another rank had state of it, as a stage of a pipeline has.
+            if rank is not None and _had_none(name, rank):
+                continue
 
-            def empty(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
+            def given(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
                 if leaf not in records:
                     raise RestoreError(f"the checkpoint lacks {leaf}, which its optimizer had")
                 # Factors of a square matrix have its shape by chance: those of others tell.
                 alike = leaf.removeprefix(f"optimizer.{name}.") not in unlike
-                return _empty(leaf, parameter, records[leaf], common, alike)
+                return make(leaf, layouts.like(leaf, parameter, records[leaf], common, alike))
 
-            values = {key: empty(leaf) for key, leaf in tops.get(name, {}).items()}
+            shard = partial(layouts.as_shard, name, parameter)
+            values = {key: given(leaf) for key, leaf in tops.get(name, {}).items()}
             for side in kept:
-                values |= {key: plain.decode(value, empty) for key, value in side.get(name, {}).items()}
+                values |= {key: plain.decode(value, given, shard) for key, value in side.get(name, {}).items()}
             if values or any(name in side for side in kept):
-                optimizer.state[parameter] = values
+                yield optimizer, parameter, name, values
 
 
 @dataclass(frozen=True)
@@ -257,6 +284,7 @@ class _Staged:
     common: dict[str, Plain]
     layouts: dict[str, dict[str, Plain]]
     extras: optimizer_state.Extras
+    without: list[str]
 
     def tensors(self) -> Iterator[Piece]:
         return _pieces(self.state)
@@ -266,18 +294,26 @@ class _Staged:
     ) -> Saved:
         from m5ws.training import dcp
 
-        rank = control.rank(group)
         apart = {found.rpartition("@")[0] for found in fingerprints if found not in self.state and "@" in found}
         if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
             raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
-        # Replicas that differ, as running statistics do, have a name for each rank.
-        named = {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
+        common, rank = self.plain(objects, group)
+        tensors, blobs = dcp.save(self.named(apart, control.rank(group)), objects, group)
+        return Saved(tensors=tensors, blobs=blobs, common=common, rank=rank)
+
+    def named(self, apart: Collection[str], rank: int) -> dict[str, torch.Tensor]:
+        """Return the tensors by the names they are stored under: replicas that differ have one for each rank."""
+        return {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
+
+    def plain(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None"
+    ) -> tuple[dict[str, Plain], dict[str, Plain]]:
+        """Return what is no tensor, of all ranks and of this one; collective, and the first is whole on rank 0."""
         alike, own = optimizer_state.parted(self.extras, objects, group)
-        tensors, blobs = dcp.save(named, objects, group)
         common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
         # Stages of a pipeline may have groups of their own.
         groups = {"groups": self.common["groups"]} if not control.alike(self.common["groups"], objects, group) else {}
-        return Saved(tensors=tensors, blobs=blobs, common=common, rank={"optimizer": own, **groups})
+        return common, {"optimizer": own, "without": self.without, **groups}
 
 
 def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
@@ -312,30 +348,25 @@ def _is_sharded(name: str, item: Any) -> bool:
     return any(True for _ in optimizer_state.within(item.state_dict(), name, lambda _, one: isinstance(one, DTensor)))
 
 
-def _placements_text(leaf: str, tensor: DTensor) -> list[str]:
-    for placement in tensor.placements:
-        if type(placement) not in (Shard, Replicate):
-            raise StateError(f"{leaf} is cut as {placement} and its parameter otherwise: it could not be made anew")
-    return [str(placement.dim) if isinstance(placement, Shard) else "whole" for placement in tensor.placements]
+def _had_none(name: str, rank: Mapping[str, Plain]) -> bool:
+    """Return whether this rank's optimizer had no state of a parameter, whatever other ranks' had."""
+    # What an earlier m5ws wrote does not tell such a parameter from one that the rank did not have.
+    return name in rank["without"] if "without" in rank else name not in rank["optimizer"]
 
 
-def _empty(
-    leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool
-) -> torch.Tensor:
-    """Return an empty tensor for a leaf of a parameter's state, which has the parameter's layout if it is `alike`."""
-    dtype = content_rules.dtype(record.name, record.dtype)
-    device = common["devices"].get(leaf)
-    placements = common.get("placements", {}).get(leaf)
-    if isinstance(parameter, DTensor) and placements and len(placements) == parameter.device_mesh.ndim:
-        cut = [Replicate() if text == "whole" else Shard(int(text)) for text in placements]
-        return zeros(record.shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=cut)
-    if device is None and tuple(parameter.shape) == record.shape:
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    if device is None and isinstance(parameter, DTensor):
-        raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which cannot be made")
-    if alike and parameter.ndim and leaf not in common.get("whole", {}) and device == parameter.device.type:
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.zeros(record.shape, dtype=dtype, device="cpu" if device == "cpu" else parameter.device)
+def _unlike(
+    state: Mapping[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> set[str]:
+    """Return the names of replicas that have another shape or type on another rank; collective."""
+    kinds = {
+        name: [list(tensor.shape), str(tensor.dtype)]
+        for name, tensor in state.items()
+        if not isinstance(tensor, DTensor)
+    }
+    if control.alike(kinds, objects, group):
+        return set()
+    ranks = control.gather(kinds, group)
+    return {name for name in kinds if any(rank.get(name, kinds[name]) != kinds[name] for rank in ranks)}
 
 
 def _on_all(
@@ -390,17 +421,15 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
         f"of the layout {layout}": tensor.layout != torch.strided,
         f"of {dtype}": _BIT_FIELDS.fullmatch(str(tensor.dtype)) is not None,
     }
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = subclasses.local_of(tensor)
     if type(local) not in (torch.Tensor, torch.nn.Parameter) and not any(reasons.values()):
-        try:
-            raw.flat(local).view(torch.uint8)
-        except (NotImplementedError, RuntimeError, TypeError):
-            reasons[f"a {type(local).__module__}.{type(local).__qualname__} without bytes of its own"] = True
+        kind = f"{type(local).__module__}.{type(local).__qualname__}"
+        reasons[f"a {kind} without bytes of its own"] = not subclasses.has_bytes(local)
     if (reason := next((reason for reason, so in reasons.items() if so), None)) is not None:
         raise StateError(
             f"{name} is {reason}, which m5ws cannot store",
-            hint="Use optimizer state that is not quantized; hold other such things outside the model's parameters and "
-            "buffers, and what makes them anew in `state=`.",
+            hint="Use optimizer state of plain tensors, or of a class with __tensor_flatten__ and its inverse; "
+            "hold other such things outside the model's parameters and buffers, and what makes them anew in `state=`.",
         )
 
 

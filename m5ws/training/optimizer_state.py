@@ -1,7 +1,8 @@
 """What optimizers have: parameter groups, and by parameter tensors, numbers, and lists and mappings of both.
 
-A tensor is a leaf, wherever in a parameter's state it is: `NAME.exp_avg`, `NAME.factors.L`, `NAME.history[0]`. Leaves
-are tensors of the content; what holds them, and what is no tensor, are extras. Extras that are the same on all ranks
+A tensor is a leaf, wherever in a parameter's state it is: `NAME.exp_avg`, `NAME.factors.L`, `NAME.history[0]`. Of one
+that is made of tensors (`subclasses`) these are the leaves: `NAME.exp_avg.codes`. Leaves are tensors of the content;
+what holds them, and what is no tensor, are extras. Extras that are the same on all ranks
 that have the parameter, as counts of steps are, hold for any number of ranks; the others are a rank's own.
 """
 
@@ -12,7 +13,7 @@ import torch
 
 from m5ws import codec
 from m5ws.repository.objects import Objects
-from m5ws.training import control, plain
+from m5ws.training import control, plain, subclasses
 from m5ws.training.backend import Plain
 from m5ws.training.plain import RestoreError, StateError
 
@@ -56,10 +57,14 @@ def leaves(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
     """Yield the tensors in a parameter's state, each with its name in the content. Raises StateError."""
     for key, value in values.items():
         path = f"optimizer.{name}.{key}"
-        if isinstance(value, torch.Tensor):
+        if _is_leaf(value):
             yield path, value
-        elif isinstance(value, (list, tuple, Mapping)):
+        elif isinstance(value, (torch.Tensor, list, tuple, Mapping)):
             yield from within(value, path, lambda *_: True)
+
+
+def _is_leaf(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and subclasses.parts(value) is None
 
 
 def within(value: object, path: str, wanted: plain.Take) -> Iterator[tuple[str, torch.Tensor]]:
@@ -81,7 +86,7 @@ def extras(state: State) -> Extras:
         name: {
             key: plain.encode(value, f"optimizer.{name}.{key}", lambda *_: True)
             for key, value in values.items()
-            if not isinstance(value, torch.Tensor)
+            if not _is_leaf(value)
         }
         for name, values in state
     }
@@ -112,6 +117,22 @@ def parted(found: Extras, objects: Objects, group: "torch.distributed.ProcessGro
             for name, values in others.items():
                 shared.setdefault(name, {}).update(values)
     return shared, those(False)
+
+
+def check_made(made: Mapping[str, Mapping[str, Any]], live: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise StateError unless state that was `made` of live tensors, as a restore makes it, has the live one's form."""
+    for name in sorted({*made, *live}):
+        one, other = made.get(name), live.get(name)
+        if one is None or other is None or _form(name, one) != _form(name, other):
+            raise StateError(
+                f"the optimizer's state of {name} would not come back as it is",
+                hint="Optimizer state is numbers, text, tensors, and lists, tuples and dictionaries of these.",
+            )
+
+
+def _form(name: str, values: Mapping[str, Any]) -> tuple[bytes, set[str]]:
+    """Return what is no tensor in a parameter's state, as bytes, since NaN is not equal to itself; and the keys."""
+    return codec.encode_plain(extras([(name, dict(values))])[name]), set(values)
 
 
 def check_complete(optimizer: torch.optim.Optimizer, recorded: Iterable[torch.Tensor]) -> None:
@@ -171,9 +192,10 @@ def _within(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.optim
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested containers."""
+    """Yield the tensors in nested containers, and those that a tensor is made of."""
     if isinstance(value, torch.Tensor):
-        yield path, value
+        parts = subclasses.parts(value)
+        yield from ((path, value),) if parts is None else ((f"{path}.{at}", one) for at, one in parts.inner.items())
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _tensors(item, f"{path}.{key}" if isinstance(key, (str, int)) else path)

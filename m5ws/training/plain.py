@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from m5ws.errors import M5Error
-from m5ws.training import raw
+from m5ws.training import raw, subclasses
 from m5ws.training.backend import Plain
 
 _TAG = "!"
@@ -34,6 +34,8 @@ class RestoreError(M5Error):
 
 Take = Callable[[str, torch.Tensor], bool]
 """Asked about each tensor, with its path: whether it is stored elsewhere by that name, and only named here."""
+Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
+"""Called with a tensor that inner tensors made, and the shape of the whole one if it is a rank's part."""
 
 
 def encode(value: object, path: str, take: Take | None = None) -> Plain:
@@ -46,8 +48,11 @@ def encode(value: object, path: str, take: Take | None = None) -> Plain:
         return [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]
     if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
         return {key: encode(item, f"{path}.{key}", take) for key, item in value.items()}
-    if take is not None and isinstance(value, torch.Tensor) and take(path, value):
-        return {_TAG: "leaf", "name": path}
+    if take is not None and isinstance(value, torch.Tensor):
+        if (parts := subclasses.parts(value)) is not None:
+            return _apart(parts, path, take)
+        if take(path, value):
+            return {_TAG: "leaf", "name": path}
     tagged = _ENCODERS.get(type(value))
     if tagged is None and isinstance(value, torch.Tensor):
         tagged = _tensor
@@ -58,13 +63,13 @@ def encode(value: object, path: str, take: Take | None = None) -> Plain:
     return tagged(value, path, take)
 
 
-def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None) -> Any:
+def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None, shard: Shard | None = None) -> Any:
     """Return the value that `encode` was given; `give` returns the tensor of a name that was taken.
 
     Raises RestoreError for what `encode` cannot have given.
     """
     try:
-        return _decoded(value if give is None else _given(value, give))
+        return _decoded(value if give is None else _given(value, give, shard))
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise RestoreError(f"stored state is not as it was written: {type(error).__name__}: {error}") from error
 
@@ -96,15 +101,43 @@ def taken(value: Plain) -> Iterator[str]:
             yield from taken(item)
 
 
-def _given(value: Plain, give: Callable[[str], torch.Tensor]) -> Plain:
+def _given(value: Plain, give: Callable[[str], torch.Tensor], shard: Shard | None) -> Plain:
     """Return encoded state with the tensors that were taken out of it put back."""
     if isinstance(value, list):
-        return [_given(item, give) for item in value]
+        return [_given(item, give, shard) for item in value]
     if not isinstance(value, dict):
         return value
     if value.get(_TAG) == "leaf":
         return {_TAG: "leaf", "tensor": give(value["name"])}
-    return {key: _given(item, give) for key, item in value.items()}
+    found = {key: _given(item, give, shard) for key, item in value.items()}
+    if value.get(_TAG) == "parts" and shard is not None:
+        whole = value["shards"]
+        return {_TAG: "leaf", "tensor": shard(_joined(found), None if whole is None else tuple(whole))}
+    return found
+
+
+def _apart(found: subclasses.Parts, path: str, take: Take) -> Plain:
+    return {
+        _TAG: "parts",
+        "kind": found.kind,
+        "inner": {name: encode(inner, f"{path}.{name}", take) for name, inner in found.inner.items()},
+        "context": encode(found.context, f"{path} context"),
+        "shape": list(found.shape),
+        "stride": list(found.stride),
+        "shards": None if found.shards is None else list(found.shards),
+    }
+
+
+def _joined(value: dict[str, Any]) -> torch.Tensor:
+    parts = subclasses.Parts(
+        kind=value["kind"],
+        inner={name: _decoded(inner) for name, inner in value["inner"].items()},
+        context=_decoded(value["context"]),
+        shape=tuple(value["shape"]),
+        stride=tuple(value["stride"]),
+        shards=None,
+    )
+    return subclasses.join(parts)
 
 
 def _tuple(value: Any, path: str, take: Take | None) -> Plain:
@@ -150,11 +183,16 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return raw.readable(tensor).tobytes()
 
 
+def _dtype(name: str) -> torch.dtype:
+    kind = getattr(torch, name)
+    if not isinstance(kind, torch.dtype):
+        raise RestoreError(f"stored state has the element type {name!r}, which there is not")
+    return kind
+
+
 def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
     """Return the tensor with these row-major bytes, on the CPU and writable."""
-    kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype):
-        raise RestoreError(f"a stored tensor has the element type {dtype!r}, which there is not")
+    kind = _dtype(dtype)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).view(shape)
 
@@ -167,6 +205,7 @@ _ENCODERS: dict[type, Callable[[Any, str, Take | None], Plain]] = {
     bytearray: lambda value, *_: {_TAG: "bytearray", "data": bytes(value)},
     np.ndarray: _array,
     torch.Size: lambda value, *_: {_TAG: "tuple", "items": list(value)},
+    torch.dtype: lambda value, *_: {_TAG: "dtype", "name": str(value).removeprefix("torch.")},
 }
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -179,5 +218,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
     "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
     "leaf": lambda value: value["tensor"],
+    "parts": _joined,
+    "dtype": lambda value: _dtype(value["name"]),
     "scalar": lambda value: np.frombuffer(value["data"], np.dtype(value["dtype"]))[0],
 }

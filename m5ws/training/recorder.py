@@ -6,7 +6,7 @@ step; all ranks do the same collectives in the same steps.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from m5ws.events import Setting
 from m5ws.events import Step as StepEvent
 from m5ws.launches import UNSAVED
-from m5ws.training import checkpointing, context, control, facts, fingerprint, fork, isolation, plain, rng
+from m5ws.training import checkpointing, context, control, facts, fingerprint, fork, isolation, plain, rehearsal, rng
 from m5ws.training.backend import Backend, Plain
 from m5ws.training.cadence import Cadence
 from m5ws.training.feed import Feed
@@ -44,6 +44,7 @@ class Recorder:
         feed: Feed | None,
         objects: dict[str, Any],
         generators: dict[str, torch.Generator],
+        known: Sequence[object],
         total_steps: int,
         checkpoint_every: int | None,
         fingerprint_every: int | None,
@@ -52,6 +53,7 @@ class Recorder:
         self._backend = backend
         self._feed = feed
         self._objects = objects
+        self._known = known
         self._generators = {**(feed.generators() if feed is not None else {}), **generators}
         self._total = total_steps
         self._fingerprint_every = fingerprint_every
@@ -81,9 +83,9 @@ class Recorder:
         if resume is None:
             if self._feed is not None:
                 self._feed.start()
-                self._feed.probe()
-                self._feed.state()
+            self._probe()
             self._fingerprint(0)
+            self._backend.rehearse(self._active.repo.objects, self._group)
         self._say_limits()
         self._first = step + 1
         self._active.stop.in_steps = True
@@ -104,11 +106,13 @@ class Recorder:
             self._active.notice("limit", self._lost(loaded), loaded.step)
             if self._elastic(loaded) and self._feed is not None:
                 self._feed.restore(loaded.common["feed"])
-        elif self._feed is not None and "feed" in loaded.rank:
-            self._feed.restore(loaded.rank["feed"])
+        elif self._feed is not None and "feed" in loaded.rank and not self._feed.restore(loaded.rank["feed"]):
+            self._active.notice(
+                "limit", "the checkpoint has no position in the data: the epoch begins anew", loaded.step
+            )
         if self._feed is not None:
             self._feed.start()
-            self._feed.probe()
+        self._probe()
         if loaded.rank is not None:
             # Last of all: making an iterator of the loader draws a seed from the global generator.
             generators = loaded.rank["generators"]
@@ -121,9 +125,17 @@ class Recorder:
             checkpointing.prove("generators", rng.digests(states), rng.digests(generators), loaded.step)
         return loaded.step
 
+    def _probe(self) -> None:
+        """Find out whether the position in the data can be had, on all ranks; collective. Raises StateError."""
+        own = self._feed.probe() if self._feed is not None else None
+        refusals = [refusal for refusal in control.gather(own, self._group) if refusal is not None]
+        if self._feed is not None and refusals:
+            self._feed.refusal = refusals[0]
+
     def _elastic(self, loaded: checkpointing.Loaded) -> bool:
         """Return whether the position in the data is known for any number of ranks."""
-        return self._feed is not None and self._feed.elastic and "feed" in loaded.common
+        feed = self._feed
+        return feed is not None and feed.elastic and feed.restorable and "loader" in loaded.common.get("feed", {})
 
     def _lost(self, loaded: checkpointing.Loaded) -> str:
         """Say what a checkpoint that another number of ranks made does not bring back."""
@@ -154,10 +166,7 @@ class Recorder:
         if self._feed is None:
             self._active.notice("limit", "no data loader is registered: a resume does not restore its position")
         elif not self._feed.restorable:
-            why = self._feed.refusal or "has no state_dict and load_state_dict"
-            self._active.notice(
-                "limit", f"the data loader {why}: a resume begins the epoch anew, not exactly (not restorable)"
-            )
+            self._active.notice("limit", _no_position(self._feed))
         elif self._feed.workers:
             self._active.notice(
                 "limit", "the data loader has worker processes: a resume does not restore the generators inside them"
@@ -181,7 +190,9 @@ class Recorder:
         if step.number == self._first:
             # What an optimizer holds is there after its first step: found now, not after hours at the first resume.
             self._backend.check()
-            self._objects_state()
+            self._backend.rehearse(self._active.repo.objects, self._group)
+            rehearsal.rehearse(self._objects, self._objects_state(), self._known)
+            self._position(step.number)
         stopping = self._active.stop.due(step.number)
         if not self._saver.busy:
             self._saver.settle()
@@ -283,7 +294,7 @@ class Recorder:
         # What has shards is all ranks' together.
         shared = {name for name, state in own.items() if name == "scheduler" or any(plain.taken(state))}
         common = {name: own.pop(name) for name in shared}
-        feed = {"feed": self._feed.state()} if self._feed is not None else {}
+        feed = {"feed": self._position(step)} if self._feed is not None else {}
         if feed and self._feed is not None and self._feed.elastic:
             common |= self._if_alike(feed, step)
         beside = self._saving.asynchronous and not last and self._room()
@@ -314,6 +325,16 @@ class Recorder:
             self._saver.run(save)
             self._saver.settle()
         self._cadence.saved()
+
+    def _position(self, step: int) -> dict[str, Plain]:
+        """Return the position in the data; a loader that fails to say its own ends nothing. Raises StateError."""
+        if self._feed is None:
+            return {}
+        known = self._feed.refusal
+        found = self._feed.state()
+        if self._feed.refusal != known:
+            self._active.notice("limit", _no_position(self._feed), step)
+        return found
 
     def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
         """Return the position in the data if it is the same on all ranks, and so holds for any number; collective."""
@@ -375,6 +396,11 @@ class Recorder:
                 "the training stands still while a checkpoint is saved",
             )
         return False
+
+
+def _no_position(feed: Feed) -> str:
+    why = feed.refusal or "has no state_dict and load_state_dict"
+    return f"the data loader {why}: a resume begins the epoch anew, not exactly (not restorable)"
 
 
 def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

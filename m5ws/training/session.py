@@ -71,6 +71,7 @@ def session(
             feed=feed,
             objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
             generators=_generators(state),
+            known=(model, engine, loader, *_optimizers(optimizer), getattr(engine, "optimizer", None)),
             total_steps=total_steps,
             checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
             fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
