@@ -5,11 +5,12 @@ A new feature is a function here, and a row in test_features.py.
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import GPT, WIDTH, Batches, loss_of
+from tiny_gpt import GPT, LENGTH, WIDTH, Batches, loss_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -21,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -154,6 +156,12 @@ def _ddp(seed: int, **more: Any) -> Made:
     return trainer(model, adamw(model))
 
 
+@feature
+def ddp_4_layers(seed: int) -> Made:
+    model = DistributedDataParallel(GPT(seed, layers=4))
+    return trainer(model, adamw(model))
+
+
 FEATURES |= {
     "ddp": _ddp,
     "ddp_static": lambda seed: _ddp(seed, static_graph=True),
@@ -196,6 +204,95 @@ def fsdp_columns(seed: int) -> Made:
 def hsdp(seed: int) -> Made:
     model = shard(GPT(seed), square())
     return trainer(model, adamw(model))
+
+
+@feature
+def hsdp_parted(seed: int) -> Made:
+    """One rank's copy of what two ranks hold is changed: a copy of a shard, which only a comparison of all finds."""
+    model = shard(GPT(seed), square())
+
+    def after() -> None:
+        if dist.get_rank() == 3:
+            model.head.weight.to_local().data[0, 0] += 1e-3
+
+    return trainer(model, adamw(model), after=after)
+
+
+@feature
+def hsdp_tp(seed: int) -> Made:
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("copies", "shards", "inner"))
+    model = shard(cut(GPT(seed), mesh["inner"]), mesh["copies", "shards"])
+    return trainer(model, adamw(model), rank=mesh["copies"].get_local_rank())
+
+
+@feature
+def context_parallel(seed: int) -> Made:
+    """Each rank has a part of the sequence, and all keys and values."""
+    from torch.distributed.nn.functional import all_gather
+
+    model, rank, part = GPT(seed), dist.get_rank(), LENGTH // dist.get_world_size()
+    own = slice(rank * part, (rank + 1) * part)
+    mask = torch.ones(LENGTH, LENGTH).tril().bool()[own]
+
+    def attend(attn: Any, x: torch.Tensor) -> torch.Tensor:
+        b, t, _ = x.shape
+        q, k, v = (w(x).view(b, t, -1, attn.width).transpose(1, 2) for w in (attn.wq, attn.wk, attn.wv))
+        k, v = (torch.cat(all_gather(each.contiguous()), dim=2) for each in (k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return attn.wo(mixed.transpose(1, 2).reshape(b, t, -1))
+
+    for block in model.blocks.values():
+        block.attn.forward = MethodType(attend, block.attn)
+    model = shard(model)
+    forward = lambda x, y: loss_of(model(x[:, own]), y[:, own])  # noqa: E731
+    return trainer(model, adamw(model), rank=0, forward=forward)
+
+
+class Experts(nn.Module):
+    """Of four experts each token has one; they are cut over the ranks, and tokens go to them and back."""
+
+    def __init__(self, group: Any = None) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4, bias=False)
+        self.w1, self.w2 = (nn.Parameter(torch.empty(4, *shape)) for shape in ((WIDTH, 8), (8, WIDTH)))
+        self.group = group
+
+    def swapped(self, x: torch.Tensor, ranks: int) -> torch.Tensor:
+        from torch.distributed.nn.functional import all_to_all_single
+
+        return all_to_all_single(torch.empty_like(x), x.contiguous(), group=self.group) if ranks > 1 else x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, x = x.shape, x.reshape(-1, WIDTH)
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        sent = x * functional.one_hot(chosen, 4).T[..., None]
+        w1, w2 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w2))
+        own, ranks = w1.shape[0], 4 // w1.shape[0]
+        there = self.swapped(sent, ranks).view(ranks, own, -1, WIDTH).transpose(0, 1).reshape(own, -1, WIDTH)
+        done = torch.bmm(functional.gelu(torch.bmm(there, w1)), w2)
+        back = done.view(own, ranks, -1, WIDTH).transpose(0, 1).reshape(4, -1, WIDTH)
+        return (self.swapped(back, ranks).sum(0) * weights[:, None]).view(shape)
+
+
+def _experts(seed: int, sharded: bool) -> Made:
+    model = GPT(seed)
+    for block in model.blocks.values():
+        block.mlp = Experts(dist.group.WORLD if sharded else None)
+        for parameter in (block.mlp.w1, block.mlp.w2):
+            nn.init.normal_(parameter, std=0.1)
+    if sharded:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks.values():
+            for name in ("w1", "w2"):
+                setattr(
+                    block.mlp, name, nn.Parameter(distribute_tensor(getattr(block.mlp, name).data, mesh, [Shard(0)]))
+                )
+        ignored = {each for block in model.blocks.values() for each in (block.mlp.w1, block.mlp.w2)}
+        model = fully_shard(model, mesh=mesh, ignored_params=ignored)
+    return trainer(model, adamw(model), clips=False)
+
+
+FEATURES |= {"experts": lambda seed: _experts(seed, True), "plain_experts": lambda seed: _experts(seed, False)}
 
 
 @feature
@@ -288,6 +385,118 @@ def checkpointed(seed: int) -> Made:
 
 
 @feature
+def checkpointed_selectively(seed: int) -> Made:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    model = GPT(seed)
+    for name, block in model.blocks.items():
+        contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
+        model.blocks[name] = checkpoint_wrapper(block, context_fn=contexts)
+    model = shard(model)
+    return trainer(model, adamw(model))
+
+
+@feature
+def activations_offloaded(seed: int) -> Made:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
+
+    model = GPT(seed)
+    model.blocks["0"] = offload_wrapper(model.blocks["0"])
+    model = shard(model)
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return loss_of(model(x), y)
+
+    return trainer(model, adamw(model), forward=forward)
+
+
+def _delayed(seed: int, whole: bool) -> Made:
+    """Made on no device, and sharded, before it has weights: drawn shard by shard, or each whole and then cut."""
+    with torch.device("meta"):
+        model = GPT(seed)
+    model = shard(model)
+    model.to_empty(device="cpu")
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape) * 0.02
+        cut_up = distribute_tensor(drawn, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.data.copy_(cut_up) if whole else nn.init.normal_(parameter, std=0.02)
+    return trainer(model, adamw(model))
+
+
+FEATURES |= {"delayed": lambda seed: _delayed(seed, False), "delayed_whole": lambda seed: _delayed(seed, True)}
+
+
+@feature
+def compiled(seed: int) -> Made:
+    model = GPT(seed)
+    for block in model.blocks.values():
+        block.compile(backend="eager")
+    model = torch.compile(shard(model), backend="eager")
+    return trainer(model, adamw(model))
+
+
+@feature
+def bf16_autocast(seed: int) -> Made:
+    model = shard(GPT(seed))
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model(x), y)
+
+    return trainer(model, adamw(model), forward=forward)
+
+
+@feature
+def masters(seed: int) -> Made:
+    """bf16 in the model, and fp32 copies that the optimizer trains."""
+    model = shard(GPT(seed).to(torch.bfloat16))
+    copies = [nn.Parameter(parameter.detach().float()) for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(copies, lr=1e-2)
+
+    def before(*_: Any) -> None:
+        for copy, parameter in zip(copies, model.parameters(), strict=True):
+            copy.grad = parameter.grad.float()
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        for copy, parameter in zip(copies, model.parameters(), strict=True):
+            parameter.copy_(copy)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return trainer(model, optimizer)
+
+
+class Adapted(nn.Module):
+    """A matrix that is not trained, and a small one beside it that is."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(4, base.in_features) * 0.02)
+        self.b = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + functional.linear(functional.linear(x, self.a), self.b)
+
+
+@feature
+def adapters(seed: int) -> Made:
+    model = GPT(seed).requires_grad_(False)
+    for block in model.blocks.values():
+        block.attn.wq = Adapted(block.attn.wq)
+    model = shard(model)
+    return trainer(model, adamw(model))
+
+
+@feature
 def bf16(seed: int) -> Made:
     model = shard(GPT(seed), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
     return trainer(model, adamw(model))
@@ -344,6 +553,19 @@ def tied(seed: int) -> Made:
 def fused(seed: int) -> Made:
     model = shard(GPT(seed))
     return trainer(model, adamw(model, fused=True))
+
+
+@feature
+def foreach(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model, foreach=True))
+
+
+@feature
+def muon(seed: int) -> Made:
+    model = shard(GPT(seed))
+    optimizer, _ = _muon_and_adamw(model)
+    return trainer(model, optimizer)
 
 
 @feature
@@ -486,37 +708,126 @@ FEATURES |= {
 }
 
 
-class Packed(torch.Tensor):
-    """A tensor subclass as torchao's quantized states are: codes and scales, and no bytes of its own."""
+class Opaque(torch.Tensor):
+    """A tensor without bytes of its own, which nothing takes apart."""
 
     @staticmethod
-    def __new__(cls: Any, codes: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape)
+    def __new__(cls: Any, codes: torch.Tensor, *_: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
 
-    def __init__(self, codes: Any) -> None:
+    def __init__(self, codes: torch.Tensor, *_: Any) -> None:
         self.codes = codes
-
-    def __tensor_flatten__(self) -> Any:
-        return ["codes"], None
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.detach.default:
-            return cls(args[0].codes)
-        raise NotImplementedError(f"Packed dispatch: {function}")
+            return args[0]
+        raise NotImplementedError(f"{cls.__name__} dispatch: {function}")
+
+
+class Packed(Opaque):
+    """As torchao's quantized states: codes, a scale for each block of a rank's part, and what they stand for."""
+
+    def __init__(self, codes: torch.Tensor, scales: torch.Tensor, kind: torch.dtype) -> None:
+        self.codes, self.scales, self.kind = codes, scales, kind
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes", "scales"], [self.kind]
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["codes"], inner["scales"], *context)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.view.default and tuple(args[1]) == tuple(args[0].shape):
+            return cls(args[0].codes, args[0].scales, args[0].kind)  # What DTensor asks of what it is made of.
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def values(self) -> torch.Tensor:
+        return (self.codes.flatten().view(torch.int8).to(self.kind).view(self.scales.numel(), -1) * self.scales).view(
+            self.codes.shape
+        )
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Any:
+        blocks = values.reshape(values.shape[0] if values.dim() else 1, -1)
+        scales = blocks.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+        return cls((blocks / scales).round().to(torch.int8).view(torch.uint8).view(values.shape), scales, values.dtype)
 
 
 class Quantized(torch.optim.SGD):
+    """Momentum in eight bits, with a scale for each row of a rank's part."""
+
+    form: Any = Packed
+
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        super().step()
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["exp_avg"] = Packed(torch.zeros(parameter.shape, dtype=torch.uint8))
+            local = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
+            state = self.state[parameter]
+            held = state.get("momentum")
+            held = held.to_local() if isinstance(held, DTensor) else held
+            moment = local + (0.9 * held.values() if isinstance(held, Packed) else 0.0)
+            (parameter.to_local() if isinstance(parameter, DTensor) else parameter).sub_(moment, alpha=1e-2)
+            packed = self.form.of(moment) if self.form is Packed else self.form(moment)
+            if isinstance(parameter, DTensor):
+                packed = DTensor.from_local(
+                    packed,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            state["momentum"], state["step"] = packed, state.get("step", 0) + 1
 
 
-@feature
-def quantized(seed: int) -> Made:
+class Hidden(Quantized):
+    form = Opaque
+
+
+def _quantized(seed: int, kind: Any = Quantized) -> Made:
+    model = shard(GPT(seed, width=36)) if dist.is_initialized() else GPT(seed, width=36)
+    return trainer(model, kind(model.parameters(), lr=1e-2))
+
+
+FEATURES |= {"quantized": _quantized, "opaque": lambda seed: _quantized(seed, Hidden)}
+
+
+# --- the script's own objects
+
+
+class Deaf:
+    """Gives a state and takes none."""
+
+    def state_dict(self) -> Any:
+        return {"seen": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError("one day")
+
+
+class Clock(Deaf):
+    """Gives another state each time."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> Any:
+        self.seen += 1
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = 0
+
+
+def _object(seed: int, item: Any) -> Made:
     model = GPT(seed)
-    return trainer(model, Quantized(model.parameters(), lr=1e-2))
+    return trainer(model, adamw(model), state={"own": item})
+
+
+FEATURES |= {"deaf_object": lambda seed: _object(seed, Deaf()), "clock": lambda seed: _object(seed, Clock())}
 
 
 # --- loaders
@@ -546,6 +857,34 @@ def elastic(seed: int) -> Made:
         return found
 
     return parts, checked
+
+
+class Apart(Elastic):
+    """One that says it is elastic, and whose position is each rank's own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "rank": data_rank()}
+
+
+@feature
+def elastic_apart(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model), loader=Apart(0))
+
+
+class Failing(Batches):
+    """Says its position for a while, on one rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.at > 1 and data_rank() == 1:
+            raise OSError("the index is gone")
+        return super().state_dict()
+
+
+@feature
+def failing_loader(seed: int) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, adamw(model), loader=Failing(data_rank()))
 
 
 class Torn(Batches):
@@ -583,6 +922,21 @@ def ema_sharded(seed: int) -> Made:
             average.lerp_(parameter.detach(), 0.1)
 
     return trainer(model, adamw(model), state={"ema": ema}, after=after)
+
+
+@feature
+def ema_within(seed: int) -> Made:
+    """The model and its average as one module."""
+    model, ema = shard(GPT(seed)), shard(GPT(seed))
+    ema.requires_grad_(False)
+
+    @torch.no_grad()
+    def after() -> None:
+        for average, parameter in zip(ema.parameters(), model.parameters(), strict=True):
+            average.lerp_(parameter.detach(), 0.1)
+
+    parts, step = trainer(model, adamw(model), after=after)
+    return {**parts, "model": nn.ModuleDict({"net": model, "ema": ema})}, step
 
 
 @feature

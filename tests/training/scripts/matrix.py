@@ -82,6 +82,18 @@ def differing(wanted: dict[str, Any], found: dict[str, Any]) -> Any:
     ]
 
 
+def elsewhere(events: list[AnyEvent]) -> list[str]:
+    """Return the restored optimizer state that lies on other ranks than its parameter; on rank 0."""
+    tensors = next((e.tensors for e in events if isinstance(e, State) and e.restored), {})
+    held = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith("model.")}
+    return [
+        name
+        for name, value in tensors.items()
+        for owner, own in held.items()
+        if name.startswith(f"optimizer.{owner}.") and value.partition("@")[2] != own.partition("@")[2]
+    ]
+
+
 def made_of(name: str) -> Any:
     """Return what makes a feature's training; those of DeepSpeed alone import it."""
     if name.startswith("zero"):
@@ -113,6 +125,7 @@ def tried(name: str, repo: Repository, orders: Context, out: Path, source: str |
     if source is not None:
         given = msgspec.structs.replace(ending, resume=(source / "checkpoint").read_text())
         found = session(repo, given, "other", made, STEPS + 1, fresh=True)
+        yield "elsewhere", elsewhere(found)
         yield "other", [e.message for e in found if isinstance(e, Notice) and e.kind == "limit"]
 
 
