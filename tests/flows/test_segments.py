@@ -164,6 +164,14 @@ def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Pat
         "from the start"
         in workspace.m5ws("show", again["start"]).stdout + workspace.m5ws("show", verdict["replay"]).stdout
     )
+    for words in (("--all-segments",), ("--sample", "2", "--sample-seed", "0")):
+        joint = workspace.json("reproduce", run, *words, expect=2)
+        assert joint["outcome"] == "not comparable" and "inexact restore" in joint["reason"]
+        for one in joint["verdicts"]:
+            # The first segment begins with no checkpoint.
+            exact = one["segment"]["first"] == 0
+            assert one["outcome"] == ("sampled" if exact else "not comparable")
+            assert exact or one["recheck"]["start_equal"]
 
 
 @pytest.mark.long
