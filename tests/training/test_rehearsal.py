@@ -132,7 +132,7 @@ class Pair(torch.Tensor):
         return cls(inner["one"], inner["other"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's stub lacks the class
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(func)
