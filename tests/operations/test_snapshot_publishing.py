@@ -20,7 +20,7 @@ def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
     machine = Machine()
     captured = take(root, repo, machine=machine, message=f"try {SECRET}")
     (said,) = snapshots.annotations(repo, captured.id)
-    assert msgspec.structs.replace(said, packings={}) == captured.annotation
+    assert msgspec.structs.replace(said, key=None, packings={}) == captured.annotation
     assert said.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
     assert (said.branch, said.remote, said.message) == ("main", "https://example.org/r.git", "try ***")
     assert said.observed is not None
