@@ -3,10 +3,17 @@
 Nothing of it is stored: it stays on the machine.
 """
 
+import os
+
 from m5ws.records import Count, Determinism, Digest, LaunchSpec, Parent, Record
 
 UNSAVED = "unsaved"
 """The store, in an attempt's directory, with a last checkpoint that the run's own store did not take."""
+
+
+def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:
+    """Return a descriptor of a log, which nobody else may read: scripts print secrets. Usable as `opener`."""
+    return os.open(path, flags, 0o600)
 
 
 class Saving(Record, frozen=True, kw_only=True):

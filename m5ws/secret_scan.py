@@ -175,6 +175,14 @@ _HARMLESS = re.compile(
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
+_KEY_BODY = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+    rb"(?:[\s\S]{0,20000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[rn])*[A-Za-z0-9+/=]{16,})*)"
+    rb"|PuTTY-User-Key-File-\d[\s\S]{0,20000}?Private-MAC: \w+"
+)
+"""All of a private key; the rules find its first line. Of one that is cut off, all lines that are there."""
+
+
 def named(path: str) -> str | None:
     """Return what a path alone gives away, or None; `.env` files are judged by their content."""
     name = path.rsplit("/", 1)[-1]
@@ -236,7 +244,7 @@ def _utf8(data: bytes) -> bytes:
 
 def masked(text: str) -> str:
     """Return text for people with what looks like a secret blotted out."""
-    data = text.encode("utf-8", "surrogateescape")
+    data = _KEY_BODY.sub(b"***", text.encode("utf-8", "surrogateescape"))
     for secret in sorted({secret for _, secret, _ in _secrets(data)}, key=len, reverse=True):
         data = data.replace(secret, b"***")
     data = _URL_PASSWORD.sub(lambda m: m[0].replace(b":" + m[3] + b"@", b":***@"), data)

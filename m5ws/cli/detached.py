@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws import codec
+from m5ws import codec, secret_scan
 from m5ws.errors import M5Error
+from m5ws.launches import open_log
 from m5ws.records import Run
 from m5ws.workspace import Workspace
 
@@ -49,7 +50,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str])
         # The caller has refused a run that may be alive elsewhere, unless --take-over was given.
         what = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
     what += [f"--env={one}" for one in env]
-    with open(folder / _LOG, "ab") as log:
+    with open(folder / _LOG, "ab", opener=open_log) as log:
         begin = log.tell()
         # -P: the current directory may hold a folder that is called m5ws.
         process = subprocess.Popen(
@@ -68,5 +69,6 @@ def _wait(repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", 
     while plan.attempt not in ledger.attempts(repo, plan.run.id):
         if process.poll() is not None:
             said = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
+            said = secret_scan.masked(said)
             raise NotStarted(f"run {plan.run.id} did not start:\n{said}", hint=f"Its log is {log}.")
         time.sleep(_POLL_S)

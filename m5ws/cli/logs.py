@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from m5ws import secret_scan
 from m5ws.cli import names, output
 
 _POLL_S = 0.25
@@ -27,7 +28,7 @@ def command(
 
     That is their stdout and stderr. Logs stay on the machine that the run was started on. Where there is more
     than one rank, each line begins with the rank that wrote it. Colours are left out, other control characters are
-    shown as escapes; --json has the text as it is.
+    shown as escapes; --json has them as they are. What looks like a secret is masked.
 
     \b
     Example:
@@ -56,7 +57,8 @@ def command(
         return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
 
     if as_json:
-        logs = {name: path.read_text("utf-8", "replace") for name, path in _files(folder, rank).items()}
+        texts = {name: path.read_text("utf-8", "replace") for name, path in _files(folder, rank).items()}
+        logs = {name: secret_scan.masked(text) for name, text in texts.items()}
         return output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
     if rank is not None and not follow and not _files(folder, rank):
         raise NotFound(f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(_files(folder, None))}.")
@@ -87,8 +89,9 @@ def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
             text = text if last else text[: text.rfind(b"\n") + 1]
             read[path] = read.get(path, 0) + len(text)
             prefix = f"[{name}] " if len(files) > 1 else ""
-            for line in text.decode("utf-8", "replace").splitlines():
-                output.echo(prefix + _COLOUR.sub("", line))
+            # Whole texts, not lines: a private key has many.
+            for line in secret_scan.masked(_COLOUR.sub("", text.decode("utf-8", "replace"))).splitlines():
+                output.echo(prefix + line)
         if last:
             return
         time.sleep(_POLL_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.launch import mounts
-from m5ws.launches import LaunchRequest
+from m5ws.launches import LaunchRequest, open_log
 from m5ws.ports import Process
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ class LocalLauncher:
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
         environment = inherited | request.environment
-        with open(request.log, "ab") as log:
+        with open(request.log, "ab", opener=open_log) as log:
             if request.prepare:
                 self._prepare(request, environment, log.fileno())
             try:

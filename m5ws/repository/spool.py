@@ -13,8 +13,9 @@ import zlib
 from pathlib import Path
 
 import blake3
+import msgspec
 
-from m5ws import codec
+from m5ws import codec, secret_scan
 from m5ws.events import Event
 from m5ws.records import Digest
 
@@ -43,11 +44,11 @@ class SpoolWriter:
         self.head = head
 
     def append(self, event: Event) -> Digest:
-        """Write one event and return the chain's head after it.
+        """Write one event, its texts with secrets masked, and return the chain's head after it.
 
         What a full disk does not take is kept and written, in order, with the next event: training goes on.
         """
-        data = codec.encode(event)
+        data = codec.encode(_masked(event))
         with self._lock:
             self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
             self._write()
@@ -64,6 +65,12 @@ class SpoolWriter:
                 del self._unwritten[: os.write(self._descriptor, self._unwritten)]
         except OSError as error:
             _log.warning("an event could not be written, and is kept in memory: %s", error)
+
+
+def _masked(event: Event) -> Event:
+    """Return an event without secrets in what it has in words: errors quote what scripts and libraries print."""
+    texts = {name: text for name in ("message", "error") if isinstance(text := getattr(event, name, None), str)}
+    return msgspec.structs.replace(event, **{name: secret_scan.masked(text) for name, text in texts.items()})
 
 
 class SpoolReader:

@@ -17,7 +17,7 @@ from pathlib import Path
 from m5ws import codec, secret_scan
 from m5ws.errors import M5Error, UsageError
 from m5ws.events import RankEnded, RankStarted
-from m5ws.launches import Context
+from m5ws.launches import Context, open_log
 from m5ws.repository import Repository
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.store import open_store
@@ -140,7 +140,7 @@ def _die_with_parent(parent: int) -> None:
 def _redirect(log: Path) -> None:
     """Send this process's output, and that of C libraries and children, to its log."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = open_log(log)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

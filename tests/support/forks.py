@@ -27,7 +27,7 @@ import msgspec
 from m5ws import determinism
 from m5ws.launch import mounts
 from m5ws.launch.local import LaunchFailed
-from m5ws.launches import LaunchRequest
+from m5ws.launches import LaunchRequest, open_log
 from m5ws.ports import Process
 from m5ws.records import Determinism
 
@@ -400,7 +400,7 @@ def _run(words: list[str]) -> int:
 
 
 def _redirect(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = open_log(log)
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)

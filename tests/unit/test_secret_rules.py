@@ -162,6 +162,16 @@ def test_what_is_refused_is_masked() -> None:
             assert secret_scan.masked(line) != line, kind
 
 
+@pytest.mark.parametrize("end", ["-----END RSA PRIVATE " + "KEY-----\n", ""])
+@pytest.mark.parametrize("newline", ["\n", "\\n"])
+def test_all_of_a_private_key_is_masked(end: str, newline: str) -> None:
+    lines = [text(random.Random(number), 64) for number in range(8)]
+    key = newline.join(["-----BEGIN RSA PRIVATE " + "KEY-----", *lines, end])
+    masked = secret_scan.masked(f"login\n{key}" + ("\nbye" if end else ""))
+    assert not any(line in masked for line in lines)
+    assert masked.startswith("login\n***") and masked.endswith("bye") == bool(end)
+
+
 def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
     assert secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=8f1a0c2e-77aa-4b1d-9a7c-5d2b0e1f3a6b\n")
     assert not secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=${NPM_TOKEN}\n")
