@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli import names, output, progress
 
 if TYPE_CHECKING:
+    from m5ws.operations.rehash import Rehashed
     from m5ws.repository.damage import Report
 
 DAMAGED = 1
@@ -21,25 +23,40 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
 
     Every digest and every reference is checked; for each damage, the snapshots and runs that it harms are
     named. In a directory everything is read. In S3, an object is not read whose server keeps a checksum of it
-    and whose size is right: `--read-data` reads it too. Exit status: 0 if all is well, 1 if something is
-    damaged, 3 if the store could not be checked to its end.
+    and whose size is right: `--read-data` reads it too.
+
+    The workspace's files are hashed again, too: one whose content changed and whose time stamps did not is stale,
+    and a snapshot would take it for unchanged. Exit status: 0 if all is well, 1 if something is damaged or stale,
+    3 if the store could not be checked to its end.
 
     \b
     Examples:
       m5ws fsck
       m5ws -q fsck --read-data --json
     """
+    from m5ws.operations import rehash
     from m5ws.repository import fsck
 
+    here = names.workspace(context)
     # What is checked is the store, not the copies of it that this machine has.
-    repo = names.workspace(context).repository(near=False)
+    repo = here.repository(near=False)
     with progress.Bar() as bar:
         report = fsck.check(repo, bar, read_data=read_data)
+        files = rehash.read(repo.objects, here.index_path, bar)
     if as_json:
-        output.print_json(report)
+        output.print_json({**msgspec.structs.asdict(report), "workspace": files})
     else:
         _print(report)
-    context.exit(0 if report.clean else DAMAGED)
+        _print_files(files)
+    context.exit(DAMAGED if files.stale or not report.clean else 0)
+
+
+def _print_files(files: "Rehashed") -> None:
+    for path in files.stale:
+        output.echo(f"stale: {path}: its content changed, its time stamps did not; `m5ws snapshot --rehash` reads it")
+    if files.files:
+        whole = f"{len(files.stale)} stale" if files.stale else "all have the content that a snapshot takes them for"
+        output.echo(f"{files.files:,} files of the workspace, {output.size(files.size_bytes)}: {whole}")
 
 
 def _print(report: "Report") -> None:

@@ -6,6 +6,7 @@ file system's clock would be invisible. Nor is one that a process has mapped to 
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -141,6 +142,11 @@ class Index:
         if settled(seen, read_ns):
             self._files.chunks[location] = (seen, chunks)
             self._dirty = True
+
+    def remembered(self) -> Iterator[tuple[bytes, Stamp, Digest | tuple[Slice, ...]]]:
+        """Yield each remembered file: its location, its stamp, and its digest or, of a large one, its chunks."""
+        yield from ((location, *known) for location, known in self._files.files.items())
+        yield from ((location, *known) for location, known in self._files.chunks.items())
 
     def packs(self) -> dict[Digest, PackFiles]:
         """Return what each pack that is remembered holds."""
