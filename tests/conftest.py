@@ -88,6 +88,8 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "Rewrite the files of tests/data/golden with what the command line prints now."
     parser.addoption(golden.FLAG, action="store_true", help=text)
+    parser.addoption("--campaign-seed", type=int, help="Seed of a campaign that takes one; drawn if it is not given.")
+    parser.addoption("--campaign-count", type=int, help="How much a campaign that takes a count is to do.")
 
 
 def loud_skip(reason: str) -> None:

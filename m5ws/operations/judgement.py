@@ -41,6 +41,9 @@ def judge(
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
+    metrics: tuple[str, ...] = ()
+    if comparison.original.by_steps and first is None:
+        metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing)
     if first is not None:
         false = vouching.rewritten(ports.repo, replay.reproduces)
@@ -48,7 +51,7 @@ def judge(
         why = reason.reason(first, changes, sign)
     known = comparison.original.outcome is not None
     if outcome == "reproduced" and first is None:
-        why = _so_far(comparison) if not known else _clocks(comparison, files)
+        why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
@@ -61,6 +64,7 @@ def judge(
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
+            *metrics,
             *files.not_compared,
         ),
         outputs=_beside(comparison, files),
@@ -95,10 +99,24 @@ def _so_far(comparison: Comparison) -> str:
 
 
 def _clocks(comparison: Comparison, files: output_files.Report) -> str | None:
-    """Return what a verdict says of equal results where files differ all the same, None where none does."""
-    if comparison.original.by_steps or not files.unjudged:
-        return None
-    return "every result that is judged is equal, bit for bit; output files differ in what is not judged, see below"
+    """Return the reason where equal results have files that differ in what is not judged; None where none does."""
+    kinds = {"wall-clock values": files.clocks, "the run's path": files.places}
+    parts = [
+        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {what}: {outputs.listed(names)}"
+        for what, names in kinds.items()
+        if names
+    ]
+    return "; ".join([f"{_equal(comparison)} equal in every bit", *parts]) if parts else None
+
+
+def _equal(comparison: Comparison) -> str:
+    """Return the name of the state that was compared, or of the results where there is none."""
+    if not comparison.original.by_steps:
+        return "every judged result"
+    tensors = {
+        name for states in comparison.original.states.values() for one in states.values() for name in one.tensors
+    }
+    return "weights and optimizer" if any(name.startswith("optim") for name in tensors) else "the recorded state"
 
 
 def _beside(comparison: Comparison, files: output_files.Report) -> tuple[str, ...]:

@@ -29,20 +29,31 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The judged `differences`, the first of each file; counts of what is `equal`; the rest in words."""
+    """The judged `differences`, the first of each file; counts of what is `equal`; the rest in words.
+
+    `clocks` names the files that differ in nothing but values that are not judged, `places` those that differ in
+    nothing but the run's own path.
+    """
 
     differences: tuple[Difference, ...] = ()
     equal: dict[str, int] = {}
     unjudged: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    clocks: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
 
 class _Found(msgspec.Struct):
-    """What comparing one file shows: the first judged difference, and names of values that are not judged."""
+    """What comparing one file shows: the first judged difference, and names of values that are not judged.
+
+    `clock`: one of these is ignored by its key. `values` are equal, as far as they are judged.
+    """
 
     difference: Difference | None = None
     ignored: list[str] = []
+    clock: bool = False
     tensors: int = 0
+    values: int = 0
     layout: bool = False
 
 
@@ -54,7 +65,8 @@ def compare(
     old, new = (_entries(repo, side) for side in sides)
     _pair_dated(old, new)
     equal, differences = Counter[str](), list[Difference]()
-    logs, clocks, layout = list[str](), list[str](), list[str]()
+    logs, layout = list[str](), list[str]()
+    clocks, places = dict[str, str](), dict[str, str]()
     for name in sorted(old.keys() | new.keys()):
         one, other = old.get(name), new.get(name)
         if one is not None and other is not None and one.digest == other.digest:
@@ -67,17 +79,20 @@ def compare(
         else:
             found = _compare(repo, name, (one, other), runs, rules)
             equal["output tensors"] += found.tensors
+            equal["output values"] += found.values
             if found.difference is not None:
                 differences.append(found.difference)
             elif found.ignored:
-                clocks.append(f"{name} ({outputs.listed(found.ignored)})")
+                (clocks if found.clock else places)[name] = f"{name} ({outputs.listed(found.ignored)})"
             elif found.layout:
                 layout.append(name)
     return Report(
         differences=tuple(differences),
         equal={kind: count for kind, count in equal.items() if count},
-        unjudged=tuple(_words(clocks, layout, equal["files"], extra)),
+        unjudged=tuple(_words([*clocks.values(), *places.values()], layout, equal["files"], extra)),
         not_compared=(f"logs that differ: {outputs.listed(logs)}",) if logs else (),
+        clocks=tuple(clocks),
+        places=tuple(places),
     )
 
 
@@ -135,13 +150,19 @@ def _compare(
     for key in sorted(one.values.keys() | other.values.keys()):
         before, after = one.values.get(key), other.values.get(key)
         if before == after:
+            found.values += 1
             continue
         placeless = [
             None if text is None else ignored.without_place(text, run)
             for text, run in zip((before, after), runs, strict=True)
         ]
-        if placeless[0] == placeless[1] or ignored.is_key(name, key, rules):
+        if placeless[0] == placeless[1]:
+            # All but the path is equal.
+            found.values += 1
             found.ignored.append(key or _PLACE)
+        elif ignored.is_key(name, key, rules):
+            found.clock = True
+            found.ignored.append(key)
         elif found.difference is None:
             found.difference = Difference(name=f"{name}:{key}" if key else name, original=before, replayed=after)
     found.layout = not found.ignored

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from m5ws.comparisons import Divergence
+from m5ws.errors import M5Error
 from m5ws.operations import output_files, outputs
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
@@ -43,6 +44,24 @@ def files_and_metrics(
     return comparison.first() or metric, report
 
 
+def metrics_beside(
+    tracker: Tracker | None, comparison: Comparison, runs: tuple[str, str], *, whole: bool
+) -> tuple[str, ...]:
+    """Return lines on metrics that scripts with steps logged themselves, which do not decide: those not equal.
+
+    A replay that is not `whole` logs a part of them.
+    """
+    try:
+        if tracker is None or not (whole or tracker.script_metrics(runs[0])):
+            return ()
+        found = _metric(tracker, comparison, *runs) if whole else None
+    except M5Error as error:
+        return (f"metrics that the script logged itself: {error}",)
+    if not whole:
+        return ("metrics that the script logged itself: the replay is of a part of the run",)
+    return (f"{found.quantity} at step {found.step} differs: the recorded steps decide",) if found is not None else ()
+
+
 def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> Report:
     """Return how the output files of two runs differ; what is not kept of either is listed."""
     sides = {"the original": comparison.original, "the replay": comparison.replay}
@@ -55,6 +74,8 @@ def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignor
         equal=found.equal,
         unjudged=found.unjudged,
         not_compared=(*found.not_compared, *lines),
+        clocks=found.clocks,
+        places=found.places,
     )
 
 

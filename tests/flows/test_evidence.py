@@ -1,10 +1,18 @@
-"""What a verdict on a script without a session rests on: results that the run wrote, all of them, and no clock."""
+"""What a verdict rests on: results that the run wrote, all of them, and no clock.
+
+Scripts at random leak chance into places of theirs, and are replayed. Two things are held against each verdict: a table
+that gives the outcome for each place, and the files that both runs left on the disk, compared here by their bytes.
+"""
 
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+import soak_page
 from checkouts import commit_all
 from workspaces import Workspace, make_workspace
 
@@ -16,40 +24,64 @@ paths = ["data"]
 command = ["train.py"]
 trainer = "python"
 outputs = {outputs}
+fingerprint_every = 1
 [mlflow]
-enabled = false
+enabled = {mlflow}
 """
 _HEAD = """\
 import json, os, random, sys, time
 from pathlib import Path
 chance = random.SystemRandom().random()
 scratch = Path({scratch!r})
+Path('out').mkdir(exist_ok=True)
+"""
+_SESSION = """\
+import torch, m5ws
+m5ws.seed(7)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in m5ws.session(model, optimizer, total_steps=3).steps():
+    loss = model(torch.randn(4, 3)).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    value = float(loss)
+    {inside}
+    step.record(loss=value)
 """
 _LEAKS = {
     "nothing": "",
-    "a file": "Path('out/a.txt').write_text(str(chance))",
-    "a value": "Path('out/a.json').write_text(json.dumps({'loss': chance, 'train_runtime': 1.0}))",
-    "a key": "Path('out/a.json').write_text(json.dumps({'loss': 1, str(chance): 1}))",
-    "a key twice": "Path('out/a.json').write_text('{\"a\": %r, \"a\": 1}' % chance)",
-    "a name": "Path(f'out/{chance}.txt').write_text('1')",
-    "a folder": "Path(f'out/{chance}').mkdir(); Path(f'out/{chance}/a.txt').write_text('1')",
-    "a link": "(scratch / 'a').write_text(str(chance)); os.symlink(scratch / 'a', 'out/a.pt')",
-    "a linked folder": "(scratch / 'f').mkdir(exist_ok=True); (scratch / 'f/a').write_text(str(chance));"
-    " os.symlink(scratch / 'f', 'out/f')",
-    "an array": "import numpy; numpy.save('out/a.npy', numpy.array([chance]))",
-    "an archive": "import numpy; numpy.savez('out/a.npz', w=numpy.zeros(3), v=numpy.array([chance]))",
-    "a tensor": "import torch; torch.save({'w': torch.zeros(3), 'v': torch.tensor([chance])}, 'out/a.pt')",
-    "state": "import torch; torch.save({'w': torch.zeros(3), 'lr': chance}, 'out/a.pt')",
-    "a pickle of old": "import torch; torch.save([chance], 'out/a.bin', _use_new_zipfile_serialization=False)",
+    "a file": "Path('out/#.txt').write_text(str(chance))",
+    "a value": "Path('out/#.json').write_text(json.dumps({'loss': chance, 'train_runtime': 1.0}))",
+    "a key": "Path('out/#.json').write_text(json.dumps({'loss': 1, str(chance): 1}))",
+    "a key twice": "Path('out/#.json').write_text('{\"a\": %r, \"a\": 1}' % chance)",
+    "a name": "Path(f'out/#{chance}.txt').write_text('1')",
+    "a folder": "Path(f'out/#{chance}').mkdir(); Path(f'out/#{chance}/a.txt').write_text('1')",
+    "a link": "(scratch / '#').write_text(str(chance)); os.symlink(scratch / '#', 'out/#.pt')",
+    "a linked folder": "(scratch / '#').mkdir(exist_ok=True); (scratch / '#/a').write_text(str(chance));"
+    " os.symlink(scratch / '#', 'out/#')",
+    "an array": "import numpy; numpy.save('out/#.npy', numpy.array([chance]))",
+    "an archive": "import numpy; numpy.savez('out/#.npz', w=numpy.zeros(3), v=numpy.array([chance]))",
+    "a tensor": "import torch; torch.save({'w': torch.zeros(3), 'v': torch.tensor([chance])}, 'out/#.pt')",
+    "state": "import torch; torch.save({'w': torch.zeros(3), 'lr': chance}, 'out/#.pt')",
+    "a pickle of old": "import torch; torch.save([chance], 'out/#.bin', _use_new_zipfile_serialization=False)",
     "stdout": "print(chance)",
-    "a clock": "Path('out/a.json').write_text(json.dumps({'loss': 1, 'train_runtime': chance}))",
-    "a clock in state": "import torch; torch.save({'w': torch.zeros(3), 'start_time': chance}, 'out/a.ckpt')",
-    "the run's place": "Path('out/a.txt').write_text(os.path.abspath('out'))",
-    "the place in state": "import torch; torch.save({'w': torch.zeros(3), 'd': os.path.abspath('out')}, 'out/a.ckpt')",
-    "a log": "Path('out/a.log').write_text(str(chance))",
-    "beside": "Path('model.pt').write_text(str(chance))",
-    "a link to nothing": "os.symlink(scratch / f'{chance}', 'out/a.pt')",
+    "a clock": "Path('out/#.json').write_text(json.dumps({'loss': 1, 'train_runtime': chance}))",
+    "a clock in state": "import torch; torch.save({'w': torch.zeros(3), 'start_time': chance}, 'out/#.ckpt')",
+    "the run's place": "Path('out/#.txt').write_text(os.path.abspath('out'))",
+    "the place in state": "import torch; torch.save({'w': torch.zeros(3), 'd': os.path.abspath('out')}, 'out/#.ckpt')",
+    "a log": "Path('out/#.log').write_text(str(chance))",
+    "beside": "Path('#.pt').write_text(str(chance))",
+    "a link to nothing": "os.symlink(scratch / f'{chance}', 'out/#.pt')",
+    "a metric": "import mlflow\nwith mlflow.start_run(): mlflow.log_metric('#', chance)",
 }
+"""`#` stands for a name that no other leak of the script has."""
+_STEPS = {
+    "a step": "value += chance * (step.number == 2)",
+    "a weight": "model.weight.data[0, 0] += chance * 1e-3 * (step.number == 2)",
+    "a generator": "torch.manual_seed(int(chance * 2**32)) if step.number == 3 else None",
+}
+"""Leaks of a script with a session."""
 _HARMLESS = {
     "nothing": None,
     "stdout": None,
@@ -57,79 +89,188 @@ _HARMLESS = {
     "a clock in state": "start_time",
     "the run's place": None,
     "the place in state": None,
-    "a log": "out/a.log",
-    "beside": "model.pt",
-    "a link to nothing": "out/a.pt",
+    "a log": "out/#.log",
+    "beside": "#.pt",
+    "a link to nothing": "out/#.pt",
 }
 """Leaks into no judged result, and what a verdict must name."""
+_JUDGED = {"a clock", "a clock in state", "the run's place", "the place in state"}
+_HEADER = (
+    "| chance leaks into | seed | scripts | with a session | nondeterministic | reproduced | not comparable | falsely "
+    "reproduced | results not listed |\n|---|---|---|---|---|---|---|---|---|"
+)
 
 
-def _workspace(root: Path, leaks: list[str], outputs: str, steady: bool) -> Workspace:
+class _Case(msgspec.Struct, frozen=True):
+    """A script: the places that chance leaks into, the declared outputs, a result that is always the same or none."""
+
+    leaks: tuple[str, ...]
+    outputs: str = '["out"]'
+    steady: bool = True
+    session: bool = False
+
+    @property
+    def declared(self) -> bool:
+        return '"out"' in self.outputs
+
+    @property
+    def script(self) -> str:
+        """The text of the script, but for its head."""
+        inside = "\n    ".join(_STEPS[leak] for leak in self.leaks if leak in _STEPS) or "pass"
+        lines = ["Path('out/same.txt').write_text('1')"] if self.steady else []
+        lines += [_SESSION.format(inside=inside)] if self.session else []
+        named = enumerate(leak for leak in self.leaks if leak not in _STEPS)
+        return "\n".join([*lines, *(_LEAKS[leak].replace("#", f"n{number}") for number, leak in named)]) + "\n"
+
+    @property
+    def outcome(self) -> str:
+        """The outcome that the verdict must have."""
+        leaks = set(self.leaks)
+        if self.session:
+            return "nondeterministic" if leaks & _STEPS.keys() else "reproduced"
+        if "a metric" in leaks or (self.declared and leaks - _HARMLESS.keys()):
+            return "nondeterministic"
+        return "reproduced" if self.declared and (self.steady or leaks & _JUDGED) else "not comparable"
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """A verdict on a case, and the files that the original and the replay left."""
+
+    case: _Case
+    found: dict[str, Any]
+    files: tuple[dict[str, bytes], dict[str, bytes]]
+
+    @property
+    def told(self) -> str:
+        """All that the verdict lists, as one text."""
+        first = self.found["first"] or {"quantity": ""}
+        return "\n".join([*self.found["not_compared"], *self.found["outputs"], first["quantity"]])
+
+    def wrong(self) -> bool:
+        """Return True if the outcome is not the one that the places give."""
+        return bool(self.found["outcome"] != self.case.outcome)
+
+    def unlisted(self) -> list[str]:
+        """Return what differs, or was not compared, and is not in the verdict's lists."""
+        old, new = self.files
+        differ = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+        outside = {name for name in old.keys() | new.keys() if not self.case.declared or not name.startswith("out/")}
+        expected = {_plain(name) for name in differ | outside}
+        named = enumerate(leak for leak in self.case.leaks if leak not in _STEPS)
+        if self.case.declared:
+            words = ((_HARMLESS.get(leak) or "").replace("#", f"n{number}") for number, leak in named)
+            expected |= {word for word in words if word}
+        told = "\n".join([self.told, *(_plain(word) for word in self.told.split())])
+        if "a metric" in self.case.leaks and self.found["outcome"] == "reproduced":
+            expected.add("metric")
+        # Of results that are judged the verdict names the first.
+        if self.found["outcome"] == "nondeterministic" and not self.case.session:
+            expected = {name for name in expected if name in outside}
+        return sorted(name for name in expected if name not in told)
+
+
+def _plain(name: str) -> str:
+    """Return a path up to the part of it that is drawn by chance."""
+    return name.partition("0.")[0]
+
+
+def _workspace(root: Path, case: _Case) -> Workspace:
     workspace = make_workspace(root / "w", "plain.py", nproc=1)
     (root / "scratch").mkdir()
-    (workspace.root / "m5ws.toml").write_text(_SETTINGS.format(outputs=outputs))
+    mlflow = str("a metric" in case.leaks).lower()
+    (workspace.root / "m5ws.toml").write_text(_SETTINGS.format(outputs=case.outputs, mlflow=mlflow))
     (workspace.root / "out").mkdir()
     (workspace.root / "out" / ".gitkeep").touch()
-    lines = [_HEAD.format(scratch=str(root / "scratch"))]
-    lines += ["Path('out/same.txt').write_text('1')"] if steady else []
-    (workspace.root / "train.py").write_text("\n".join([*lines, *(_LEAKS[leak] for leak in leaks)]) + "\n")
+    (workspace.root / "train.py").write_text(_HEAD.format(scratch=str(root / "scratch")) + case.script)
     commit_all(workspace.root)
     return workspace
 
 
-def _check(root: Path, leaks: list[str], outputs: str, steady: bool) -> None:
+def _judge(root: Path, case: _Case) -> _Verdict:
+    """Train and replay a script."""
+    workspace = _workspace(root, case)
+    run = workspace.train()
+    found = workspace.json("reproduce", run, expect=None)
+    return _Verdict(case, found, (_left(workspace, run), _left(workspace, found["replay"])))
+
+
+def _left(workspace: Workspace, run: str) -> dict[str, bytes]:
+    """Return the files that a run left in its work directory, by path; m5ws removes the inputs of finished runs."""
+    work = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
+    return {
+        path.relative_to(work).as_posix(): path.read_bytes()
+        for path in work.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.name != ".gitkeep"
+    }
+
+
+def _check(root: Path, case: _Case) -> None:
     """Hold the rule of evidence against a replay of a script that leaks chance in these places."""
-    workspace = _workspace(root, leaks, outputs, steady)
-    verdict = workspace.json("reproduce", workspace.train(), expect=None)
-    case = f"{leaks} {outputs} {steady}: {verdict}"
-    declared = "out" in outputs
-    told = "\n".join([*verdict["not_compared"], *verdict["outputs"]])
-    if declared and any(leak not in _HARMLESS for leak in leaks):
-        assert verdict["outcome"] == "nondeterministic", case
-        return
-    judged = {"a clock", "a clock in state", "the run's place", "the place in state"}
-    kept = declared and (steady or bool(judged.intersection(leaks)))
-    assert verdict["outcome"] == ("reproduced" if kept else "not comparable"), case
-    for leak in leaks:
-        named = _HARMLESS[leak] if declared else None
-        assert named is None or named in told, case
-        if not declared and leak not in ("nothing", "stdout"):
-            assert "written outside [run] outputs" in told, case
+    verdict = _judge(root, case)
+    assert not verdict.wrong() and verdict.unlisted() == [], verdict
 
 
-def _draws(seed: int, count: int) -> list[tuple[list[str], str, bool]]:
-    """Return scripts at random: places that are written to differ, so that none hides another."""
-    chance = random.Random(seed)
-    cases = []
-    for _ in range(count):
-        leaks = [chance.choice(list(_LEAKS))]
-        cases.append(
-            (leaks, chance.choice(['["out"]', '["out"]', '["out", "data"]', '["data"]']), chance.random() < 0.7)
-        )
-    return cases
+def _draw(chance: random.Random) -> _Case:
+    session = chance.random() < 0.25
+    places = [*_LEAKS, *_STEPS] * session or [*_LEAKS]
+    return _Case(
+        leaks=tuple(chance.sample(places, chance.choice((1, 1, 2, 3)))),
+        outputs=chance.choice(('["out"]', '["out"]', '["out", "data"]', '["data"]', "[]")),
+        steady=chance.random() < 0.7,
+        session=session,
+    )
 
 
 @pytest.mark.parametrize(
-    ("leak", "outputs", "steady"),
+    "case",
     [
-        ("a link", '["out"]', True),
-        ("a link to nothing", '["out"]', True),
-        ("a tensor", '["out"]', True),
-        ("the place in state", '["out", "data"]', True),
-        ("beside", '["out"]', False),
+        _Case(("a link",)),
+        _Case(("a link to nothing",)),
+        _Case(("a tensor",)),
+        _Case(("the place in state",), '["out", "data"]'),
+        _Case(("beside",), steady=False),
+        _Case(("a clock",), steady=False),
+        _Case(("a file", "a log"), session=True),
+        _Case(("a step",), "[]", session=True),
     ],
+    ids=str,
 )
-def test_a_verdict_rests_on_results_that_the_run_wrote(tmp_path: Path, leak: str, outputs: str, steady: bool) -> None:
-    _check(tmp_path, [leak], outputs, steady)
+def test_a_verdict_rests_on_results_that_the_run_wrote(tmp_path: Path, case: _Case) -> None:
+    _check(tmp_path, case)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("leak", list(_LEAKS))
+def test_a_metric_of_a_script_with_a_session_is_listed(tmp_path: Path) -> None:
+    _check(tmp_path, _Case(("a metric",), session=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("leak", [*_LEAKS, *_STEPS])
 def test_every_place_that_chance_leaks_into(tmp_path: Path, leak: str) -> None:
-    _check(tmp_path, [leak], '["out"]', steady=True)
+    _check(tmp_path, _Case((leak,), session=leak in _STEPS))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("leaks", "outputs", "steady"), _draws(1, 60))
-def test_scripts_at_random(tmp_path: Path, leaks: list[str], outputs: str, steady: bool) -> None:
-    _check(tmp_path, leaks, outputs, steady)
+@pytest.mark.timeout(14400)
+def test_scripts_at_random(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """A campaign, of `--campaign-count` scripts drawn with `--campaign-seed`."""
+    seed = pytestconfig.getoption("--campaign-seed") or random.SystemRandom().randrange(10**6)
+    chance, seen, faults = random.Random(seed), list[_Verdict](), list[str]()
+    for number in range(pytestconfig.getoption("--campaign-count") or 80):
+        verdict = _judge(tmp_path / str(number), case := _draw(chance))
+        seen.append(verdict)
+        if verdict.wrong() or verdict.unlisted():
+            faults.append(f"{case}: {verdict.found['outcome']}, not listed: {verdict.unlisted()}: {verdict.told}")
+            print(faults[-1])
+        print(number, case.leaks, verdict.found["outcome"], flush=True)
+    soak_page.write("evidence", [_HEADER, *(_row(leak, seed, seen) for leak in (*_LEAKS, *_STEPS))])
+    assert not faults, "\n".join(faults)
+
+
+def _row(leak: str, seed: int, seen: list[_Verdict]) -> str:
+    own = [verdict for verdict in seen if leak in verdict.case.leaks]
+    outcomes = Counter(verdict.found["outcome"] for verdict in own)
+    false = sum(verdict.wrong() and verdict.found["outcome"] == "reproduced" for verdict in own)
+    cells = [leak, seed, len(own), sum(verdict.case.session for verdict in own)]
+    cells += [outcomes[outcome] for outcome in ("nondeterministic", "reproduced", "not comparable")]
+    return "| " + " | ".join(map(str, [*cells, false, sum(bool(verdict.unlisted()) for verdict in own)])) + " |"
