@@ -3,21 +3,34 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from m5ws.launches import UNSAVED
-from m5ws.operations import saved_outputs
+from m5ws.operations import history, saved_outputs
+from m5ws.repository import Repository
+from m5ws.store import open_store
+from proxies import FaultProxy
+from s3_servers import S3Server
 from workspaces import Workspace, make_workspace
 
+_DIRECTORY = """
+def away():
+    store = Path(context.active().context.store)
+    if store.exists():
+        os.rename(store, store.with_name("away"))
+"""
+_BUCKET = """
+def away():
+    import urllib.request
+    urllib.request.urlopen(urllib.request.Request({!r}, data=b'{{"rates": {{"denied": 1.0}}}}', method="PUT")).read()
+"""
 _AWAY = """
 import os
 from pathlib import Path
 from m5ws.training import checkpointing, context
 checkpointing._PAUSE_S = 0.01
-def away():
-    store = Path(context.active().context.store)
-    if store.exists():
-        os.rename(store, store.with_name("away"))
+{}
 from m5ws.repository import checkpoints
 _publish = checkpoints.publish
 def publish(repo, checkpoint, began=None):
@@ -38,40 +51,80 @@ def _run(workspace: Workspace) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-@pytest.fixture
-def unsaved(tmp_path: Path) -> tuple[Workspace, str]:
+class _Unsaved(msgspec.Struct, frozen=True):
     """A run whose store went away in its last save, and is back."""
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
-    workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_AWAY}")
+
+    workspace: Workspace
+    store: str
+    run: str
+
+    @property
+    def repo(self) -> Repository:
+        return Repository.open(open_store(self.store))
+
+
+def _train(workspace: Workspace, away: str) -> str:
+    workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_AWAY.replace('{}', away)}")
     run, said = _run(workspace)
     assert "unsaved" in said and "after step 10" in said and f"--resume {run}" in said
+    return run
+
+
+def _in_directory(root: Path, ranks: int) -> _Unsaved:
+    workspace = make_workspace(root, "fsdp.py", nproc=ranks)
+    run = _train(workspace, _DIRECTORY)
     _back(workspace)
-    return workspace, run
+    return _Unsaved(workspace, str(workspace.root / ".m5ws" / "store"), run)
 
 
-def test_a_last_checkpoint_that_was_kept_is_stored_by_the_next_command(unsaved: tuple[Workspace, str]) -> None:
-    workspace, run = unsaved
+def _in_bucket(root: Path, server: S3Server) -> _Unsaved:
+    workspace, bucket = make_workspace(root, "fsdp.py", nproc=2), server.bucket()
+    with FaultProxy(server.endpoint.removeprefix("http://")) as proxy:
+        store = f'\n[store]\nurl = "s3://{bucket}/team"\nendpoint_url = '
+        text = (workspace.root / "m5ws.toml").read_text()
+        (workspace.root / "m5ws.toml").write_text(f'{text}{store}"{proxy.endpoint}"\n')
+        run = _train(workspace, _BUCKET.format(proxy.admin_url))
+    (workspace.root / "m5ws.toml").write_text(f'{text}{store}"{server.endpoint}"\n')
+    return _Unsaved(workspace, server.url(bucket, "team"), run)
+
+
+@pytest.fixture(params=["directory-1", "directory-2", "bucket-2"])
+def unsaved(tmp_path: Path, request: pytest.FixtureRequest) -> _Unsaved:
+    kind, ranks = request.param.split("-")
+    if kind == "directory":
+        return _in_directory(tmp_path / "w", int(ranks))
+    request.getfixturevalue("s3_environment")
+    return _in_bucket(tmp_path / "w", request.getfixturevalue("s3_server"))
+
+
+def test_a_last_checkpoint_that_was_kept_is_stored_by_the_next_command(unsaved: _Unsaved) -> None:
+    workspace, run = unsaved.workspace, unsaved.run
     shown = workspace.m5ws("show", run).stdout
     assert "attempt 1: finished" in shown and "0000000010-0001" in shown and "kept on this machine" in shown
     assert "has finished" in workspace.m5ws("run", "--resume", run, expect=2).stderr
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
     assert not (workspace.root / ".m5ws" / "runs" / run / "0001" / UNSAVED).exists()
+    assert sorted(history.load(unsaved.repo, run).contents) == [4, 8, 10]
 
 
-def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: tuple[Workspace, str]) -> None:
-    workspace, run = unsaved
+def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: _Unsaved) -> None:
+    workspace, run = unsaved.workspace, unsaved.run
     for path in (workspace.root / ".m5ws" / "runs" / run / "0001" / UNSAVED).rglob("runs/*/checkpoints/*"):
         path.unlink()
     assert "unsaved" in workspace.m5ws("ls").stdout
     workspace.m5ws("run", "--resume", run)
-    history = workspace.history(run)
-    assert (sorted(history.contents), history.begun, history.outcome) == ([4, 8, 10], [(0, 1), (8, 2)], "finished")
+    found = history.load(unsaved.repo, run)
+    assert (sorted(found.contents), found.begun, found.outcome) == ([4, 8, 10], [(0, 1), (8, 2)], "finished")
     assert workspace.m5ws("fsck").returncode == 0
 
 
 def test_a_store_that_is_away_when_the_script_ends_gets_the_ledger_later(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
-    workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_AWAY.replace('checkpoint.step == 10', 'False')}")
+    workspace.edit(
+        "train.py",
+        "\nimport m5ws\n",
+        f"\nimport m5ws\n{_AWAY.replace('{}', _DIRECTORY).replace('checkpoint.step == 10', 'False')}",
+    )
     text = (workspace.root / "train.py").read_text()
     (workspace.root / "train.py").write_text(f"{text}\naway()\n")
     run, said = _run(workspace)
