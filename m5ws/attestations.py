@@ -55,6 +55,14 @@ class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
     content: Descriptor
 
 
+class OutputsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that a run's script left at the end of an attempt: `name` is RUN@NAME."""
+
+    name: str
+    record: Descriptor
+    content: Descriptor
+
+
 class EnvironmentLine(msgspec.Struct, frozen=True, kw_only=True):
     """The environment that an attempt observed."""
 
@@ -98,10 +106,11 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointLine, ...]
     environments: tuple[EnvironmentLine, ...]
     ledgers: tuple[ChainEnd, ...]
+    outputs: tuple[OutputsLine, ...] = ()
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """An in-toto statement v1. Subjects are the run, its snapshot, and its checkpoints with their contents."""
+    """An in-toto statement v1. Subjects: the run, its snapshot, checkpoints and output files with their contents."""
 
     type_: str = msgspec.field(default=STATEMENT_TYPE, name="_type")
     subject: tuple[Descriptor, ...]
@@ -117,6 +126,8 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
             found += [verdict.replay, verdict.record]
         for checkpoint in said.checkpoints:
             found += [checkpoint.record, checkpoint.content]
+        for files in said.outputs:
+            found += [files.record, files.content]
         return [one for _, one in sorted({(one.name, tuple(sorted(one.digest.items()))): one for one in found}.items())]
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records import CheckpointName, Count, Digest, Record
+from m5ws.records import CheckpointName, Count, Digest, OutputsName, Record
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -66,7 +66,8 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     """A checkpoint can be found from now on, under `name`; `content` is equal for equal states.
 
     `seconds` it took from the copy of the state on; for `stalled_s` of them, and before, the training stood still.
-    `outputs`: it holds the files that the script wrote by the end of the attempt, and no state.
+    `outputs`: it holds the files that the script wrote by the end of the attempt, and no state. Older builds
+    published these as checkpoints; now they are `OutputsStored`.
     """
 
     step: Count
@@ -76,6 +77,14 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     seconds: float = 0.0
     stalled_s: float = 0.0
     outputs: bool = False
+
+
+class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
+    """The files that the script wrote by the end of the attempt are stored: `record` is an `OutputFiles`' digest."""
+
+    name: OutputsName
+    record: Digest
+    content: Digest
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):
@@ -142,6 +151,7 @@ AnyEvent = (
     | Step
     | State
     | CheckpointPublished
+    | OutputsStored
     | Notice
     | Setting
     | Imported

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from m5ws.records import CheckpointName, Count, Digest, Placed, Record, RunId
+from m5ws.records import CheckpointName, Count, Digest, OutputsName, Placed, Record, RunId
 
 _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -24,10 +24,14 @@ class Rules(Record, frozen=True, kw_only=True):
 
 
 class Retired(Record, frozen=True, kw_only=True):
-    """A reference to a checkpoint that the rules retire; `digest` is of the `Checkpoint` record."""
+    """A reference that is retired: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
+
+    `digest` is of the record that it names.
+    """
 
     run: RunId
-    checkpoint: CheckpointName
+    checkpoint: CheckpointName | None = None
+    outputs: OutputsName | None = None
     digest: Digest
 
 
@@ -40,10 +44,11 @@ class PlanPart(Record, frozen=True, kw_only=True):
 
 
 class Freed(Record, frozen=True, kw_only=True):
-    """What a plan frees of one run; without a run, what was never published."""
+    """What a plan frees of one run; without a run, what was never published. `copies` are of output files."""
 
     run: RunId | None
     checkpoints: Count
+    copies: Count = 0
     objects: Count
     size_bytes: Count
 
@@ -59,12 +64,14 @@ class Large(Record, frozen=True, kw_only=True):
 class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
     """What `gc` would delete: its head, published after its parts.
 
-    `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed.
+    `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed. `copies` counts
+    retired copies of output files.
     """
 
     older_than_s: float
     rules: Rules
     checkpoints: Count
+    copies: Count = 0
     references: Count
     objects: Count
     size_bytes: Count
@@ -105,6 +112,7 @@ class Done(Placed, tag="gc-done/1", frozen=True, kw_only=True):
     """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
 
     checkpoints: int
+    copies: int = 0
     objects: int
     size_bytes: int
     spared: int

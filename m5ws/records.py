@@ -6,7 +6,7 @@ Nothing reachable from a `Snapshot` holds a time, a host, a user or an absolute 
 """
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 CheckpointName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{10}-[0-9]{4,}\Z")]
+OutputsName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{4,}-([0-9]{6,}|final)\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 ObjectBytes = Annotated[int, msgspec.Meta(ge=0, le=OBJECT_BYTES)]
 _Cut = Annotated[int, msgspec.Meta(ge=1, le=OBJECT_BYTES)]
@@ -389,6 +390,23 @@ class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):
     step: Count
     content: Digest
     ledger: dict[str, Digest] = {}
+
+
+class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
+    """Files that a script wrote, linked to what made them; they belong to no step.
+
+    `moment` is the end of their name: `final`, as the attempt left them, or the number of a copy made while it ran.
+    """
+
+    run: RunId
+    snapshot: Digest
+    attempt: Count
+    moment: Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{6,}|final)\Z")]
+    content: Digest
+
+
+ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)
+"""The kinds of records under the keys of output files: older builds made copies that are `Checkpoint` records."""
 
 
 def path_text(path: bytes) -> str:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
-from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS, Models
+from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS, Made, Models
 from m5ws.adapters.mlflow_pages import pages
 from m5ws.adapters.mlflow_points import Point, Position
 from m5ws.adapters.mlflow_subject import RUN_TAG, Subject
 from m5ws.comparisons import JointVerdict, Verdict
-from m5ws.events import CheckpointPublished
 from m5ws.records import Run
 from m5ws.repository import Repository
 
@@ -105,11 +104,11 @@ class Page:
         self.position, self._before, self._doubtful = last, batch[-1], False
         return done + len(batch)
 
-    def publish(self, subject: Subject, events: Sequence[CheckpointPublished]) -> None:
-        """List checkpoints as models of the run; where MLflow knows no models, say so in a tag, once."""
+    def publish(self, subject: Subject, made: Sequence[Made]) -> None:
+        """List checkpoints and output files as models; where MLflow knows no models, say so in a tag, once."""
         if self._models is None:
             self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
-        if self._told_of_no_models or self._models.publish(subject.run, events):
+        if self._told_of_no_models or self._models.publish(subject.run, made):
             return
         if self._run.data.tags.get(MODELS_TAG) != NO_MODELS:
             self._client.set_tag(self.run_id, MODELS_TAG, NO_MODELS)

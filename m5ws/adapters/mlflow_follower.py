@@ -27,6 +27,7 @@ import msgspec
 from m5ws import secret_scan
 from m5ws.adapters import mlflow_subject
 from m5ws.adapters.mlflow_location import artifacts_dir
+from m5ws.adapters.mlflow_models import made
 from m5ws.adapters.mlflow_points import Point, Points
 from m5ws.errors import M5Error
 from m5ws.events import (
@@ -37,7 +38,9 @@ from m5ws.events import (
     Batch,
     CheckpointPublished,
     Notice,
+    OutputsStored,
     RankStarted,
+    Step,
 )
 from m5ws.repository import Repository, ledger, runs
 from m5ws.store import open_store
@@ -109,7 +112,8 @@ class Follower:
         self._tail = Tail(self._repo, options.run)
         self._points = Points()
         self._queue: deque[Point] = deque()
-        self._checkpoints: list[CheckpointPublished] = []
+        self._checkpoints: list[CheckpointPublished | OutputsStored] = []
+        self._last_step = 0
         self._notices: list[Notice] = []
         self._attempt = 0
         self._started_s: float | None = None
@@ -158,7 +162,9 @@ class Follower:
                 self._started_s = self._started_s or event.time_s
             case AttemptEnded() if attempt == self._attempt:
                 self._ended = event
-            case CheckpointPublished():
+            case Step():
+                self._last_step = max(self._last_step, event.step)
+            case CheckpointPublished() | OutputsStored():
                 self._checkpoints.append(event)
             case Notice():
                 if event.kind == OTHER_ENVIRONMENT:
@@ -181,7 +187,7 @@ class Follower:
         # Last: hundreds of checkpoints take seconds, and what a person waits for is there by then.
         self._settle(page, last)
         if self._listed < len(self._checkpoints):
-            page.publish(subject, self._checkpoints[self._listed :])
+            page.publish(subject, [made(event, self._last_step) for event in self._checkpoints[self._listed :]])
             self._listed = len(self._checkpoints)
 
     def _open(self, subject: mlflow_subject.Subject) -> Any:

@@ -7,9 +7,11 @@ publication may be repeated after any kill, and costs two calls a checkpoint and
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from m5ws.adapters.mlflow_pages import pages
 from m5ws.adapters.mlflow_subject import RUN_TAG, SNAPSHOT_TAG
-from m5ws.events import CheckpointPublished
+from m5ws.events import CheckpointPublished, OutputsStored
 from m5ws.records import Digest, Run
 
 CHECKPOINT_TAG = "m5ws.checkpoint"
@@ -19,6 +21,34 @@ NO_MODELS = "not listed: this MLflow server has no logged models (MLflow 3 has);
 _READY = "READY"
 _LINKS = 500
 _NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run made: a checkpoint, or output files, which have no step of their own (`step` is None).
+
+    `after` is the step at which the page lists it, `record` the digest of its record.
+    """
+
+    name: str
+    record: Digest
+    content: Digest
+    step: int | None
+    after: int
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The parameters of the model, beside the run's id."""
+        kind, _, name = self.name.partition("-")
+        return {kind: name} | ({"step": str(self.step)} if self.step is not None else {})
+
+
+def made(event: CheckpointPublished | OutputsStored, last_step: int) -> Made:
+    """Return what an event tells of; output files are listed after the last step."""
+    if isinstance(event, OutputsStored):
+        name = f"outputs-{event.name}"
+        return Made(name=name, record=event.record, content=event.content, step=None, after=last_step)
+    name, step = f"checkpoint-{event.name}", event.step
+    return Made(name=name, record=event.checkpoint, content=event.content, step=step, after=step)
 
 
 class Models:
@@ -31,8 +61,8 @@ class Models:
         self._known: dict[Digest, Any] | None = None
         self._linked: set[str] = set()
 
-    def publish(self, run: Run, events: Sequence[CheckpointPublished]) -> bool:
-        """List checkpoints, each one once; return False where MLflow is of before it had models."""
+    def publish(self, run: Run, made: Sequence[Made]) -> bool:
+        """List checkpoints and output files, each one once; return False where MLflow is of before it had models."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -41,13 +71,13 @@ class Models:
             if error.error_code in _NONE_THERE:
                 return False
             raise
-        checkpoints = list({event.checkpoint: event for event in events}.values())
-        for event in checkpoints:
-            model = known.get(event.checkpoint) or self._create(run, event)
+        each = list({one.record: one for one in made}.values())
+        for one in each:
+            model = known.get(one.record) or self._create(run, one)
             if model.status != _READY:
                 model = self._client.finalize_logged_model(model.model_id, _READY)
-            known[event.checkpoint] = model
-        self._link([(known[event.checkpoint].model_id, event.step) for event in checkpoints])
+            known[one.record] = model
+        self._link([(known[one.record].model_id, one.after) for one in each])
         return True
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
@@ -65,19 +95,19 @@ class Models:
             self._known = known
         return self._known
 
-    def _create(self, run: Run, event: CheckpointPublished) -> Any:
+    def _create(self, run: Run, made: Made) -> Any:
         return self._client.create_logged_model(
             experiment_id=self._experiment_id,
-            name=f"checkpoint-{event.name}",
+            name=made.name,
             source_run_id=self._page_id,
-            model_type="checkpoint",
-            params={"run": run.id, "step": str(event.step), "checkpoint": event.name},
+            model_type=made.name.partition("-")[0],
+            params={"run": run.id, **made.params},
             tags={
                 RUN_TAG: run.id,
                 SNAPSHOT_TAG: run.snapshot,
-                CHECKPOINT_TAG: event.checkpoint,
-                STEP_TAG: str(event.step),
-                "m5ws.content": event.content,
+                CHECKPOINT_TAG: made.record,
+                **({STEP_TAG: str(made.step)} if made.step is not None else {}),
+                "m5ws.content": made.content,
                 # MLflow's own mark of a model whose files are elsewhere.
                 "mlflow.model.isExternal": "true",
             },

@@ -65,8 +65,8 @@ def command(
 
     The first call publishes a plan and deletes nothing; a later call, when the grace period is over, looks again
     and deletes what is in the plan and still not needed. Every snapshot and run stays; checkpoints are retired by
-    the rules of [retention] in m5ws.toml. Writers may be at work all the while, and a gc that was killed goes on where
-    it stopped.
+    the rules of [retention] in m5ws.toml, and copies of output files once newer ones are there. Writers may be at
+    work all the while, and a gc that was killed goes on where it stopped.
 
     \b
     Example:
@@ -130,21 +130,26 @@ def _print_done(plan: str, done: "Done", as_json: bool) -> None:
     if as_json:
         return output.print_json({"plan": plan, "state": "done", "deleted": done})
     spared = f"; {done.spared:,} had come to be needed and stay" if done.spared else ""
-    what = f"{done.checkpoints:,} checkpoints, {done.objects:,} objects, {output.size(done.size_bytes)}"
+    what = _totals(done)
     return output.echo(f"plan {plan} is done: deleted {what}{spared}")
 
 
 def _planned(planned: "Planned", grace: float) -> str:
     plan = planned.plan
-    totals = f"{plan.checkpoints:,} checkpoints, {plan.objects:,} objects, {output.size(plan.size_bytes)}"
+    totals = _totals(plan)
     stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} are too young to tell"
-    if not plan.objects and not plan.checkpoints:
+    if not plan.objects and not plan.checkpoints and not plan.copies:
         return f"nothing to delete: {stay}"
     lines = [f"to be deleted: {totals}", f"  {stay}", "", *_tables(plan), ""]
     if planned.id is None:
         return "\n".join([*lines, "a dry run: nothing was published"])
     when = f"in {output.duration(grace)}" if grace else "now"
     return "\n".join([*lines, f"plan {planned.id}: `m5ws gc` executes it {when}; until then nothing is deleted"])
+
+
+def _totals(one: "GcPlan | Done") -> str:
+    copies = f", {one.copies:,} copies of output files" if one.copies else ""
+    return f"{one.checkpoints:,} checkpoints{copies}, {one.objects:,} objects, {output.size(one.size_bytes)}"
 
 
 def _tables(plan: "GcPlan") -> list[str]:

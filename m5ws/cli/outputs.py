@@ -1,23 +1,31 @@
 """`m5ws outputs`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.cli import names, output, progress
 from m5ws.errors import NotFound
 
+if TYPE_CHECKING:
+    from m5ws.operations.restored_outputs import OutputsRow
+    from m5ws.repository import Repository
+
 
 @click.command("outputs")
 @click.argument("run", type=names.Id(("run",)))
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
 @output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, directory: Path, as_json: bool) -> None:
+def command(context: click.Context, run: str, directory: Path | None, as_json: bool) -> None:
     """Write the files that a run's script wrote into a new directory.
 
     They are those of the folders in `[run] outputs`: as the newest attempt left them or, if it did not end, as
     they were copied while it ran. Every byte is checked. DIRECTORY must be empty or not there.
+
+    Without DIRECTORY, list all that the store has: what each attempt left at its end, and copies made before.
 
     \b
     Example:
@@ -27,6 +35,8 @@ def command(context: click.Context, run: str, directory: Path, as_json: bool) ->
 
     repo = names.settled(names.workspace(context))
     run_id = names.found(repo, run, "run")
+    if directory is None:
+        return _list(repo, run_id, as_json)
     stored = restored_outputs.newest(repo, run_id)
     if stored is None:
         raise NotFound(
@@ -43,3 +53,28 @@ def command(context: click.Context, run: str, directory: Path, as_json: bool) ->
     whose = f"of run {run_id}, attempt {stored.attempt} {when}"
     output.echo(f"{len(tree.entries):,} files, {size}, {whose}, in {directory}")
     return None
+
+
+def _list(repo: "Repository", run_id: str, as_json: bool) -> None:
+    from m5ws.operations import restored_outputs, state
+
+    rows = restored_outputs.listing(repo, run_id, state.load(repo, run_id))
+    if as_json:
+        return output.print_json({"run": run_id, "outputs": rows})
+    return output.echo(table(rows)) if rows else output.note(f"run {run_id} has no output files in the store")
+
+
+def table(rows: "Sequence[OutputsRow]") -> str:
+    """Return a table of output files."""
+    cells = [
+        (
+            str(row.attempt),
+            "at the end" if row.final else "copy",
+            output.moment(row.when_s),
+            f"{row.files:,}",
+            output.size(row.size_bytes),
+            output.short(row.content),
+        )
+        for row in rows
+    ]
+    return output.table(("OUTPUTS OF ATTEMPT", "MADE", "WHEN", "FILES", "SIZE", "CONTENT"), cells)

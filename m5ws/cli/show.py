@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, verdict
+from m5ws.cli import names, output, outputs, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     """Show a snapshot or a run.
 
     Of a snapshot: its parts with digests and sizes, what was said of it, the environment that was observed.
-    Of a run: how it stands, its attempts, checkpoints, verdicts, and what it was made from.
+    Of a run: how it stands, its attempts, checkpoints, output files, verdicts, and what it was made from.
 
     \b
     Example:
@@ -103,6 +103,8 @@ def _run(view: "RunView") -> str:
     if view.checkpoints:
         rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
+    if view.outputs:
+        lines += ["", outputs.table(view.outputs)]
     if view.verdict is not None:
         lines += ["", verdict.text(view.verdict)]
     if view.joint is not None:

@@ -13,6 +13,7 @@ from m5ws.attestations import (
     Descriptor,
     EnvironmentLine,
     OtherVerdict,
+    OutputsLine,
     Predicate,
     Statement,
     VerdictLine,
@@ -22,7 +23,7 @@ from m5ws.comparisons import Verdict
 from m5ws.errors import NotFound, UsageError
 from m5ws.operations import claims, segments
 from m5ws.records import Checkpoint, Digest, Run, Segment
-from m5ws.repository import Repository, bindings, checkpoints, ledger, runs
+from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, runs
 from m5ws.repository.chains import Chain
 from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.ledger import LAUNCHER
@@ -45,9 +46,10 @@ def build(repo: Repository, run_id: str) -> Statement:
     of_runs += [replay for replay in again if replay is not None]
     chains = [(chain, ended) for one in of_runs for chain, ended in _chains(repo, one)]
     recorded = {event.name: event for chain, _ in chains if chain.run == run.id for event in chain.published}
-    made = tuple(_checkpoints(repo, run, recorded))
+    made, written = tuple(_checkpoints(repo, run, recorded)), tuple(_outputs(repo, run.id))
     subjects = [_reference(repo, f"runs/{run.id}/run"), _object(repo, run.snapshot)]
     subjects += [one for line in made for one in (line.record, line.content)]
+    subjects += [one for files in written for one in (files.record, files.content)]
     return Statement(
         subject=tuple({one.name: one for one in subjects}.values()),
         predicate=Predicate(
@@ -63,6 +65,7 @@ def build(repo: Repository, run_id: str) -> Statement:
             checkpoints=made,
             environments=tuple(_environments(repo, chains)),
             ledgers=tuple(_end(chain, ended=ended) for chain, ended in chains),
+            outputs=written,
         ),
     )
 
@@ -140,6 +143,13 @@ def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[Che
         yield CheckpointLine(
             name=name, step=record.step, record=_object(repo, digest), content=_object(repo, record.content)
         )
+
+
+def _outputs(repo: Repository, run: str) -> Iterator[OutputsLine]:
+    """Yield what the attempts of a run left at their ends."""
+    for name in filter(outputs.is_final, outputs.names(repo, run)):
+        digest, found = outputs.find(repo, run, name)
+        yield OutputsLine(name=f"{run}@{name}", record=_object(repo, digest), content=_object(repo, found.content))
 
 
 def _environments(repo: Repository, chains: Sequence[tuple[Chain, bool]]) -> Iterator[EnvironmentLine]:

@@ -89,7 +89,10 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointRow]:
-    """Return every checkpoint that was published, in order of steps, also those that do not count."""
+    """Return every checkpoint that was published, in order of steps, also those that do not count.
+
+    Output files, which older builds published as checkpoints, are none.
+    """
     names = checkpoints.names(repo, run)
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
     recorded = _recorded(repo, run)
@@ -106,7 +109,8 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
             kept=name in kept,
             counts=name in valid,
         )
-        rows.append(_filled(row, found, seen))
+        if isinstance(found, str) or found[2].format != "files/1":
+            rows.append(_filled(row, found, seen))
         if progress:
             progress("reading checkpoints", number + 1, len(names))
     return rows

@@ -8,7 +8,7 @@ a retired checkpoint leads to; a plan is published in parts.
 import heapq
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -60,7 +60,7 @@ def plan(
 
     scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress, workers)
     head = scan.head(rules, older_than_s)
-    if dry_run or not (head.objects or head.checkpoints):
+    if dry_run or not (head.objects or head.checkpoints or head.copies):
         return Planned(id=None, plan=head)
     # Published from here on: all parts are durable.
     return Planned(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
@@ -116,7 +116,8 @@ class _Scan:
         return GcPlan(
             older_than_s=older_than_s,
             rules=rules,
-            checkpoints=len(found.retired),
+            checkpoints=len(found.retired) - _copies(found.retired),
+            copies=_copies(found.retired),
             references=len(references),
             objects=sum(self._objects.values()),
             size_bytes=sum(self._bytes.values()),
@@ -132,7 +133,7 @@ class _Scan:
         for position, one in enumerate(retired):
             self._say("reading retired checkpoints", position, len(retired))
             reach = Reach(self._repo.objects)
-            reach.checkpoint(one.digest)
+            roots.lead(reach, one)
             owner = runs.index(one.run)
             for digest in reach.digests - needed.digests:
                 self._owners.setdefault(digest, owner)
@@ -183,11 +184,12 @@ class _Scan:
 
     def _freed(self, retired: tuple[Retired, ...], runs: list[str]) -> Iterator[Freed]:
         for owner, run in [*enumerate(runs), (-1, None)]:
-            checkpoints = sum(one.run == run for one in retired)
-            if checkpoints or self._objects.get(owner):
+            own = [one for one in retired if one.run == run]
+            if own or self._objects.get(owner):
                 yield Freed(
                     run=run,
-                    checkpoints=checkpoints,
+                    checkpoints=len(own) - _copies(own),
+                    copies=_copies(own),
                     objects=self._objects.get(owner, 0),
                     size_bytes=self._bytes.get(owner, 0),
                 )
@@ -196,6 +198,11 @@ class _Scan:
         for size_bytes, digest in sorted(self._largest, reverse=True):
             owner = self._owners.get(digest)
             yield Large(digest=_hex(digest), size_bytes=size_bytes, run=None if owner is None else runs[owner])
+
+
+def _copies(retired: Sequence[Retired]) -> int:
+    """Return how many retired references are to copies of output files."""
+    return sum(one.outputs is not None for one in retired)
 
 
 def _hex(digest: bytes) -> Digest:

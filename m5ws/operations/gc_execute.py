@@ -19,7 +19,7 @@ from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.gc_records import Done, Executing
 from m5ws.operations.gc import store_now
 from m5ws.ports import Progress
-from m5ws.repository import Repository, bindings, checkpoints, plans, roots
+from m5ws.repository import Repository, bindings, plans, roots
 from m5ws.repository.objects import key
 from m5ws.repository.roots import Workers, threads
 
@@ -115,18 +115,16 @@ def execute(
     _begin(repo, plan, holder, take_over)
     # X2 and X3, in this order: what was said, or published, before X1 is seen.
     kept = plans.keeps(repo, plan)
-    planned = {(one.run, one.checkpoint) for one in plans.retired(repo, plan, head)}
+    planned = {roots.key(one): one for one in plans.retired(repo, plan, head)}
     found = roots.read(
         repo,
         head.rules,
-        lambda one, _: (one.run, one.checkpoint) in planned and bytes.fromhex(one.digest) not in kept,
+        lambda one, _: roots.key(one) in planned and bytes.fromhex(one.digest) not in kept,
         progress,
         workers,
     )
     # X4 before X5: a reference never names what is gone.
-    _delete(
-        repo, (checkpoints.key(one.run, one.checkpoint) for one in found.retired), len(found.retired), progress, workers
-    )
+    _delete(repo, map(roots.key, found.retired), len(found.retired), progress, workers)
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
         part = plans.garbage(repo, plan, head, number)
@@ -138,8 +136,15 @@ def execute(
         _delete(repo, (key(digest.hex()) for digest, _ in chosen), len(chosen), progress, workers)
         deleted += len(chosen)
         size_bytes += sum(int.from_bytes(size, "little") for _, size in chosen)
-    gone = sum(repo.store.stat(checkpoints.key(run, label)) is None for run, label in planned)
-    done = Done(checkpoints=gone, objects=deleted, size_bytes=size_bytes, spared=head.objects - deleted)
+    gone = [one for where, one in planned.items() if repo.store.stat(where) is None]
+    copies = sum(one.outputs is not None for one in gone)
+    done = Done(
+        checkpoints=len(gone) - copies,
+        copies=copies,
+        objects=deleted,
+        size_bytes=size_bytes,
+        spared=head.objects - deleted,
+    )
     # X6: all deletes have returned.
     return bindings.create(repo.store, plans.done_key(plan), done)
 

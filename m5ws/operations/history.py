@@ -15,6 +15,7 @@ from m5ws.events import (
     AttemptStarted,
     CheckpointPublished,
     Notice,
+    OutputsStored,
     RankStarted,
     Setting,
     State,
@@ -79,18 +80,22 @@ class History(msgspec.Struct, kw_only=True):
                 self.steps.setdefault(int(rank), {})[event.step] = event
             case State() if not event.restored:
                 self.states.setdefault(int(rank), {})[event.step] = event
-            case CheckpointPublished():
-                self.published[event.name] = event
-                if event.outputs:
-                    self.outputs = event.content
-                else:
-                    self.contents[event.step] = event.content
+            case CheckpointPublished() | OutputsStored():
+                self._publish(event)
             case Notice():
                 self.notices.append(event)
             case AttemptEnded():
                 self.outcome = event.outcome
             case _:
                 pass
+
+    def _publish(self, event: CheckpointPublished | OutputsStored) -> None:
+        if isinstance(event, CheckpointPublished):
+            self.published[event.name] = event
+            if not event.outputs:
+                self.contents[event.step] = event.content
+                return
+        self.outputs = event.content
 
     def attempt_of(self, step: int) -> int | None:
         """Return the attempt whose record of a step counts: the last that began before it."""

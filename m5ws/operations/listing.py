@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.comparisons import Change, JointVerdict, Verdict
-from m5ws.operations import attempt_environments, lineage
+from m5ws.operations import attempt_environments, lineage, restored_outputs
+from m5ws.operations.restored_outputs import OutputsRow
 from m5ws.operations.state import RunState, Standing, load, load_newest
 from m5ws.ports import Progress
 from m5ws.records import Annotation, Checkpoint, Digest, Observed, Parent, Run, Snapshot
@@ -88,6 +89,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run; `verdict` is the one that rests on it if it is a reproduction, `replays` are those
     of it.
 
+    `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
     this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
     """
@@ -97,6 +99,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     observed: Observed | None
     checkpoints: tuple[CheckpointRow, ...]
+    outputs: tuple[OutputsRow, ...] = ()
     verdict: Verdict | None
     replays: tuple[RunRow, ...]
     lineage: tuple[Parent, ...] = ()
@@ -152,6 +155,8 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     others = sorted(runs.readable(repo), key=lambda other: other.created_s)
     said = runs.verdicts(repo, run_id, others)
     chain, whole = lineage.chain(repo, run)
+    written = restored_outputs.listing(repo, run_id, state)
+    files = {row.name for row in written}
     return RunView(
         run=run,
         standing=state.standing,
@@ -160,9 +165,10 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         checkpoints=tuple(
             flight.each(
                 lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name, state.published)),
-                checkpoints.valid(repo, run_id),
+                (name for name in checkpoints.valid(repo, run_id) if name not in files),
             )
         ),
+        outputs=written,
         verdict=next((one for one in said if run_id in one.replays), None),
         replays=tuple(
             flight.each(

@@ -10,37 +10,76 @@ import msgspec
 
 from m5ws.errors import M5Error, NotFound
 from m5ws.operations import fresh_directory, saved_outputs
+from m5ws.operations.state import RunState
 from m5ws.ports import Progress, SourceFile
-from m5ws.records import Checkpoint, Content, Digest, Run, Tree
-from m5ws.repository import Repository, checkpoints, outputs, trees
+from m5ws.records import Content, Digest, OutputFiles, Run, Tree
+from m5ws.repository import Repository, bindings, checkpoints, flight, outputs, trees
 from m5ws.repository.materialise import materialise
 
 _log = logging.getLogger(__name__)
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files in the store: of which attempt, whether from its end, and the digest of their checkpoint."""
+    """Output files in the store: of which attempt, whether from its end, and the digest of their content."""
 
     run: str
     attempt: int
     final: bool
-    digest: Digest
+    content: Digest
+
+
+class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Output files in a list. `when_s`: seconds since the epoch, by the store's clock."""
+
+    name: str
+    attempt: int
+    final: bool
+    when_s: float
+    content: Digest
+    files: int
+    size_bytes: int
+
+
+def listing(repo: Repository, run: str, known: RunState) -> tuple[OutputsRow, ...]:
+    """Return all output files of a run, in order of attempts. Raises NotFound, CorruptObject."""
+    # Older builds published what an attempt left as a checkpoint.
+    labels = sorted({one.name for attempt in known.attempts for one in attempt.checkpoints if one.outputs})
+    of_old = [(label, checkpoints.key(run, label), checkpoints.attempt_of(label)) for label in labels]
+    stored = [(label, outputs.key(run, label), outputs.attempt_of(label)) for label in outputs.names(repo, run)]
+    return tuple(flight.each(lambda one: _row(repo, *one), sorted([*of_old, *stored], key=lambda one: one[2])))
+
+
+def _row(repo: Repository, name: str, where: str, attempt: int) -> OutputsRow:
+    stat = repo.store.stat(where)
+    content = bindings.files(repo.objects, where)[1].content
+    tree = _tree(repo, content)
+    return OutputsRow(
+        name=name,
+        attempt=attempt,
+        final=outputs.is_final(name) or not outputs.is_name(name),
+        when_s=stat.modified_s if stat is not None else 0.0,
+        content=content,
+        files=len(tree.entries),
+        size_bytes=tree.size_bytes,
+    )
 
 
 def newest(repo: Repository, run: str) -> Stored | None:
     """Return a run's newest output files, or None if it has none. Raises CorruptObject."""
-    copies = outputs.names(repo, run)
-    copied = outputs.attempt_of(copies[-1]) if copies else 0
+    label = next(reversed(outputs.names(repo, run)), None)
+    attempt = outputs.attempt_of(label) if label is not None else 0
+    final = label is not None and outputs.is_final(label)
+    # Older builds published what an attempt left as a checkpoint.
     for name in sorted(checkpoints.valid(repo, run), key=checkpoints.attempt_of, reverse=True):
-        attempt = checkpoints.attempt_of(name)
-        if attempt < copied:
+        made = checkpoints.attempt_of(name)
+        if made < attempt or (made == attempt and final):
             break
-        digest, record = checkpoints.find(repo, run, name)
+        _, record = checkpoints.find(repo, run, name)
         if repo.objects.get_record(record.content, Content).format == "files/1":
-            return Stored(run=run, attempt=attempt, final=True, digest=digest)
-    if not copies:
+            return Stored(run=run, attempt=made, final=True, content=record.content)
+    if label is None:
         return None
-    return Stored(run=run, attempt=copied, final=False, digest=outputs.find(repo, run, copies[-1])[0])
+    return Stored(run=run, attempt=attempt, final=final, content=outputs.find(repo, run, label)[1].content)
 
 
 def write(repo: Repository, stored: Stored, target: Path, progress: Progress | None = None) -> Tree:
@@ -48,10 +87,7 @@ def write(repo: Repository, stored: Stored, target: Path, progress: Progress | N
 
     Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
     """
-    content = _content(repo, stored.digest)
-    if content.tree is None:
-        raise NotFound(f"the output files of run {stored.run} have no tree")
-    tree = trees.located(repo.objects, content.tree, content.packing)
+    tree = _tree(repo, stored.content)
     with fresh_directory.filled(target) as made:
         materialise(repo.objects, [tree], made, progress, read_only=False)
     return tree
@@ -94,14 +130,14 @@ class Copying:
                 return None
             found = saved_outputs.content(self._repo, self._run, files)
             if found != self._content:
-                copy = Checkpoint(
+                copy = OutputFiles(
                     run=self._run.id,
                     snapshot=self._run.snapshot,
                     attempt=self._attempt,
-                    step=self._number,
                     content=found,
+                    moment=f"{self._number:06d}",
                 )
-                outputs.publish(self._repo, copy, self._number)
+                outputs.publish(self._repo, copy)
                 self._content, self._number = found, self._number + 1
         except (M5Error, OSError) as error:
             # Also a file that the script writes at this moment: the next copy has it.
@@ -111,5 +147,9 @@ class Copying:
         return None
 
 
-def _content(repo: Repository, checkpoint: Digest) -> Content:
-    return repo.objects.get_record(repo.objects.get_record(checkpoint, Checkpoint).content, Content)
+def _tree(repo: Repository, digest: Digest) -> Tree:
+    """Return the tree of a content with output files. Raises NotFound, CorruptObject."""
+    content = repo.objects.get_record(digest, Content)
+    if content.tree is None:
+        raise NotFound(f"content {digest} has no files")
+    return trees.located(repo.objects, content.tree, content.packing)

@@ -1,58 +1,78 @@
-"""Output files of a script in the store: a checkpoint of files, without tensors."""
+"""Output files of a script in the store, as an attempt left them at its end; secrets in logs are masked."""
 
 import os
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from m5ws import codec
-from m5ws.events import CheckpointPublished
+from m5ws import codec, secret_scan
+from m5ws.events import OutputsStored
 from m5ws.ports import SourceFile
-from m5ws.records import Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, checkpoints, trees
+from m5ws.records import Content, Digest, OutputFiles, Run
+from m5ws.repository import Repository, outputs, trees
+
+_PIECE_BYTES = 2**24
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files that the store did not take: the checkpoint's name, and paths in the attempt's work directory."""
+    """Output files that the store did not take: their paths in the attempt's work directory."""
 
-    name: str
     paths: tuple[bytes, ...]
 
 
 def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
     """Store files; return the digest of the `Content` that names them. Raises M5Error, OSError."""
-    written = trees.write_tree(repo.objects, files)
+    with _masked(files) as stored:
+        written = trees.write_tree(repo.objects, stored)
     return repo.objects.put_record(
         Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
     )
 
 
-def publish(repo: Repository, run: Run, name: str, files: Sequence[SourceFile]) -> CheckpointPublished:
-    """Store files and publish them as checkpoint `name` of a run; return the event. Raises M5Error, OSError."""
-    checkpoint = Checkpoint(
-        run=run.id,
-        snapshot=run.snapshot,
-        attempt=checkpoints.attempt_of(name),
-        step=checkpoints.step_of(name),
-        content=content(repo, run, files),
-    )
-    return CheckpointPublished(
-        step=checkpoint.step,
-        name=name,
-        checkpoint=checkpoints.publish(repo, checkpoint),
-        content=checkpoint.content,
-        outputs=True,
-    )
+@contextmanager
+def _masked(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Yield files with a masked copy in the place of each log that contains what looks like a secret."""
+    with tempfile.TemporaryDirectory(prefix="m5ws-logs-") as folder:
+        stored = list(files)
+        for number, file in enumerate(files):
+            if file.path.endswith(b".log"):
+                copy = Path(folder) / str(number)
+                if _mask(Path(file.location), copy):
+                    stored[number] = SourceFile(path=file.path, location=copy)
+        yield stored
 
 
-def wait(record: Path, name: str, files: Sequence[SourceFile]) -> None:
+def _mask(log: Path, copy: Path) -> bool:
+    """Write a copy of a log with its secrets masked; return False if it has none."""
+    changed = False
+    with log.open("rb") as source, copy.open("wb") as target:
+        while lines := b"".join(source.readlines(_PIECE_BYTES)):
+            text = lines.decode("utf-8", "surrogateescape")
+            masked = secret_scan.masked(text)
+            changed = changed or masked != text
+            target.write(masked.encode("utf-8", "surrogateescape"))
+    shutil.copymode(log, copy)
+    return changed
+
+
+def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile]) -> OutputsStored:
+    """Store files and publish them as what an attempt left; return the event. Raises M5Error, OSError."""
+    record = OutputFiles(
+        run=run.id, snapshot=run.snapshot, attempt=attempt, moment=outputs.FINAL, content=content(repo, run, files)
+    )
+    return OutputsStored(name=outputs.name(attempt), record=outputs.publish(repo, record), content=record.content)
+
+
+def wait(record: Path, files: Sequence[SourceFile]) -> None:
     """Write down, in the file `record`, which output files are to be stored later."""
-    waiting = Waiting(name=name, paths=tuple(file.path for file in files))
-    record.write_bytes(msgspec.msgpack.encode(waiting))
+    record.write_bytes(msgspec.msgpack.encode(Waiting(paths=tuple(file.path for file in files))))
 
 
-def publish_waiting(repo: Repository, run: Run, record: Path, work: Path) -> bool:
+def publish_waiting(repo: Repository, run: Run, attempt: int, record: Path, work: Path) -> bool:
     """Store the files that `wait` wrote down; return False if they are no longer there. Raises M5Error, OSError."""
     try:
         waiting = msgspec.msgpack.decode(record.read_bytes(), type=Waiting)
@@ -61,5 +81,5 @@ def publish_waiting(repo: Repository, run: Run, record: Path, work: Path) -> boo
     files = [SourceFile(path=path, location=os.path.realpath(work / os.fsdecode(path))) for path in waiting.paths]
     if not all(os.path.exists(file.location) for file in files):
         return False
-    publish(repo, run, waiting.name, files)
+    publish(repo, run, attempt, files)
     return True

@@ -363,21 +363,15 @@ class _Attempt:
         return outputs.collect(self._work.path, self._plan.run.spec.outputs, self._given, self._begun_ns)
 
     def _ingest_outputs(self, found: outputs.Outputs) -> None:
-        """Link what a script wrote to its declared folders to the run, as a checkpoint of files."""
+        """Link what a script wrote to its declared folders to the run."""
         if not found.files:
             return
-        label = checkpoints.name(self._last_step, self._plan.attempt)
-        if label in self._published:
-            label = checkpoints.name(self._last_step + 1, self._plan.attempt)
         # Until they are stored, nobody takes the attempt for delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, label, found.files)
-        published = saved_outputs.publish(self._ports.repo, self._plan.run, label, found.files)
+        saved_outputs.wait(waiting, found.files)
+        stored = saved_outputs.publish(self._ports.repo, self._plan.run, self._plan.attempt, found.files)
         waiting.unlink()
-        self._spool.append(
-            # A label that the last state has is taken; nobody trained the step of the next one.
-            msgspec.structs.replace(published, time_s=time.time(), step=self._last_step)
-        )
+        self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:

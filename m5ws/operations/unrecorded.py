@@ -1,4 +1,4 @@
-"""Checkpoints that were published and that no event names: a kill came between the two.
+"""Checkpoints and output files that were published and that no event names: a kill came between the two.
 
 Such a checkpoint counts, and a resume begins from it. So whoever ends the attempt, or begins the next one, writes the
 event that is missing, and all that reads the ledger alone learns of it: histories, verdicts, MLflow.
@@ -8,20 +8,24 @@ import time
 from collections.abc import Collection, Iterator
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
-from m5ws.events import CheckpointPublished
+from m5ws.events import CheckpointPublished, OutputsStored
 from m5ws.records import Content
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.repository import Repository, checkpoints, ledger, outputs
 
 _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
 
-def events(repo: Repository, run: str, attempt: int, known: Collection[str] = ()) -> Iterator[CheckpointPublished]:
-    """Yield what its ledger lacks of an attempt's checkpoints that count; those in `known` are in the ledger.
+def events(
+    repo: Repository, run: str, attempt: int, known: Collection[str] = ()
+) -> Iterator[CheckpointPublished | OutputsStored]:
+    """Yield what its ledger lacks of an attempt's checkpoints that count, and of the output files that it left.
 
-    What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits for it.
+    Those in `known` are in the ledger. What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits
+    for it.
     """
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
     yield from _missing(repo, run, made.difference(known), [attempt])
+    yield from _missing_outputs(repo, run, attempt)
 
 
 def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
@@ -42,13 +46,24 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
         try:
             digest, record = checkpoints.read(repo, run, label)
             content = record.content
-            outputs = repo.objects.get_record(content, Content).format == "files/1"
+            files = repo.objects.get_record(content, Content).format == "files/1"
         except _UNREADABLE:
             continue
         step = checkpoints.step_of(label)
         yield CheckpointPublished(
-            time_s=time.time(), step=step, name=label, checkpoint=digest, content=content, outputs=outputs
+            time_s=time.time(), step=step, name=label, checkpoint=digest, content=content, outputs=files
         )
+
+
+def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[OutputsStored]:
+    name = outputs.name(attempt)
+    try:
+        if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
+            return
+        digest, found = outputs.find(repo, run, name)
+    except _UNREADABLE:
+        return
+    yield OutputsStored(time_s=time.time(), name=name, record=digest, content=found.content)
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:
@@ -56,5 +71,5 @@ def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:
         event.name
         for rank in ("0", ledger.LAUNCHER)
         for event in ledger.events(repo, run, attempt, rank)
-        if isinstance(event, CheckpointPublished)
+        if isinstance(event, CheckpointPublished | OutputsStored)
     }

@@ -41,7 +41,8 @@ def publish(repo: Repository, run: str, attempt: int, directory: Path, opener: O
     if (directory / UNSAVED).exists():
         complete = _publish_checkpoints(repo, run, directory / UNSAVED, opener)
     if (directory / OUTPUTS).exists():
-        files = saved_outputs.publish_waiting(repo, runs.load(repo, run), directory / OUTPUTS, directory / "work")
+        written = runs.load(repo, run)
+        files = saved_outputs.publish_waiting(repo, written, attempt, directory / OUTPUTS, directory / "work")
         complete = complete and files
     return complete
 

@@ -6,14 +6,25 @@ from functools import partial
 import msgspec
 
 from m5ws import codec
-from m5ws.attestations import ChainEnd, CheckpointLine, Statement, differing
+from m5ws.attestations import ChainEnd, CheckpointLine, OutputsLine, Statement, differing
 from m5ws.comparisons import Verdict
 from m5ws.errors import CorruptObject, Misplaced, NotFound
 from m5ws.operations import claims, segments
 from m5ws.operations.claims import Finding
 from m5ws.ports import Progress
-from m5ws.records import Checkpoint, Digest, Packing, Run, Snapshot
-from m5ws.repository import Repository, bindings, checkpoints, ledger, packings, presence, runs, snapshots, trees
+from m5ws.records import Checkpoint, Digest, OutputFiles, Packing, Run, Snapshot
+from m5ws.repository import (
+    Repository,
+    bindings,
+    checkpoints,
+    ledger,
+    outputs,
+    packings,
+    presence,
+    runs,
+    snapshots,
+    trees,
+)
 from m5ws.repository.chains import Chain
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records
@@ -126,6 +137,8 @@ class _Check:
                 self._find(line.replay.name, f"it reproduces {replay.reproduces or 'no run'}")
         for checkpoint in told.checkpoints:
             self._checkpoint(checkpoint)
+        for files in told.outputs:
+            self._outputs(files)
 
     def _checkpoint(self, line: CheckpointLine) -> None:
         record = self._record(line.record.name, Checkpoint)
@@ -141,6 +154,20 @@ class _Check:
         try:
             if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
                 self._find(line.name, "another checkpoint has this name now")
+        except runs.UNREADABLE as error:
+            self._find(line.name, str(error))
+
+    def _outputs(self, line: OutputsLine) -> None:
+        record = self._record(line.record.name, OutputFiles)
+        if record is None:
+            return
+        run, _, name = line.name.partition("@")
+        self._hold(line.name, partial(bindings.check, outputs.key(run, name), record))
+        if key(record.content) != line.content.name:
+            self._find(line.name, "its record has another content")
+        try:
+            if key(bindings.line(self._repo.store, outputs.key(run, name))) != line.record.name:
+                self._find(line.name, "other output files have this name now")
         except runs.UNREADABLE as error:
             self._find(line.name, str(error))
 
@@ -249,6 +276,8 @@ class _Check:
         self._small_files(records)
         for line in self._told.checkpoints:
             records.walk(line.name, line.record.name.rpartition("/")[2], Checkpoint)
+        for files in self._told.outputs:
+            records.walk(files.name, files.record.name.rpartition("/")[2], OutputFiles)
         for digest, detail in {**records.corrupt, **records.unreadable}.items():
             self._find(key(digest), detail)
         rest = {

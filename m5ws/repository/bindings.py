@@ -15,10 +15,10 @@ import msgspec
 from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, Misplaced
-from m5ws.events import Batch, CheckpointPublished
+from m5ws.events import Batch, CheckpointPublished, OutputsStored
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
 from m5ws.ports import ObjectStore
-from m5ws.records import Annotation, Checkpoint, Digest, Format, Placed, Record, Run
+from m5ws.records import ANY_OUTPUTS, Annotation, Checkpoint, Digest, Format, OutputFiles, Placed, Record, Run
 
 if TYPE_CHECKING:
     from m5ws.repository.objects import Objects
@@ -34,7 +34,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("runs/<run>/run", Run, {"run": "id"}),
     ("runs/<run>/ledger/<attempt>/<rank>/<seq>", Batch, {}),
     ("runs/<run>/checkpoints/<step>-<attempt>", Checkpoint, {}),
-    ("runs/<run>/outputs/<attempt>-<number>", Checkpoint, {"number": "step"}),
+    ("runs/<run>/outputs/<attempt>-<moment>", OutputFiles, {}),
     ("runs/<run>/verdict", Verdict, {"run": "replay"}),
     ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
@@ -46,6 +46,10 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("gc/<plan>.done", Done, {}),
 )
 """Forms of keys, the record under each, and which of its fields a part of the key is where the two have other names."""
+_OLDER: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
+    ("runs/<run>/outputs/<attempt>-<number>", Checkpoint, {"number": "step"}),
+)
+"""As `KEYS`, of records that older builds wrote."""
 
 
 # --- against the key -------------------------------------------------------------------------------
@@ -78,6 +82,14 @@ def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
     """Return the digest and the record that a line under a key names. Raises NotFound, CorruptObject, Misplaced."""
     digest = line(objects.store, key)
     return digest, named(objects, key, digest)
+
+
+def files(objects: "Objects", key: str) -> tuple[Digest, OutputFiles]:
+    """Return as `checkpoint`, of output files; one of an older build's is a `Checkpoint`, with the same fields."""
+    digest = line(objects.store, key)
+    found = objects.get_record(digest, ANY_OUTPUTS)
+    check(key, found)
+    return digest, found
 
 
 def named(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpoint:
@@ -116,7 +128,7 @@ def _differing(key: str, found: object) -> Iterator[str]:
 
 def _parts(key: str, kind: type) -> dict[str, str] | None:
     """Return the parts of a key by the field that each is; None if no key of that kind of record has this form."""
-    for pattern, of, fields in KEYS:
+    for pattern, of, fields in (*KEYS, *_OLDER):
         if of is kind and (match := _compiled(pattern).fullmatch(key)):
             return {fields.get(name, name): text for name, text in match.groupdict().items()}
     return None
@@ -149,12 +161,25 @@ def check_verdict(verdict: Verdict, replay: Run) -> None:
 
 def check_event(label: str, digest: Digest, found: Checkpoint, event: CheckpointPublished | None) -> None:
     """Raise Misplaced unless a checkpoint is the one that its ledger recorded; None: the ledger records none."""
-    if event is None or (event.checkpoint, event.content, event.step) == (digest, found.content, found.step):
+    if event is None:
+        return
+    # Older builds gave output files the label of the step after the last, and the event the last step.
+    step = found.step if event.outputs else event.step
+    if (event.checkpoint, event.content, step) == (digest, found.content, found.step):
         return
     raise Misplaced(
         f"checkpoint {label} was exchanged after it was published: its record is {digest[:12]} with content "
         f"{found.content[:12]}, and the ledger recorded {event.checkpoint[:12]} with content {event.content[:12]}"
     )
+
+
+def check_outputs(where: str, digest: Digest, found: OutputFiles, event: OutputsStored) -> None:
+    """Raise Misplaced unless output files are those that the ledger recorded."""
+    if (event.record, event.content) != (digest, found.content):
+        raise Misplaced(
+            f"{where} was exchanged after it was published: its record is {digest[:12]} with content "
+            f"{found.content[:12]}, and the ledger recorded {event.record[:12]} with content {event.content[:12]}"
+        )
 
 
 def check_annotation(key: str, annotation: Annotation, trees: tuple[Digest, ...]) -> None:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Container
 
 from m5ws.errors import CorruptObject
-from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice
+from m5ws.events import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, OutputsStored
 from m5ws.records import Digest
 from m5ws.repository import Repository, ledger
 from m5ws.repository.ledger import LAUNCHER
@@ -30,6 +30,7 @@ class Chain:
         self.ended: AttemptEnded | None = None
         self.observed: list[Digest] = []
         self.published: list[CheckpointPublished] = []
+        self.outputs: list[OutputsStored] = []
         self.passed: dict[Digest, tuple[int, int, str]] = {}
         self._bytes = hashlib.sha256()
 
@@ -67,7 +68,7 @@ class Chain:
     def _late(self) -> tuple[type, ...]:
         """Return the kinds of events that may follow the attempt's end: results that were stored late have an end."""
         unsaved = self.ended is not None and self.ended.outcome == "unsaved"
-        return (Notice, CheckpointPublished, AttemptEnded) if unsaved else (Notice,)
+        return (Notice, CheckpointPublished, OutputsStored, AttemptEnded) if unsaved else (Notice,)
 
     def _take(self, event: AnyEvent) -> None:
         """Note what an event says of the chain. Raises CorruptObject for one that is never written there."""
@@ -76,6 +77,8 @@ class Chain:
             self.observed.append(event.observed)
         if isinstance(event, CheckpointPublished):
             self.published.append(event)
+        if isinstance(event, OutputsStored):
+            self.outputs.append(event)
         if isinstance(event, AttemptStarted) and (self.events or event.attempt != self.attempt):
             raise CorruptObject(f"{place} begins the attempt, which is not what was written there")
         if self.ended is not None and not isinstance(event, self._late()):

@@ -6,7 +6,7 @@ from functools import partial
 from m5ws import codec
 from m5ws.comparisons import JointVerdict
 from m5ws.errors import NotFound
-from m5ws.records import Annotation, Checkpoint, Digest, Packing, Record, Run, Slice, Snapshot
+from m5ws.records import ANY_OUTPUTS, Annotation, Checkpoint, Digest, Packing, Record, Run, Slice, Snapshot
 from m5ws.repository import Repository, bindings, checkpoints, flight, ledger, outputs, packings, runs, snapshots
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
@@ -67,8 +67,9 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
             keys += _batches(repo, name, attempt, rank)
         made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
+        written = [label for label in outputs.names(repo, name) if outputs.attempt_of(label) == attempt]
+        keys += [outputs.key(name, label) for label in written]
         keys += launcher[1:]
-    keys += [f"{outputs.prefix(name)}{copy}" for copy in outputs.names(repo, name)]
     keys += [checkpoints.pin_key(name, label) for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, runs.load(repo, name)) is not None:
         keys.append(f"runs/{name}/verdict")
@@ -116,13 +117,14 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
         _walk_checkpoint(repo, where, parent.digest, needs, walked, f"runs/{name}/run")
     for where in _checkpoints(repo, name):
         _walk_checkpoint(repo, where, bindings.line(repo.store, where), needs, walked)
+    for label in outputs.names(repo, name):
+        _walk(repo, outputs.find(repo, name, label)[0], ANY_OUTPUTS, needs, walked)
     return needs
 
 
 def _checkpoints(repo: Repository, run: str) -> Iterator[str]:
-    """Yield the key of each checkpoint that a run has or keeps, and of each copy of its output files."""
+    """Yield the key of each checkpoint that a run has or keeps."""
     yield from (checkpoints.key(run, label) for label in checkpoints.names(repo, run))
-    yield from (f"{outputs.prefix(run)}{copy}" for copy in outputs.names(repo, run))
     yield from (checkpoints.pin_key(run, label) for label in checkpoints.kept(repo, run))
 
 
@@ -136,7 +138,7 @@ def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:
 def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint.
 
-    Of a fork that has none yet, it is the one that it starts from.
+    Of a fork that has none yet, it is the one that it starts from; of a run without any, its newest output files.
     """
     if kind == "snapshot":
         return closure(repo, kind, name)
@@ -146,6 +148,8 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     own = [checkpoints.digest(repo, name, label) for label in checkpoints.valid(repo, name)[-1:]]
     for digest in own or first:
         _walk(repo, digest, Checkpoint, needs, set())
+    for label in outputs.names(repo, name)[-1:] if not own and not first else ():
+        _walk(repo, outputs.find(repo, name, label)[0], ANY_OUTPUTS, needs, set())
     return needs
 
 

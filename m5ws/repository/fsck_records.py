@@ -10,7 +10,7 @@ from functools import cached_property
 
 from m5ws import codec
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
-from m5ws.records import Checkpoint, Content, Digest, Record, Slice, Snapshot
+from m5ws.records import Checkpoint, Content, Digest, OutputFiles, Record, Slice, Snapshot
 from m5ws.repository.naming import Named, named
 from m5ws.repository.objects import Objects
 
@@ -35,7 +35,7 @@ class Records:
         self.trees: dict[Digest, tuple[Digest, ...]] = {}
         self.placed: dict[tuple[Digest, tuple[Digest, ...]], set[Digest]] = {}
         self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
-        self.checkpoints: dict[Digest, Checkpoint] = {}
+        self.checkpoints: dict[Digest, Checkpoint | OutputFiles] = {}
 
     def need(self, root: str, digest: Digest) -> None:
         """Note that a reference, called `root`, names an object that names no other."""
@@ -112,6 +112,8 @@ class Records:
             with self._lock:
                 self.made.setdefault((record.run, record.attempt), {})[digest] = record
                 self.checkpoints[digest] = record
+        elif isinstance(record, OutputFiles):
+            self.checkpoints[digest] = record
         elif isinstance(record, Snapshot):
             self.trees[digest] = tuple(dict.fromkeys(record.trees.values()))
         elif isinstance(record, Content) and record.tree is not None:

@@ -12,7 +12,18 @@ from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, UsageError
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
 from m5ws.ports import Progress
-from m5ws.records import Annotation, Checkpoint, Digest, Format, Packing, Record, Run, Snapshot
+from m5ws.records import (
+    ANY_OUTPUTS,
+    Annotation,
+    Checkpoint,
+    Digest,
+    Format,
+    OutputFiles,
+    Packing,
+    Record,
+    Run,
+    Snapshot,
+)
 from m5ws.repository import FORMAT, Repository, bindings, checkpoints, ledger, outputs, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
@@ -22,7 +33,7 @@ from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
 
 if TYPE_CHECKING:
-    from m5ws.events import CheckpointPublished
+    from m5ws.events import CheckpointPublished, OutputsStored
 
 T = TypeVar("T")
 
@@ -46,6 +57,7 @@ class References:
         self._packings: list[tuple[str, list[dict[Digest, Digest]]]] = []
         self._annotations: list[tuple[str, str, Annotation]] = []
         self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
+        self._outputs: dict[str, list[OutputsStored]] = {}
         self._heads: dict[str, GcPlan] = {}
         self._garbage: list[tuple[str, str, PlanPart]] = []
         self.damage: list[Damage] = []
@@ -76,15 +88,23 @@ class References:
         for where, root, digest, belongs in self.checkpoints:
             if (found := self._records.checkpoints.get(digest)) is not None:
                 self._hold(where, partial(bindings.check, belongs, found, where), root)
-                run, label = checkpoints.labelled(belongs)
-                for event in self._events.get((run, label), ()):
-                    self._hold(where, partial(bindings.check_event, label, digest, found, event), root)
+                self._recorded(where, root, digest, belongs, found)
         for where, snapshot, annotation in self._annotations:
             if (known := self._records.trees.get(snapshot)) is not None:
                 self._hold(where, partial(bindings.check_annotation, where, annotation, known), f"snapshot {snapshot}")
         for where, plan, part in self._garbage:
             if (head := self._heads.get(plan)) is not None:
                 self._hold(where, partial(bindings.check_part, where, part, head))
+
+    def _recorded(self, where: str, root: str, digest: Digest, belongs: str, found: Checkpoint | OutputFiles) -> None:
+        """Hold a record against what the ledger of its run records of it."""
+        if isinstance(found, OutputFiles):
+            for stored in self._outputs.get(belongs, ()):
+                self._hold(where, partial(bindings.check_outputs, where, digest, found, stored), root)
+            return
+        run, label = checkpoints.labelled(belongs)
+        for event in self._events.get((run, label), ()):
+            self._hold(where, partial(bindings.check_event, label, digest, found, event), root)
 
     def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
         """Name what is under a key that another record contradicts, once."""
@@ -150,7 +170,7 @@ class References:
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
         for name in outputs.names(self._repo, run_id):
-            self._checkpoint(f"{outputs.prefix(run_id)}{name}", root)
+            self._checkpoint(outputs.key(run_id, name), root, ANY_OUTPUTS)
 
     def _foreign(self, run_id: str) -> None:
         """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
@@ -171,7 +191,7 @@ class References:
             else:
                 self._add("foreign", where, FOREIGN)
 
-    def _checkpoint(self, where: str, root: str) -> None:
+    def _checkpoint(self, where: str, root: str, kind: type[Record] = Checkpoint) -> None:
         found = self._read(lambda: bindings.line(self._repo.store, where))
         if isinstance(found, NotFound):
             return  # Retired by gc since it was listed.
@@ -179,7 +199,7 @@ class References:
             self._add("corrupt", where, _said(found), root)
             return
         self.checkpoints.append((where, root, found, where))
-        self._records.walk(root, found, Checkpoint)
+        self._records.walk(root, found, kind)
 
     # --- trees -------------------------------------------------------------------------------------
 
@@ -240,6 +260,8 @@ class References:
             self._records.need(root, observed)
         for event in one.published:
             self._events.setdefault((one.run, event.name), []).append(event)
+        for stored in one.outputs:
+            self._outputs.setdefault(outputs.key(one.run, stored.name), []).append(stored)
         return found
 
     # --- plans -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from m5ws.records import Checkpoint, Content, Digest, Packing, Record, Slice, Snapshot, Tree
+from m5ws.records import Checkpoint, Content, Digest, OutputFiles, Packing, Record, Slice, Snapshot, Tree
 from m5ws.repository import packings
 from m5ws.repository.entries import check
 from m5ws.repository.objects import Objects
@@ -21,7 +21,7 @@ def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
             yield from entry.parts
     elif isinstance(record, Packing):
         yield from packings.slices(record, digest)
-    elif isinstance(record, Checkpoint):
+    elif isinstance(record, Checkpoint | OutputFiles):
         yield record.content, Content
     elif isinstance(record, Content):
         yield from _of_content(record)

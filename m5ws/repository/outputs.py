@@ -1,59 +1,86 @@
-"""Copies of a script's output files, made while it runs: one line each, the digest of a `Checkpoint` of files.
+"""Output files of a script, under keys of their own: one line each, the digest of an `OutputFiles` record.
 
-They are named by attempt and number, and none is ever changed. What a script leaves when it ends is no such copy but
-a checkpoint of its own, which is compared.
+They are named by attempt, and by `final` or the number of a copy that was made while the script ran. A ledger names the
+final ones, and `reproduce` compares them. No step has them, so no run resumes or forks from them as from a checkpoint.
 """
 
 import re
 
 from m5ws.errors import Fenced, ObjectExists
-from m5ws.records import Checkpoint, Digest
+from m5ws.records import Digest, OutputFiles
 from m5ws.repository import Repository, bindings, ledger, publishing
 from m5ws.repository.reach import Reach
 
+FINAL = "final"
+"""The moment of what an attempt left at its end."""
+
 
 def prefix(run: str) -> str:
-    """Return the prefix of the keys of a run's copies."""
+    """Return the prefix of the keys of a run's output files."""
     return f"runs/{run}/outputs/"
 
 
+def key(run: str, label: str) -> str:
+    """Return the key of a reference to output files."""
+    return prefix(run) + label
+
+
+def name(attempt: int, moment: str = FINAL) -> str:
+    """Return the name of an attempt's output files."""
+    return f"{attempt:04d}-{moment}"
+
+
 def is_name(text: str) -> bool:
-    """Return True if `text` has the form of a copy's name."""
-    return re.fullmatch(r"[0-9]{4,}-[0-9]{6,}", text) is not None
+    """Return True if `text` has the form of a name of output files."""
+    return re.fullmatch(r"[0-9]{4,}-([0-9]{6,}|final)", text) is not None
+
+
+def is_final(label: str) -> bool:
+    """Return True if a name is of what an attempt left at its end."""
+    return label.endswith(FINAL)
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of a run's copies, in order of attempts and numbers."""
-    return sorted(name for name in repo.store.names(prefix(run)) if is_name(name))
+    """Return the names of a run's output files, oldest first: those of an attempt's end follow its copies."""
+    return sorted(label for label in repo.store.names(prefix(run)) if is_name(label))
 
 
-def attempt_of(name: str) -> int:
-    """Return the attempt in a copy's name."""
-    return int(name.partition("-")[0])
+def superseded(labels: list[str]) -> list[str]:
+    """Return the copies that newer output files replace. Final ones are evidence, and stay."""
+    return [label for label in sorted(labels)[:-1] if not is_final(label)]
 
 
-def find(repo: Repository, run: str, name: str) -> tuple[Digest, Checkpoint]:
-    """Return a copy's record and its digest. Raises NotFound, CorruptObject, Misplaced."""
-    return bindings.checkpoint(repo.objects, prefix(run) + name)
+def attempt_of(label: str) -> int:
+    """Return the attempt in a name."""
+    return int(label.partition("-")[0])
 
 
-def publish(repo: Repository, copy: Checkpoint, number: int) -> None:
-    """Publish the `number`th copy of an attempt. Raises Fenced if a newer attempt has begun, Vanished."""
-    if max(ledger.attempts(repo, copy.run), default=0) > copy.attempt:
-        raise Fenced(f"attempt {copy.attempt} of run {copy.run} was superseded")
-    record = repo.objects.put_record(copy)
+def find(repo: Repository, run: str, label: str) -> tuple[Digest, OutputFiles]:
+    """Return a record and its digest, held against its key. Raises NotFound, CorruptObject, Misplaced."""
+    return bindings.files(repo.objects, key(run, label))
+
+
+def publish(repo: Repository, files: OutputFiles) -> Digest:
+    """Publish output files whose content is durable; return their record's digest.
+
+    Raises Fenced if a newer attempt has begun, or if the name is taken by other files; Vanished.
+    """
+    if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
+        raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")
+    record = repo.objects.put_record(files)
+    where = key(files.run, name(files.attempt, files.moment))
 
     def needs() -> set[bytes]:
         reach = Reach(repo.objects)
-        reach.checkpoint(record)
+        reach.outputs(record)
         return reach.digests
 
     def create() -> None:
-        key = f"{prefix(copy.run)}{copy.attempt:04d}-{number:06d}"
         try:
             # Published from here on.
-            publishing.create_once(repo, key, f"{record}\n".encode())
+            publishing.create_once(repo, where, f"{record}\n".encode())
         except ObjectExists as error:
-            raise Fenced(f"{key} is there with another content") from error
+            raise Fenced(f"{where} is there with another content") from error
 
     publishing.publish(repo, needs, create)
+    return record

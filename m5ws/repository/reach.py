@@ -3,7 +3,7 @@
 Memory: one entry of 32 bytes an object, however many roots lead to it.
 """
 
-from m5ws.records import Annotation, Checkpoint, Content, Digest, Packing, Slice, Snapshot, Tree
+from m5ws.records import ANY_OUTPUTS, Annotation, Checkpoint, Content, Digest, Packing, Slice, Snapshot, Tree
 from m5ws.repository.naming import named
 from m5ws.repository.objects import Objects, R
 
@@ -42,6 +42,9 @@ class Reach:
     def checkpoint(self, digest: Digest) -> Checkpoint | None:
         """Add a checkpoint; return its record, or None if it was added before."""
         return self._record(digest, Checkpoint)
+
+    def outputs(self, digest: Digest) -> None:
+        self._record(digest, ANY_OUTPUTS)
 
     def content(self, digest: Digest) -> None:
         self._record(digest, Content)

@@ -3,7 +3,7 @@
 A root that cannot be read stops the reading with an error: nothing may be deleted while it is unknown what is needed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Workers = Callable[[], Executor]
 
 MayRetire = Callable[[Retired, ObjectStat], bool]
-"""Asked of each checkpoint that the rules retire, with what the store says of its reference."""
+"""Called for each reference that could be retired, with its status in the store."""
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,21 +112,59 @@ def _run(
     run, parent = record.id, record.parent
     if parent is not None:
         _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
-    for copy in outputs.names(repo, run):
-        _reach(repo, reach, f"{outputs.prefix(run)}{copy}")
+    retired = _outputs(repo, reach, run, may_retire)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     found = list(_references(repo, run))
     past = _past(repo, run, found, rules, evidence) - kept if rules.retire else set()
+    return retired + _sorted_out(repo, reach, found, past, stats, may_retire)
+
+
+def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) -> list[Retired]:
+    """Add a run's output files; return the copies that are retired instead."""
+    stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
+    labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
+    found = []
+    for label in labels:
+        try:
+            found.append(Retired(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label))))
+        except NotFound:
+            continue  # Another gc has retired it since it was listed.
+    return _sorted_out(repo, reach, found, set(outputs.superseded(labels)), stats, may_retire)
+
+
+def _sorted_out(
+    repo: Repository,
+    reach: Reach,
+    found: Sequence[Retired],
+    past: set[str],
+    stats: Mapping[str, ObjectStat],
+    may_retire: MayRetire,
+) -> list[Retired]:
+    """Return the references in `past` that may be retired, and add all others."""
     retired = []
     for reference in found:
-        label = reference.checkpoint
-        stat = stats.get(checkpoints.key(run, label))
-        if label in past and stat is not None and may_retire(reference, stat):
+        stat = stats.get(key(reference))
+        if (reference.checkpoint or reference.outputs) in past and stat is not None and may_retire(reference, stat):
             retired.append(reference)
         else:
             _add(repo, reach, reference)
     return retired
+
+
+def key(reference: Retired) -> str:
+    """Return the key of a reference that can be retired."""
+    if reference.outputs is not None:
+        return outputs.key(reference.run, reference.outputs)
+    return checkpoints.key(reference.run, reference.checkpoint or "")
+
+
+def lead(reach: Reach, reference: Retired) -> None:
+    """Add all that a reference leads to."""
+    if reference.outputs is not None:
+        reach.outputs(reference.digest)
+    else:
+        reach.checkpoint(reference.digest)
 
 
 def _references(repo: Repository, run: str) -> Iterator[Retired]:
@@ -140,15 +178,19 @@ def _references(repo: Repository, run: str) -> Iterator[Retired]:
 
 def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
     try:
-        _reach(repo, reach, checkpoints.key(reference.run, reference.checkpoint), reference.digest)
+        if reference.outputs is not None:
+            bindings.files(repo.objects, key(reference))
+            lead(reach, reference)
+        else:
+            _reach(repo, reach, key(reference), reference.digest)
     except NotFound:
         if not _retired_meanwhile(repo, reference):
             raise
 
 
 def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
-    """Return whether another gc has retired the checkpoint since it was listed."""
-    return repo.store.stat(checkpoints.key(reference.run, reference.checkpoint)) is None
+    """Return whether another gc has retired the reference since it was listed."""
+    return repo.store.stat(key(reference)) is None
 
 
 def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
@@ -168,7 +210,7 @@ def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
 def _past(repo: Repository, run: str, found: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
     """Return the checkpoints that the rules retire. Only those that a run could resume from: output files stay."""
     valid = set(checkpoints.valid(repo, run))
-    resumable = [reference.checkpoint for reference in found if _resumable(repo, reference)]
+    resumable = [label for one in found if (label := one.checkpoint) is not None and _resumable(repo, one)]
     kept = retained([label for label in resumable if label in valid], rules)
     kept.update(label for label in resumable if checkpoints.step_of(label) in evidence)
     return set(resumable) - kept - set(checkpoints.kept(repo, run))
@@ -186,8 +228,7 @@ def retained(labels: Sequence[str], rules: Rules) -> set[str]:
 
 def _resumable(repo: Repository, reference: Retired) -> bool:
     try:
-        where = checkpoints.key(reference.run, reference.checkpoint)
-        checkpoint = bindings.named(repo.objects, where, reference.digest)
+        checkpoint = bindings.named(repo.objects, key(reference), reference.digest)
         return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE
     except NotFound:
         if not _retired_meanwhile(repo, reference):

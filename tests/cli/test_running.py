@@ -107,6 +107,42 @@ def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Reposit
     assert "no data" in _here(place, "logs", run).stdout
 
 
+def test_what_a_run_prints_and_fails_with_is_stored_and_shown_without_secrets(home: Repository, place: Path) -> None:
+    secret = "hf" + "_" + "QwErTyUiOpAsDfGhJkLzXcVbNm12345678"
+    key = "-----BEGIN PRIVATE " + "KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3
+    key += "-----END PRIVATE " + "KEY-----\n"
+    (place / "m5ws.toml").write_text("[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n")
+    script = f"""
+import os, pathlib
+secret = {secret[::-1]!r}[::-1]
+key = {key[::-1]!r}[::-1]
+print("using", secret)
+print(key)
+pathlib.Path("out").mkdir()
+pathlib.Path("out", "train.log").write_text(f"step 1\\nlogin with {{secret}}\\n" * 3)
+pathlib.Path("out", "other.log").write_text("step 1\\n")
+os.symlink("/nowhere/" + secret, "out/link")
+raise RuntimeError(f"cannot log in with {{secret}}")
+"""
+    done = _here(place, "run", _pin(home, place, script), "--json", "--", "train.py")
+    run = json.loads(done.stdout)["run"]["id"]
+    logs = place / ".m5ws" / "runs" / run / "0001" / "logs"
+    assert secret in (logs / "rank-0.log").read_text()
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in logs.glob("*.log")} == {
+        "launcher.log": "0o600",
+        "rank-0.log": "0o600",
+    }
+    for words in (("logs", run), ("logs", run, "--json"), ("show", run), ("show", run, "--json")):
+        printed = _here(place, *words).stdout
+        assert secret not in printed and "MIIEvQ" not in printed, words
+        assert "***" in printed
+    _here(place, "outputs", run, str(place / "fetched"))
+    assert (place / "fetched" / "out" / "train.log").read_text() == "step 1\nlogin with ***\n" * 3
+    assert (place / "fetched" / "out" / "other.log").read_text() == "step 1\n"
+    stored = {stat.key: home.store.get(stat.key) for stat in home.store.list("")}
+    assert [key for key, data in stored.items() if secret.encode() in data] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")

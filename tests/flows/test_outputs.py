@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.operations import attest
+from m5ws.repository import checkpoints, outputs
 from workspaces import Workspace, make_workspace
 
 _SCRIPT = """
@@ -51,3 +53,54 @@ def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_
     workspace.m5ws("run", "--resume", run, "--from-scratch", expect=1)
     assert workspace.history(run).attempts == 2
     assert "--resume" in workspace.m5ws("run", "--from-scratch", expect=2).stderr
+
+
+_LAST = """
+import json, os
+os.makedirs("out", exist_ok=True)
+with open("out/metrics.json", "w") as file:
+    json.dump({"loss": float(loss), "train_runtime": time.time()}, file)
+with open("out/chance.txt", "w") as file:
+    file.write(os.urandom(8).hex() if "chance" in __import__("sys").argv else "1")
+"""
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
+    """A run with a session, which also writes files: 10 steps, checkpoints after 4, 8 and 10."""
+    made = make_workspace(tmp_path_factory.mktemp("stepped") / "w", "fsdp.py", nproc=1, run='outputs = ["out"]')
+    (made.root / "train.py").write_text((made.root / "train.py").read_text() + _LAST)
+    return made, made.train()
+
+
+def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Workspace, str], tmp_path: Path) -> None:
+    workspace, run = stepped
+    listed = workspace.m5ws("checkpoint", "ls", run).stdout
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["4", "8", "10"]
+    assert [checkpoints.step_of(name) for name in checkpoints.names(workspace.repo, run)] == [4, 8, 10]
+    assert outputs.names(workspace.repo, run) == ["0001-final"]
+    (row,) = workspace.json("outputs", run)["outputs"]
+    assert (row["name"], row["attempt"], row["final"], row["files"]) == ("0001-final", 1, True, 2)
+    assert "at the end" in workspace.m5ws("outputs", run).stdout
+    shown = workspace.json("show", run)
+    assert [one["checkpoint"]["step"] for one in shown["checkpoints"]] == [4, 8, 10]
+    assert [one["name"] for one in shown["outputs"]] == ["0001-final"]
+    assert "OUTPUTS OF ATTEMPT" in workspace.m5ws("show", run).stdout
+    assert "after step 10" in workspace.m5ws("run", "--from", run, "--dry-run", expect=2).stderr
+    assert workspace.json("outputs", run, str(tmp_path / "o"))["final"]
+    assert workspace.m5ws("fsck", "--read-data").returncode == 0
+
+
+def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -> None:
+    workspace, run = stepped
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["checkpoints"] == 3
+    assert verdict["reason"] == (
+        "weights and optimizer equal in every bit; 1 file differs in wall-clock values: out/metrics.json"
+    )
+    statement = attest.build(workspace.repo, run)
+    assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-final"]
+    verdict = workspace.json("reproduce", workspace.train("--", "train.py", "chance"))
+    assert verdict["outcome"] == "reproduced"
+    assert "differs: out/chance.txt" in verdict["outputs"]
+    assert "the verdict is of the recorded steps and states, which output files do not overrule" in verdict["outputs"]

@@ -141,7 +141,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "runs/<run>/run": _of_run,
     "runs/<run>/ledger/<attempt>/<rank>/<seq>": _of_batch,
     "runs/<run>/checkpoints/<step>-<attempt>": _of_checkpoint,
-    "runs/<run>/outputs/<attempt>-<number>": _of_copy,
+    "runs/<run>/outputs/<attempt>-<moment>": _of_copy,
     "runs/<run>/verdict": _of_verdict,
     "runs/<run>/joint/<time>-<nonce>": _of_joint,
     "pins/<run>/<step>-<attempt>": _of_pin,

@@ -35,7 +35,7 @@ def save(repo: Repository, step: int, kind: str = "dcp/1") -> None:
 def steps(repo: Repository, rules: Rules) -> list[int]:
     """Return the steps whose checkpoints are retired."""
     found = roots.read(repo, rules, lambda *_: True).retired
-    return [checkpoints.step_of(one.checkpoint) for one in found]
+    return [checkpoints.step_of(str(one.checkpoint)) for one in found]
 
 
 @given(count=st.integers(0, 20), last=st.none() | st.integers(1, 25), every=st.none() | st.integers(1, 50))

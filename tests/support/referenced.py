@@ -11,7 +11,7 @@ from m5ws.comparisons import JointVerdict, Outcome, Verdict
 from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
 from m5ws.gc_records import Done, Executing, Keep, Rules
 from m5ws.operations import gc
-from m5ws.records import Checkpoint, Content, Digest, LaunchSpec, Observed, Run, Shard, Tensor
+from m5ws.records import Checkpoint, Content, Digest, LaunchSpec, Observed, OutputFiles, Run, Shard, Tensor
 from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, plans, runs, trees
 from m5ws.store.local import LocalStore
 
@@ -162,8 +162,8 @@ def _copy(repo: Repository, run: Run, number: int) -> None:
     content = repo.objects.put_record(
         Content(format="files/1", world=1, tree=tree, packing=trees.packing_of(repo.objects, tree))
     )
-    made = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=2, step=number, content=content)
-    outputs.publish(repo, made, number)
+    made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, moment=f"{number:06d}", content=content)
+    outputs.publish(repo, made)
 
 
 def plan(repo: Repository) -> None:

@@ -10,12 +10,14 @@ import pytest
 from mlflow import MlflowClient
 
 import mlflow_runs as written
+import planted
 from m5ws.adapters.mlflow import Mlflow
 from m5ws.adapters.mlflow_delivery import find
 from m5ws.adapters.mlflow_follower import Follower
 from m5ws.adapters.mlflow_models import MODELS_TAG, NO_MODELS
+from m5ws.events import OutputsStored
 from m5ws.records import Parent, Run
-from m5ws.repository import Repository
+from m5ws.repository import Repository, ledger
 
 
 def _page(client: MlflowClient, run: Run) -> Any:
@@ -53,6 +55,20 @@ def test_a_checkpoint_is_found_by_snapshot_and_step_and_can_be_registered(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
     version = mlflow.register_model(f"models:/{model.model_id}", "small-lm")
     assert client.get_model_version("small-lm", version.version).source == f"models:/{model.model_id}"
+
+
+def test_output_files_are_a_model_of_no_step(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 6))
+    stored = OutputsStored(name="0001-final", record="1" * 64, content="2" * 64)
+    planted.append(repo, run.id, 1, ledger.LAUNCHER, stored)
+    written.end(repo, run)
+    Follower(tracker.options(run.id, once=True)).advance(last=True)
+    page = _page(client, run)
+    (model,) = client.search_logged_models([page.info.experiment_id])
+    assert (model.name, model.params) == ("outputs-0001-final", {"run": run.id, "outputs": "0001-final"})
+    assert "m5ws.step" not in model.tags
+    assert [one.step for one in page.outputs.model_outputs] == [5]
 
 
 def test_many_checkpoints_are_asked_for_once_and_linked_in_one_call(
