@@ -152,11 +152,18 @@ def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
 def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.2")
+    held = tmp_path / "held"
+    held.touch()
+    wait = f"while step.number == 6 and os.path.exists({str(held)!r}):\n        time.sleep(0.05)\n    "
+    workspace.edit("train.py", 'time.sleep(settings["pause_s"])', wait + 'time.sleep(settings["pause_s"])')
+    workspace.edit("train.py", "import time\n", "import os\nimport time\n")
     process = workspace.start("run", "--no-progress")
     run = _started(workspace, set())
     _wait_for_step(workspace, run, 5)
+    _wait_for_checkpoint(workspace, run)
     busy = workspace.m5ws("run", "--resume", run, expect=2)
     assert "is running" in busy.stderr
+    held.unlink()
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=_TIMEOUT_S)
     assert process.returncode == 130, output
