@@ -196,7 +196,19 @@ def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> N
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
-    return _judge(result)
+    _judge(result)
+    _say_provable(ports, result.run)
+
+
+def _say_provable(ports: "Ports", run: str) -> None:
+    """Print how a finished run is verified, or that nothing of it can be."""
+    from m5ws.operations import refusals, results
+
+    if not results.are_missing(ports.repo, ports.tracker, run):
+        output.note(f"run {run} finished; `m5ws reproduce {run}` proves it")
+        return
+    output.warn(f"run {run} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
+    output.warn("hint: `[run] outputs` in m5ws.toml names the folders that a script writes to.")
 
 
 def _say_changes(repo: "Repository", run: "Run") -> None:
@@ -275,4 +287,3 @@ def _judge(result: "Result") -> None:
         raise RunUnsaved(
             f"{ended}, and the store does not have its whole ledger", hint="The next m5ws command here delivers it."
         )
-    output.note(f"{ended}; `m5ws reproduce {result.run}` proves it")

@@ -15,7 +15,15 @@ _SAYS = {
 
 def again(first: Divergence, second: str) -> None:
     """Say on stderr that a replay diverged, and is done once more."""
+    if _of_file(first):
+        output.note(f"it differs in {first.quantity}: replaying once more, as {second}")
+        return
     output.note(f"it differs at step {first.step} ({first.quantity}): replaying once more, up to there, as {second}")
+
+
+def _of_file(found: Divergence) -> bool:
+    """Return True for a difference of output files, which belong to no step and no rank."""
+    return found.quantity.startswith("file ")
 
 
 def text(verdict: Verdict) -> str:
@@ -77,7 +85,8 @@ def first(
     found: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
-    where = f"{title}: step {found.step}, rank {found.rank}, {found.quantity}"
+    at = "" if _of_file(found) else f"step {found.step}, rank {found.rank}, "
+    where = f"{title}: {at}{found.quantity}"
     values = zip(sides, (found.original, found.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
     if found.tensor is not None:

@@ -1,4 +1,4 @@
-"""What of output files is no result: logs, and values that tell the time, the speed or the place of a run.
+"""What of output files is no result: logs, and values whose names are those of times, of speeds or of places.
 
 A rule is a glob of a file's path, or `glob:key` for values in files that are compared by keys. `*` stands for slashes
 too. A key is matched by its last name or by all of its names, joined by dots.
@@ -13,16 +13,31 @@ DEFAULTS = (
     "**/wandb/**",
     "**/mlruns/**",
     "**/*.log",
+    "**/.metadata:save_id",  # drawn at random by torch.distributed.checkpoint
     *(
         f"*:{key}"
         for key in (
+            "runtime",
             "*_runtime",
-            "*_per_second",
+            "*per_second",
             "*_per_sec",
+            "*/sec",
+            "*_per_s",
+            "seconds",
+            "*_seconds",
+            "*_secs",
+            "duration*",
+            "*_duration",
+            "time",
+            "*_time",
+            "time_*_s",
             "timestamp",
             "*_timestamp",
-            "*_time",
             "elapsed*",
+            "*_elapsed",
+            "*time_elapsed*",
+            "*walltime",
+            "*wall_time",
             "date",
             "datetime",
             "created_at",
@@ -32,8 +47,6 @@ DEFAULTS = (
         )
     ),
 )
-
-_DATE = re.compile(r"(?<!\d)(?:\d{4}-\d{2}-\d{2}|\d{2}[-:]\d{2}[-:]\d{2}|\d{8}[-_T]\d{6})(?!\d)")
 
 _MARK = "m5ws-"
 """How the name of the folder around a work directory begins (`work_directories`)."""
@@ -55,11 +68,6 @@ def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
         if colon and _fits(path, files) and (fnmatchcase(names[-1], keys) or fnmatchcase(key, keys)):
             return True
     return False
-
-
-def undated(path: str) -> str:
-    """Return a path without the dates and times in its names, and without the number of a work directory."""
-    return _DATE.sub("DATE", _NUMBER.sub(_NUMBERED, path))
 
 
 def without_place(value: str, run: str) -> str:

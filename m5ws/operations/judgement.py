@@ -10,14 +10,9 @@ from typing import Literal
 
 from m5ws.comparisons import Divergence, Verdict
 from m5ws.events import COMPLETE
-from m5ws.operations import diff, output_files, outputs, reason, results, signs, supervise, vouching
+from m5ws.operations import diff, output_files, outputs, reason, refusals, results, signs, supervise, vouching
 from m5ws.operations.compare import Comparison
 from m5ws.records import Run
-
-_NOTHING = (
-    "the original recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
-    "writes to a folder that [run] outputs names"
-)
 
 
 def judge(
@@ -48,6 +43,8 @@ def judge(
     if first is not None:
         false = vouching.rewritten(ports.repo, replay.reproduces)
         sign = signs.of_record(false) if false else signs.sign(comparison, first, replay.begin)
+        if sign is None and all(change.rating == "cannot" for change in changes):
+            sign = signs.continued(comparison.original)
         why = reason.reason(first, changes, sign)
     known = comparison.original.outcome is not None
     if outcome == "reproduced" and first is None:
@@ -87,7 +84,7 @@ def _outcome(
     if comparison.original.by_steps and not comparison.state_compared():
         return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
     if not comparison.equal:
-        return "not comparable", _NOTHING
+        return "not comparable", refusals.NOTHING
     return "reproduced", None
 
 

@@ -1,23 +1,26 @@
 """The output files of two runs, compared to the end: what differs, what of it is judged, and what could not be.
 
-Equal digests are equal files. Others are compared by tensors or by keys where their format has them, else as text or
-bytes. Logs and values that tell the time are never judged (`ignored`); that they differ is always listed.
+Equal digests are equal files. Others are compared by tensors, keys, columns or lines where their format has them, else
+as bytes. Logs (`ignored`), and values that tell a run's own time or place (`surroundings`), are never judged; that they
+differ is always listed.
 """
 
-import json
+import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import IO
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from m5ws.operations import ignored, outputs, tensor_files
+from m5ws.operations import ignored, outputs, paired_names, tensor_files, text_files
+from m5ws.operations.surroundings import Surroundings
 from m5ws.records import Content, Digest, Entry
 from m5ws.repository import Repository, trees
 
 _TEXT_BYTES = 2**26
 _PLACE = "the path of the run"
+_SHOWN = 200
+_ELSEWHERE = "the run's place or time in names"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     original: str | None
     replayed: str | None
+    tensor: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     not_compared: tuple[str, ...] = ()
     clocks: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Difference | None:
+        """The difference to name before all others: one of tensors, if there is one."""
+        return min(self.differences, key=lambda found: not found.tensor, default=None)
 
 
 class _Found(msgspec.Struct):
@@ -58,16 +67,19 @@ class _Found(msgspec.Struct):
 
 
 def compare(
-    repo: Repository, sides: tuple[Digest | None, Digest | None], runs: tuple[str, str], extra: Sequence[str] = ()
+    repo: Repository,
+    sides: tuple[Digest | None, Digest | None],
+    places: tuple[Surroundings, Surroundings],
+    extra: Sequence[str] = (),
 ) -> Report:
-    """Compare the output files of two `runs`, whose contents are `sides`. Raises NotFound, CorruptObject."""
+    """Compare the output files of two runs, whose contents are `sides`. Raises NotFound, CorruptObject."""
     rules = (*ignored.DEFAULTS, *extra)
     old, new = (_entries(repo, side) for side in sides)
-    _pair_dated(old, new)
+    earlier = paired_names.pair(old, new, places)
     equal, differences = Counter[str](), list[Difference]()
     logs, layout = list[str](), list[str]()
-    clocks, places = dict[str, str](), dict[str, str]()
-    for name in sorted(old.keys() | new.keys()):
+    clocks, elsewhere = dict[str, str](), dict[str, str]()
+    for name in sorted(old.keys() | new.keys(), key=text_files.natural):
         one, other = old.get(name), new.get(name)
         if one is not None and other is not None and one.digest == other.digest:
             equal["files"] += 1
@@ -77,23 +89,33 @@ def compare(
             digests = (side.digest if side is not None else None for side in (one, other))
             differences.append(Difference(name=name, original=next(digests), replayed=next(digests)))
         else:
-            found = _compare(repo, name, (one, other), runs, rules)
+            found = _compare(repo, name, (one, other), places, rules)
             equal["output tensors"] += found.tensors
             equal["output values"] += found.values
             if found.difference is not None:
                 differences.append(found.difference)
             elif found.ignored:
-                (clocks if found.clock else places)[name] = f"{name} ({outputs.listed(found.ignored)})"
+                (clocks if found.clock else elsewhere)[name] = f"{name} ({outputs.listed(found.ignored)})"
             elif found.layout:
                 layout.append(name)
     return Report(
         differences=tuple(differences),
         equal={kind: count for kind, count in equal.items() if count},
-        unjudged=tuple(_words([*clocks.values(), *places.values()], layout, equal["files"], extra)),
-        not_compared=(f"logs that differ: {outputs.listed(logs)}",) if logs else (),
+        unjudged=(*_hint(differences), *_words([*clocks.values(), *elsewhere.values()], layout, equal["files"], extra)),
+        not_compared=(
+            *((f"logs that differ: {outputs.listed(logs)}",) if logs else ()),
+            *((f"files of earlier attempts, by their names: {outputs.listed(earlier)}",) if earlier else ()),
+        ),
         clocks=tuple(clocks),
-        places=tuple(places),
+        places=tuple(elsewhere),
     )
+
+
+def _hint(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield what to do if values differ, and neither a tensor nor a file as a whole does."""
+    if differences and all(":" in found.name and not found.tensor for found in differences):
+        rules = ", ".join(f'"{found.name.replace("TIME", "*")}"' for found in differences[:3])
+        yield f"no tensor differs; what is no result can be left out of verdicts: [run] ignore = [{rules}]"
 
 
 def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequence[str]) -> Iterator[str]:
@@ -116,22 +138,12 @@ def _entries(repo: Repository, content: Digest | None) -> dict[str, Entry]:
     return {entry.name: entry for entry in trees.located(repo.objects, found.tree, found.packing).entries}
 
 
-def _pair_dated(old: dict[str, Entry], new: dict[str, Entry]) -> None:
-    """Give files whose names differ in dates alone one name, where it is clear which belong together."""
-    sides = [{name: ignored.undated(name) for name in one.keys() - other.keys()} for one, other in _both(old, new)]
-    counts = [Counter(side.values()) for side in sides]
-    for files, names in zip((old, new), sides, strict=True):
-        for name, plain in names.items():
-            if name != plain and plain not in files and all(count[plain] == 1 for count in counts):
-                files[plain] = files.pop(name)
-
-
-def _both(old: dict[str, Entry], new: dict[str, Entry]) -> list[tuple[dict[str, Entry], dict[str, Entry]]]:
-    return [(old, new), (new, old)]
-
-
 def _compare(
-    repo: Repository, name: str, sides: tuple[Entry, Entry], runs: tuple[str, str], rules: Sequence[str]
+    repo: Repository,
+    name: str,
+    sides: tuple[Entry, Entry],
+    places: tuple[Surroundings, Surroundings],
+    rules: Sequence[str],
 ) -> _Found:
     """Compare two files that are not equal as bytes."""
     try:
@@ -141,32 +153,59 @@ def _compare(
             return _Found(ignored=[_PLACE])
         return _Found(difference=Difference(name=name, original=sides[0].digest, replayed=sides[1].digest))
     found = _Found(ignored=[])
-    for key in sorted(one.tensors.keys() | other.tensors.keys()):
-        before, after = one.tensors.get(key), other.tensors.get(key)
-        if before == after:
-            found.tensors += 1
-        elif found.difference is None:
-            found.difference = Difference(name=f"{name}:{key}", original=before, replayed=after)
-    for key in sorted(one.values.keys() | other.values.keys()):
-        before, after = one.values.get(key), other.values.get(key)
+    _compare_tensors(found, name, (one.tensors, other.tensors), places)
+    values = [_keyed(part.values, place) for part, place in zip((one, other), places, strict=True)]
+    for key in sorted(values[0].keys() | values[1].keys(), key=text_files.natural):
+        before, after = values[0].get(key), values[1].get(key)
         if before == after:
             found.values += 1
             continue
-        placeless = [
-            None if text is None else ignored.without_place(text, run)
-            for text, run in zip((before, after), runs, strict=True)
-        ]
-        if placeless[0] == placeless[1]:
+        old, new = places[0].plain_value(before), places[1].plain_value(after)
+        if places[0].placeless(before) == places[1].placeless(after):
             # All but the path is equal.
             found.values += 1
-            found.ignored.append(key or _PLACE)
-        elif ignored.is_key(name, key, rules):
+            found.ignored.append(key)
+        elif old == new or ignored.is_key(name, key, rules):
             found.clock = True
             found.ignored.append(key)
         elif found.difference is None:
-            found.difference = Difference(name=f"{name}:{key}" if key else name, original=before, replayed=after)
+            found.difference = Difference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
+    if found.difference is None and not found.ignored and _named_otherwise(one, other):
+        found.ignored.append(_ELSEWHERE)
     found.layout = not found.ignored
     return found
+
+
+def _short(text: str | None) -> str | None:
+    """Return a value as a verdict has it: of a long one its beginning and a digest."""
+    if text is None or len(text) <= _SHOWN:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
+    return f"{text[:_SHOWN]}… ({len(text):,} characters, digest {digest})"
+
+
+def _compare_tensors(
+    found: _Found, name: str, sides: tuple[dict[str, str], dict[str, str]], places: tuple[Surroundings, Surroundings]
+) -> None:
+    old, new = (_keyed(side, place) for side, place in zip(sides, places, strict=True))
+    # A scalar, such as the best loss so far, is named if nothing larger differs.
+    order = {key: ("[]" in value, text_files.natural(key)) for key, value in {**old, **new}.items()}
+    for key in sorted(order, key=order.__getitem__):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            found.tensors += 1
+        elif found.difference is None:
+            found.difference = Difference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
+
+
+def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
+    """Return values by their names without time and place, or as they are named if two would have one name."""
+    plain = {place.plain(name): value for name, value in values.items()}
+    return plain if len(plain) == len(values) else values
+
+
+def _named_otherwise(one: tensor_files.Parts, other: tensor_files.Parts) -> bool:
+    return one.tensors.keys() != other.tensors.keys() or one.values.keys() != other.values.keys()
 
 
 def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
@@ -192,27 +231,4 @@ def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.Parts:
             return tensor_files.read(name, file)
         if entry.size_bytes > _TEXT_BYTES:
             raise ValueError("too long to be compared by keys")
-        return tensor_files.Parts(tensors={}, values=_values(name, file))
-
-
-def _values(name: str, file: IO[bytes]) -> dict[str, str]:
-    text = file.read().decode()
-    if name.endswith(".json"):
-        document: object = json.loads(text, object_pairs_hook=tensor_files.unique)
-    elif name.endswith((".jsonl", ".ndjson")):
-        document = [json.loads(line, object_pairs_hook=tensor_files.unique) for line in text.splitlines()]
-    elif name.endswith((".yaml", ".yml")):
-        document = _yaml(text)
-    else:
-        return {"": text}
-    return tensor_files.unique((key, tensor_files.text(value)) for key, value in tensor_files.flat(document))
-
-
-def _yaml(text: str) -> object:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ValueError(str(error)) from error
+        return tensor_files.Parts(tensors={}, values=text_files.values(name, file.read()))

@@ -18,6 +18,8 @@ from m5ws.repository.index import Stamp
 NOT_KEPT = "outputs-not-kept"
 NOT_STORED = "outputs-not-stored"
 """Kinds of notices: results that are not kept, each by name; and that no result could be stored."""
+RESTORED = "outputs-restored"
+"""Kind of notice: files of an earlier attempt were given to the script."""
 _NEVER = {".git", ".m5ws"}
 _CACHE = "__pycache__"
 _LISTED = 20

@@ -231,6 +231,8 @@ def named(first: Divergence) -> str:
     """Return in words where something differed first."""
     if _of_state(first):
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}"
+    if first.quantity.startswith("file "):
+        return first.quantity
     seen = f" (tensor {first.tensor} differs after step {first.tensor_step})" if first.tensor is not None else ""
     return f"{first.quantity} at step {first.step} on rank {first.rank}{seen}"
 

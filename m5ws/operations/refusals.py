@@ -11,6 +11,10 @@ from m5ws.records import Run
 from m5ws.repository import Repository, checkpoints, flight, runs
 
 _NAMED = 5
+NOTHING = (
+    "the run recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
+    "writes to a folder that [run] outputs names"
+)
 
 
 def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> Verdict:
@@ -48,14 +52,21 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
     return next(filter(None, flight.each(fault, checkpoints.valid(repo, run))), None)
 
 
-def _verdict(repo: Repository, replay: Run, why: str, changes: tuple[Change, ...] = ()) -> Verdict:
+def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:
+    """Publish a replay of a run that has no results, and return the verdict; `left` lists files that were not kept."""
+    return _verdict(repo, replay, NOTHING, left=left)
+
+
+def _verdict(
+    repo: Repository, replay: Run, why: str, changes: tuple[Change, ...] = (), left: Sequence[str] = ()
+) -> Verdict:
     runs.publish(repo, replay)
     return Verdict(
         run=replay.reproduces or "",
         replay=replay.id,
         outcome="not comparable",
         segment=replay.segment,
-        not_compared=("everything: nothing was run",),
+        not_compared=("everything: nothing was run", *left),
         changes=changes,
         reason=why,
         created_s=time.time(),

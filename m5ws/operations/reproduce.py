@@ -26,6 +26,7 @@ from m5ws.operations import (
     pinned_environment,
     recheck,
     refusals,
+    results,
     run,
     supervise,
     tolerance,
@@ -136,7 +137,7 @@ def execute(
         unlike = refusals.of_environment(ports.repo, planned.run, drifted)
         return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     original = history.load(ports.repo, request.original)
-    if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
+    if (refused := _refused(ports, planned, original)) is not None:
         return _publish(ports, home, refused)
     if request.segment is not None:
         # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
@@ -170,6 +171,14 @@ def execute(
     if interrupted:
         raise Interrupted(f"the second replay was stopped; the first one {verdict.outcome}: {verdict.reason}")
     return verdict
+
+
+def _refused(ports: supervise.Ports, planned: run.Plan, original: history.History) -> Verdict | None:
+    """Return the verdict on a replay that would show nothing of its original, published; None if it is worth it."""
+    name = planned.run.reproduces or ""
+    if original.outcome is not None and results.is_nothing(original, ports.tracker, name):
+        return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
+    return refusals.of_checkpoints(ports.repo, planned.run, original)
 
 
 def _replayed(

@@ -1,15 +1,18 @@
 """What a script leaves behind that uses no session: files, and metrics that it logged itself, compared at its end."""
 
+import logging
 from collections.abc import Sequence
 
 from m5ws.comparisons import Divergence
 from m5ws.errors import M5Error
-from m5ws.operations import output_files, outputs
+from m5ws.operations import history, output_files, outputs, surroundings
 from m5ws.operations.compare import Comparison
 from m5ws.operations.history import History
 from m5ws.operations.output_files import Report
 from m5ws.ports import Tracker
-from m5ws.repository import Repository
+from m5ws.repository import Repository, checkpoints
+
+_log = logging.getLogger(__name__)
 
 
 def first_difference(
@@ -31,8 +34,7 @@ def files_and_metrics(
     report = files(repo, comparison, runs, ignore)
     comparison.equal.update(report.equal)
     metric = _metric(tracker, comparison, *runs)
-    if report.differences:
-        found = report.differences[0]
+    if (found := report.first) is not None:
         first = Divergence(
             step=comparison.original.last_step,
             rank=0,
@@ -65,10 +67,12 @@ def metrics_beside(
 def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> Report:
     """Return how the output files of two runs differ; what is not kept of either is listed."""
     sides = {"the original": comparison.original, "the replay": comparison.replay}
-    lines = tuple(dict.fromkeys(line for side, done in sides.items() for line in _not_kept(side, done)))
+    lines = tuple(dict.fromkeys(line for side, done in sides.items() for line in not_kept(side, done)))
     if any(notice.kind == outputs.NOT_STORED for done in sides.values() for notice in done.notices):
         return Report(not_compared=lines)
-    found = output_files.compare(repo, (comparison.original.outputs, comparison.replay.outputs), runs, ignore)
+    contents = (comparison.original.outputs, comparison.replay.outputs)
+    places = (surroundings.load(repo, runs[0]), surroundings.load(repo, runs[1]))
+    found = output_files.compare(repo, contents, places, ignore)
     return Report(
         differences=found.differences,
         equal=found.equal,
@@ -79,7 +83,22 @@ def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignor
     )
 
 
-def _not_kept(side: str, done: History) -> list[str]:
+def are_missing(repo: Repository, tracker: Tracker | None, run: str) -> bool:
+    """Return True if a run is known to have no results that could be compared."""
+    try:
+        return not checkpoints.valid(repo, run) and is_nothing(history.load(repo, run), tracker, run)
+    except (M5Error, OSError) as error:
+        _log.warning("the results of run %s could not be read: %s", run, error)
+        return False
+
+
+def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
+    """Return True if a run has neither steps, nor output files, nor metrics of its script."""
+    return not (done.by_steps or done.outputs is not None or (tracker is not None and tracker.script_metrics(run)))
+
+
+def not_kept(side: str, done: History) -> list[str]:
+    """Return lines on the files that a run, named by `side`, wrote and that are not kept."""
     kinds = (outputs.NOT_KEPT, outputs.NOT_STORED)
     return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 

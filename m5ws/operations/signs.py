@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.comparisons import Divergence
+from m5ws.operations import outputs
 from m5ws.operations.compare import Comparison, Difference
+from m5ws.operations.history import History
 
 MARK = "in the original, "
 """How a sign that rests on evidence of its own begins; it comes before recorded changes."""
@@ -54,6 +56,17 @@ def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
         or _data(comparison, first)
         or _pattern(comparison, first, found)
     )
+
+
+def continued(original: History) -> Sign | None:
+    """Return the sign of a script without a session whose run was resumed, None if it was not."""
+    if original.by_steps or all(notice.kind != outputs.RESTORED for notice in original.notices):
+        return None
+    words = (
+        f"attempt {original.attempts} went on from the output files of an attempt before it. A resume that a script "
+        "does itself may be inexact (data order, generators); a count or a mean over all steps may begin anew"
+    )
+    return Sign(words=words, strong=True)
 
 
 def _record(comparison: Comparison, first: Divergence, found: Sequence[Difference]) -> Sign | None:

@@ -276,7 +276,7 @@ class _Attempt:
         """Restore the output files of an earlier attempt, if the plan names them. Raises M5Error."""
         if self._plan.outputs is not None:
             message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
-            self._notice("outputs-restored", message)
+            self._notice(outputs.RESTORED, message)
 
     def _follow(self, process: Process, follower: Following | None) -> int:
         announced = 0

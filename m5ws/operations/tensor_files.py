@@ -14,15 +14,16 @@ import pickletools
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 import msgspec
 
-from m5ws import exact
+from m5ws.operations.named_values import text, unique
 
-T = TypeVar("T")
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
+PICKLES = (".pkl", ".pickle", "/.metadata")
+"""Pickles alone, the last of which torch.distributed.checkpoint writes beside its shards; or PyTorch's zip files."""
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", *PICKLES)
 UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -66,6 +67,9 @@ def read(name: str, file: IO[bytes]) -> Parts:
         return _safetensors(file)
     if name.endswith(".npy"):
         return Parts(tensors={"array": _digest(file)}, values={})
+    if name.endswith(PICKLES) and not zipfile.is_zipfile(file):
+        file.seek(0)
+        return _pickle(file)
     with zipfile.ZipFile(file) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):
@@ -90,27 +94,6 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
             continue
         yield name, type(value)() if type(value) in (dict, list, tuple) else _title(value)
         waiting += [(f"{name}.{key}" if name else key, part) for key, part in below]
-
-
-def unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Return named values. Raises ValueError if two have one name: one of them would not be compared."""
-    found: dict[str, T] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} is there twice")
-        found[name] = value
-    return found
-
-
-def text(value: object) -> str:
-    """Return a plain value's exact text. Raises ValueError for anything else."""
-    if isinstance(value, float):
-        return exact.encode(value)
-    if value is None or isinstance(value, (bool, int, str, bytes, bytearray, dict, list, tuple)):
-        return repr(value)
-    if isinstance(value, complex):
-        return f"{exact.encode(value.real)} {exact.encode(value.imag)}"
-    raise ValueError(f"a value of type {type(value).__qualname__}")
 
 
 class _Inert:
@@ -187,6 +170,19 @@ def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> 
     return Parts(tensors=tensors, values=values | rest)
 
 
+def _pickle(file: IO[bytes]) -> Parts:
+    """Return the values of a pickle alone."""
+    data = file.read(_PICKLE_BYTES + 1)
+    if len(data) > _PICKLE_BYTES:
+        raise ValueError("it is too long")
+    _check(data)
+    stream = io.BytesIO(data)
+    values = unique((name, text(value)) for name, value in flat(_Reader(stream).load()))
+    if stream.read(1):
+        raise ValueError("bytes come after its pickle")
+    return Parts(tensors={}, values=values)
+
+
 def _check(data: bytes) -> None:
     """Refuse what would make the reader take memory that the pickle does not have. Raises ValueError."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
@@ -221,6 +217,8 @@ def _title(value: object) -> str:
 
 
 def _key(key: object) -> str:
+    if isinstance(key, _Inert):
+        return f"[{' '.join(f'{name}={text(value)}' for name, value in flat(key))}]"
     return key if isinstance(key, str) else f"[{text(key)}]"
 
 

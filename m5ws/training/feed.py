@@ -16,6 +16,10 @@ from m5ws.training import plain, raw
 from m5ws.training.backend import Plain
 
 _HINT = "Where a fork has another kind of loader: m5ws run --from … --restart data."
+_OF_ACCELERATE = (
+    "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))` makes one that does, "
+    "with torchdata installed"
+)
 
 
 class EmptyLoader(M5Error):
@@ -106,6 +110,8 @@ class Feed:
                 found = self._loader.state_dict()
             except Exception as error:  # noqa: BLE001  # a loader of the script's raises anything; it has no position then
                 self.refusal = f"does not say its position (state_dict() ends with {error!r})"
+                if type(self._loader).__module__.startswith("accelerate."):
+                    self.refusal += f"; {_OF_ACCELERATE}"
             else:
                 state["loader"] = plain.encode(found, "loader")
         return state

@@ -20,15 +20,17 @@ for step in range(begun + 1, 7):
     state.write_text(str(step))
     with open("out/log.txt", "a") as log:
         log.write(f"{step}\\n")
-    if step == 3 and begun == 0:
+    if step == 3 and not Path("MARK").exists():
+        Path("MARK").touch()
         raise SystemExit(9)
+Path("out/counted.txt").write_text(str(6 - begun))
 """
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     made = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out"]')
-    (made.root / "train.py").write_text(_SCRIPT)
+    (made.root / "train.py").write_text(_SCRIPT.replace("MARK", str(tmp_path / "mark")))
     return made
 
 
@@ -37,11 +39,15 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     assert "output files of attempt 1" in workspace.m5ws("run", "--resume", run, "--dry-run").stdout
     workspace.m5ws("run", "--resume", run)
     told = workspace.json("outputs", run, str(tmp_path / "model"))
-    assert (told["files"], told["attempt"], told["final"]) == (2, 2, True)
+    assert (told["files"], told["attempt"], told["final"]) == (3, 2, True)
     assert (tmp_path / "model" / "out" / "log.txt").read_text().split() == list("123456")
     shown = workspace.m5ws("show", run).stdout
     assert "outputs-restored" in shown and "input-modified" not in shown
-    assert workspace.json("reproduce", run, expect=None)["outcome"]
+    verdict = workspace.json("reproduce", run, expect=1)
+    # What counts the steps of the last attempt alone is named, and the resume as its cause.
+    assert verdict["first"]["quantity"] == "file out/counted.txt:line 1" and verdict["compared"]["files"] == 2
+    assert "in the original, attempt 2 went on from the output files" in verdict["reason"]
+    assert "fault" not in verdict["reason"]
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
 

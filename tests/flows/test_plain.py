@@ -36,13 +36,24 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run, expect=1)
     # Without steps to end after, the second replay is a whole one.
     assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None
-    assert verdict["first"]["quantity"] == verdict["recheck"]["first"]["quantity"] == "file out/noise.txt"
+    assert verdict["first"]["quantity"] == verdict["recheck"]["first"]["quantity"] == "file out/noise.txt:line 1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
     assert [path.relative_to(left).as_posix() for path in sorted(left.rglob("*"))] == [
         "out",
         "out/noise.txt",
         "out/weights.txt",
     ]
+
+
+def test_a_run_without_results_is_named_at_its_end_and_not_replayed(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
+    (workspace.root / "train.py").write_text("open('beside.txt', 'w').write('1')\n")
+    done = workspace.m5ws("run", "--no-progress")
+    assert "cannot verify it" in done.stderr and "[run] outputs" in done.stderr and "proves it" not in done.stderr
+    verdict = workspace.json("reproduce", done.stdout.strip(), expect=2)
+    assert verdict["outcome"] == "not comparable" and "recorded nothing" in verdict["reason"]
+    assert any("beside.txt" in line for line in verdict["not_compared"])
+    assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
 def test_python_alone_starts_a_script_that_neither_seeds_nor_expects_torchrun(tmp_path: Path) -> None:

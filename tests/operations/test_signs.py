@@ -35,6 +35,14 @@ def _events(changed: dict[str, str], at: int = 3, resumed: bool = False) -> list
     return found
 
 
+def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
+    given = Notice(kind="outputs-restored", message="2 output files")
+    found = signs.continued(History(attempts=2, notices=[given]))
+    assert found is not None and found.strong and "attempt 2 went on" in found.words
+    assert signs.continued(History(attempts=1)) is None
+    assert signs.continued(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
+
+
 def _sign(changed: dict[str, str], *more: Notice, resumed: bool = False) -> signs.Sign:
     """Return the sign of an original in which step 3 is `changed`, and which has noticed `more`."""
     return _pointed([*_events(changed, resumed=resumed), *(("launcher", one) for one in more)])

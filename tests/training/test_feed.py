@@ -1,0 +1,31 @@
+"""A loader that has `state_dict` in name only, as accelerate's has."""
+
+from collections.abc import Iterator
+
+from m5ws.training.feed import Feed
+
+
+class _Shard:
+    """Stands for `accelerate.data_loader.DataLoaderShard` without torchdata."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1])
+
+    def state_dict(self) -> dict[str, int]:
+        raise AttributeError("'DataLoader' object has no attribute 'dl_state_dict'")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AttributeError("'DataLoader' object has no attribute 'dl_state_dict'")
+
+
+def _refusal(module: str) -> str:
+    shard = type("DataLoaderShard", (_Shard,), {"__module__": module})
+    feed = Feed(shard(), digesting=False)
+    feed.probe()
+    assert not feed.restorable and feed.state() == {"epoch": 0} and feed.refusal is not None
+    return feed.refusal
+
+
+def test_a_prepared_loader_is_not_restorable_and_the_setting_that_makes_it_so_is_named() -> None:
+    assert "use_stateful_dataloader=True" in _refusal("accelerate.data_loader")
+    assert "dl_state_dict" in _refusal("mine") and "accelerate" not in _refusal("mine").lower()
