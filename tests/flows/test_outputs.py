@@ -108,5 +108,5 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-final"]
     verdict = workspace.json("reproduce", workspace.train("--", "train.py", "chance"))
     assert verdict["outcome"] == "reproduced"
-    assert "differs: out/chance.txt" in verdict["outputs"]
+    assert "differs: out/chance.txt:line 1" in verdict["outputs"]
     assert "the verdict is of the recorded steps and states, which output files do not overrule" in verdict["outputs"]

@@ -1,0 +1,67 @@
+"""A Lightning module as its users write it: two loggers, checkpoints by an absolute path, a timer."""
+
+import os
+import signal
+from pathlib import Path
+
+import lightning
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+        )
+
+    def training_step(self, batch: list, index: int) -> torch.Tensor:
+        loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: list, index: int) -> None:
+        self.log("val_loss", torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> dict:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.learning_rate)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Die(Callback):
+    """Kill the process once, while the file is there that a test makes."""
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *args: object) -> None:
+        mark = Path(os.environ.get("DIE", "/nonexistent"))
+        if trainer.global_step == 10 and mark.exists():
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+config = yaml.safe_load(Path("config.yaml").read_text())
+lightning.seed_everything(1)
+inputs = torch.randn(64, 8)
+data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+out = os.path.abspath("out")
+trainer = lightning.Trainer(
+    max_steps=config["steps"],
+    default_root_dir=out,
+    log_every_n_steps=2,
+    accelerator="cpu",
+    devices=1,
+    enable_progress_bar=False,
+    logger=[CSVLogger(out), TensorBoardLogger(out)],
+    callbacks=[
+        ModelCheckpoint(f"{out}/checkpoints", every_n_train_steps=4, save_top_k=-1, save_last=True, monitor="loss"),
+        LearningRateMonitor(),
+        Timer(duration="00:01:00:00"),
+        Die(),
+    ],
+)
+trainer.fit(Net(config["learning_rate"]), DataLoader(data, 8, shuffle=True), DataLoader(data, 16), ckpt_path="last")
