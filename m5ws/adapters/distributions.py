@@ -84,7 +84,7 @@ def _places(record: Path, _changed_ns: int) -> frozenset[str]:
 
 
 def _module(top: str, below: str) -> str | None:
-    """Return the place of a file: a module by its name, what lies in a folder by two parts."""
+    """Return the place of a file: the name of a module, the first two parts of a path in a folder."""
     if not below:
         return inspect.getmodulename(top)
     return f"{top}/{inspect.getmodulename(below) or below}"

@@ -43,7 +43,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made(event: CheckpointPublished | OutputsStored, last_step: int) -> Made:
-    """Return what an event tells of; output files are listed after the last step."""
+    """Return the model that an event describes; output files are listed after the last step."""
     if isinstance(event, OutputsStored):
         name = f"outputs-{event.name}"
         return Made(name=name, record=event.record, content=event.content, step=None, after=last_step)

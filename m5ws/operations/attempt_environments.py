@@ -97,7 +97,7 @@ def _is_grave(changes: Sequence[Change]) -> bool:
 
 
 def _loaded(repo: Repository, *attempts: Attempt) -> tuple[Usage, Usage] | None:
-    """Return what the ranks of two attempts loaded; None unless both recorded it."""
+    """Return the modules and libraries that the ranks of two attempts loaded; None unless both recorded them."""
     old, new = (usage.of_attempt(repo, run, number) if number is not None else None for run, number in attempts)
     return (old, new) if old is not None and new is not None else None
 
@@ -118,7 +118,7 @@ def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
 
 
 def _seen(repo: Repository, run: str, attempt: int | None) -> dict[str, Observed]:
-    """Return what each rank of an attempt saw: effective values over what was observed before.
+    """Return the environment of each rank of an attempt: effective values replace those observed before.
 
     Where no rank came up, the one entry `launcher` is what was observed. Empty without an attempt.
     """

@@ -146,7 +146,7 @@ def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[Che
 
 
 def _outputs(repo: Repository, run: str) -> Iterator[OutputsLine]:
-    """Yield what the attempts of a run left at their ends."""
+    """Yield the output files that the attempts of a run left at their ends."""
     for name in filter(outputs.is_final, outputs.names(repo, run)):
         digest, found = outputs.find(repo, run, name)
         yield OutputsLine(name=f"{run}@{name}", record=_object(repo, digest), content=_object(repo, found.content))

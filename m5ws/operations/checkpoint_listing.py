@@ -147,7 +147,7 @@ def view(repo: Repository, which: Named) -> CheckpointView:
 
 
 def _recorded(repo: Repository, run: str) -> dict[str, CheckpointPublished]:
-    """Return what the ledger records of a run's checkpoints."""
+    """Return the ledger's events of a run's checkpoints."""
     return {
         event.name: event
         for attempt in ledger.attempts(repo, run)

@@ -112,7 +112,7 @@ def compare(
 
 
 def _hint(differences: Sequence[Difference]) -> Iterator[str]:
-    """Yield what to do if values differ, and neither a tensor nor a file as a whole does."""
+    """Yield a hint where values differ, and neither a tensor nor a whole file does."""
     if differences and all(":" in found.name and not found.tensor for found in differences):
         rules = ", ".join(f'"{found.name.replace("TIME", "*")}"' for found in differences[:3])
         yield f"no tensor differs; what is no result can be left out of verdicts: [run] ignore = [{rules}]"

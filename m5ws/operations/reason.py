@@ -204,7 +204,7 @@ def is_unknown(said: str | None) -> bool:
 
 
 def known_of(said: str | None, first: Divergence) -> str:
-    """Return what is known of a divergence whose cause is not, without what a single replay points to."""
+    """Return the known facts of a divergence without a known cause; the guess of a single replay is left out."""
     rest = (said or "").removeprefix(f"{_UNKNOWN}: ").removesuffix(f", which points to {pointer(first)}")
     return rest[:1].upper() + rest[1:]
 

@@ -160,7 +160,7 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
 def looked_into(verdict: Verdict, explanation: Explanation) -> Verdict:
     """Return the verdict on a run whose replays with a look inside have differed, though nothing was changed.
 
-    What was said before of two replays that agree, or of the original, does not hold any more.
+    Earlier statements about two replays that agree, or about the original, are dropped.
     """
     if explanation.repeats is not False or verdict.outcome != "diverged":
         return verdict

@@ -177,6 +177,6 @@ def _chance(count: int, of: int) -> str:
 
 
 def _segment(repo: Repository, run: str, first: int, last: int, label: str | None) -> Segment:
-    # Its event is held against it before a replay begins: a damaged one is that segment's alone.
+    # The replay compares it with its event before it begins: damage concerns that segment alone.
     digest = checkpoints.read(repo, run, label)[0] if label is not None else None
     return Segment(first=first, last=last, checkpoint=label, digest=digest)

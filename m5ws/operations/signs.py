@@ -64,7 +64,7 @@ def continued(original: History) -> Sign | None:
         return None
     words = (
         f"attempt {original.attempts} went on from the output files of an attempt before it. A resume that a script "
-        "does itself may be inexact (data order, generators); a count or a mean over all steps may begin anew"
+        "does itself may be inexact (data order, generators); a count or a mean over all steps may restart"
     )
     return Sign(words=words, strong=True)
 

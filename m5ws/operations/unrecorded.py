@@ -18,7 +18,7 @@ _UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 def events(
     repo: Repository, run: str, attempt: int, known: Collection[str] = ()
 ) -> Iterator[CheckpointPublished | OutputsStored]:
-    """Yield what its ledger lacks of an attempt's checkpoints that count, and of the output files that it left.
+    """Yield the events missing from the ledger: of an attempt's valid checkpoints, and of its output files.
 
     Those in `known` are in the ledger. What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits
     for it.

@@ -35,12 +35,12 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(repo: Repository, run: str) -> Usage | None:
-    """Return what the ranks of all attempts loaded; None if none of them recorded it."""
+    """Return the modules and libraries that the ranks of all attempts loaded; None if no rank recorded them."""
     return _together(of_attempt(repo, run, attempt) for attempt in ledger.attempts(repo, run))
 
 
 def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
-    """Return what the ranks of an attempt loaded; None unless each rank that came up recorded it."""
+    """Return the modules and libraries that an attempt's ranks loaded; None unless each started rank recorded them."""
     ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
     found = [*flight.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)]
     return None if None in found else _together(found)
@@ -88,7 +88,7 @@ def _is_imported(name: str, sides: Sequence[Observed], used: Usage) -> bool:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return True if two places are the same, or one lies in the other."""
+    """Return True if two places are the same, or one contains the other."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 

@@ -156,7 +156,7 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
 def _walk_checkpoint(
     repo: Repository, where: str, digest: Digest, needs: dict[Digest, int], walked: set[Digest], by: str = ""
 ) -> None:
-    """Add what the checkpoint under a key needs; one that another key led to is held against this key too."""
+    """Add the objects that the checkpoint under a key needs; a record walked before is checked against this key."""
     if digest in walked:
         bindings.named(repo.objects, where, digest, by)
     else:

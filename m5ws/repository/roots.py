@@ -189,7 +189,7 @@ def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
 
 
 def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
-    """Return whether another gc has retired the reference since it was listed."""
+    """Return True if another gc has retired the reference since it was listed."""
     return repo.store.stat(key(reference)) is None
 
 

@@ -160,7 +160,7 @@ class RepositoryWriter(StorageWriter):
         return done
 
     def _written(self, plan: SavePlan, planner: SavePlanner) -> Mapping[int, Sequence[Slice]]:
-        """Return where the bytes of each item are, by its position."""
+        """Return the location of each item's bytes, by its position."""
         by_item: dict[int, list[Slice]] = {position: [] for position in range(len(plan.items))}
         for name, slices in write_parts(self._objects, self._pieces(plan, planner)).items():
             by_item[int(name.partition(".")[0])].extend(slices)

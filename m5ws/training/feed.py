@@ -119,7 +119,7 @@ class Feed:
     def restore(self, state: dict[str, Plain]) -> bool:
         """Take a position back, before `start`; return whether it is exact, where the loader can take one.
 
-        A loader without `load_state_dict` begins the epoch anew. A feed that is to begin `anew` stays where it is.
+        A loader without `load_state_dict` restarts the epoch. A feed made with `anew` keeps its position.
         """
         if self._anew:
             return True

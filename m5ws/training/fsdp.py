@@ -308,7 +308,7 @@ class _Staged:
     def plain(
         self, objects: Objects, group: "torch.distributed.ProcessGroup | None"
     ) -> tuple[dict[str, Plain], dict[str, Plain]]:
-        """Return what is no tensor, of all ranks and of this one; collective, and the first is whole on rank 0."""
+        """Return the non-tensor state of all ranks and of this one; collective, and the first is whole on rank 0."""
         alike, own = optimizer_state.parted(self.extras, objects, group)
         common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
         # Stages of a pipeline may have groups of their own.
@@ -349,7 +349,7 @@ def _is_sharded(name: str, item: Any) -> bool:
 
 
 def _had_none(name: str, rank: Mapping[str, Plain]) -> bool:
-    """Return whether this rank's optimizer had no state of a parameter, whatever other ranks' had."""
+    """Return True if this rank's optimizer had no state of a parameter, even where other ranks' had some."""
     # What an earlier m5ws wrote does not tell such a parameter from one that the rank did not have.
     return name in rank["without"] if "without" in rank else name not in rank["optimizer"]
 
@@ -429,7 +429,7 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
         raise StateError(
             f"{name} is {reason}, which m5ws cannot store",
             hint="Use optimizer state of plain tensors, or of a class with __tensor_flatten__ and its inverse; "
-            "hold other such things outside the model's parameters and buffers, and what makes them anew in `state=`.",
+            "hold other such tensors outside the model's parameters and buffers, and their data in `state=`.",
         )
 
 

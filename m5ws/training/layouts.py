@@ -1,6 +1,6 @@
-"""How optimizer state lies: each tensor of it, as its parameter does or otherwise, so that it can be made anew.
+"""The layout of optimizer state: each tensor has its parameter's layout or another, so that a restore can rebuild it.
 
-Invariant: what `like` says of a stored leaf is how its tensor lay when it was saved, if the parameter lies as it did.
+Invariant: `like` gives the layout that a stored leaf had when it was saved, if the parameter has its old layout.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,9 @@ def placements_text(leaf: str, tensor: DTensor) -> list[str]:
     """Return the placements of a leaf that is cut otherwise than its parameter. Raises StateError."""
     for placement in tensor.placements:
         if type(placement) not in (Shard, Replicate):
-            raise StateError(f"{leaf} is cut as {placement} and its parameter otherwise: it could not be made anew")
+            raise StateError(
+                f"{leaf} is cut as {placement} and its parameter otherwise: a restore could not rebuild it"
+            )
     return [str(placement.dim) if isinstance(placement, Shard) else "whole" for placement in tensor.placements]
 
 
@@ -73,7 +75,7 @@ def like(leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mappi
 
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: Like) -> torch.Tensor:
-    """Return the live tensor of a leaf. Raises StateError if one that is made anew would lie otherwise."""
+    """Return the live tensor of a leaf. Raises StateError if a rebuilt one would have another layout."""
     tensor = state[leaf]
     if wanted != (now := _of(tensor, tensor.dtype)):
         raise StateError(f"{leaf} is {now}, and would come back as {wanted}")
@@ -89,7 +91,7 @@ def as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tup
         raise RestoreError(
             f"the optimizer's state of {name} was made of tensors on other ranks, or cut otherwise: it only comes back "
             "on the layout that it had",
-            hint="Quantized state has scales for blocks of a rank's own part, which cannot be cut anew.",
+            hint="Quantized state has scales for blocks of a rank's own part, which cannot be cut in another way.",
         )
     if not isinstance(parameter, DTensor):
         return local

@@ -131,7 +131,7 @@ def check_made(made: Mapping[str, Mapping[str, Any]], live: Mapping[str, Mapping
 
 
 def _form(name: str, values: Mapping[str, Any]) -> tuple[bytes, set[str]]:
-    """Return what is no tensor in a parameter's state, as bytes, since NaN is not equal to itself; and the keys."""
+    """Return the non-tensor values in a parameter's state, as bytes, since NaN is not equal to itself; and the keys."""
     return codec.encode_plain(extras([(name, dict(values))])[name]), set(values)
 
 

@@ -107,9 +107,7 @@ class Recorder:
             if self._elastic(loaded) and self._feed is not None:
                 self._feed.restore(loaded.common["feed"])
         elif self._feed is not None and "feed" in loaded.rank and not self._feed.restore(loaded.rank["feed"]):
-            self._active.notice(
-                "limit", "the checkpoint has no position in the data: the epoch begins anew", loaded.step
-            )
+            self._active.notice("limit", "the checkpoint has no position in the data: the epoch restarts", loaded.step)
         if self._feed is not None:
             self._feed.start()
         self._probe()
@@ -400,7 +398,7 @@ class Recorder:
 
 def _no_position(feed: Feed) -> str:
     why = feed.refusal or "has no state_dict and load_state_dict"
-    return f"the data loader {why}: a resume begins the epoch anew, not exactly (not restorable)"
+    return f"the data loader {why}: a resume restarts the epoch, not exactly (not restorable)"
 
 
 def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -414,7 +412,7 @@ def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, s
 
 
 def _on_their_ranks(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return both, without the ranks that hold a tensor if the model lies on other ranks than when it was saved."""
+    """Return both; the ranks that hold a tensor are left out if the model is on other ranks than when it was saved."""
     if all(value == saved.get(name) for name, value in restored.items() if name.startswith("model.")):
         return restored, saved
     return _bits(restored), _bits(saved)

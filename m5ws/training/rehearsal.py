@@ -64,7 +64,7 @@ def _equal(one: Plain, other: Plain) -> bool:
 
 
 def _is_small(item: object, known: Iterable[int]) -> bool:
-    """Return whether what an object holds is soon copied."""
+    """Return True if an object is small enough to copy."""
     seen, left, size = set(known), [item], 0
     while left:
         one = left.pop()

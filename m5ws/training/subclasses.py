@@ -70,7 +70,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_bytes(local: torch.Tensor) -> bool:
-    """Return whether a tensor of any class reads as elements in memory."""
+    """Return True if a tensor of any class reads as elements in memory."""
     try:
         raw.flat(local).view(torch.uint8)
     except (NotImplementedError, RuntimeError, TypeError):

@@ -1,6 +1,6 @@
 """What a verdict rests on: results that the run wrote, all of them, and no clock.
 
-Scripts at random leak chance into places of theirs, and are replayed. Two things are held against each verdict: a table
+Scripts at random leak chance into places of theirs, and are replayed. Each verdict is compared with two things: a table
 that gives the outcome for each place, and the files that both runs left on the disk, compared here by their bytes.
 """
 
@@ -151,7 +151,7 @@ class _Verdict(msgspec.Struct, frozen=True):
         return bool(self.found["outcome"] != self.case.outcome)
 
     def unlisted(self) -> list[str]:
-        """Return what differs, or was not compared, and is not in the verdict's lists."""
+        """Return the files that differ, or were not compared, and are missing from the verdict's lists."""
         old, new = self.files
         differ = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         outside = {name for name in old.keys() | new.keys() if not self.case.declared or not name.startswith("out/")}

@@ -17,7 +17,7 @@ ADDRESS = "10.177.0.1"
 
 
 def missing() -> str | None:
-    """Return what is not here of what namespaces need; None if they can be made."""
+    """Return the missing programs or rights that namespaces need; None if none is missing."""
     if absent := [program for program in ("ip", "unshare") if shutil.which(program) is None]:
         return f"{' and '.join(absent)} not found (apt-get install iproute2 util-linux)"
     if os.geteuid() != 0:

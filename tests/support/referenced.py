@@ -57,7 +57,7 @@ def _cells(section: str) -> list[list[str]]:
 
 
 class World:
-    """The workspace. `put` writes bytes under a key, `undo` restores what was there before the first of them."""
+    """The workspace. `put` writes bytes under a key, `undo` restores the bytes from before the first of them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -83,7 +83,7 @@ def differing(wanted: dict[str, Any], found: dict[str, Any]) -> Any:
 
 
 def elsewhere(events: list[AnyEvent]) -> list[str]:
-    """Return the restored optimizer state that lies on other ranks than its parameter; on rank 0."""
+    """Return the restored optimizer state that is on other ranks than its parameter; on rank 0."""
     tensors = next((e.tensors for e in events if isinstance(e, State) and e.restored), {})
     held = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith("model.")}
     return [
