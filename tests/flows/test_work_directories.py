@@ -59,8 +59,14 @@ raise SystemExit(9 if len(Path("out/places.txt").read_text().split()) == 1 else 
 
 
 @pytest.fixture(params=["mounted", "not mounted"])
-def mounted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether processes can see a folder under a path of their own here."""
+def mounted(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> bool:
+    """Whether processes can see a folder under a path of their own here; no other test's run takes a number."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     if request.param == "not mounted":

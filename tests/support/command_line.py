@@ -12,6 +12,8 @@ from forks import ForkLauncher, ForkParents
 from m5ws import workspace
 from m5ws.cli import main
 
+_OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
+"""DeepSpeed and torch set them in a process that imports them, as the tests' own does sooner or later."""
 _parents: list[ForkParents] = []
 """What ranks are forked from, if they are: a workspace finds its launcher by name, which has no other argument."""
 
@@ -39,6 +41,8 @@ def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "Comp
     """Run `m5ws` here, with variables added, and return what a process of its own would have printed and ended with."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     kept, handlers, level = dict(os.environ), list(logging.root.handlers), logging.root.level
+    for name in _OF_LIBRARIES:
+        os.environ.pop(name, None)
     os.environ.update(environment or {})
     try:
         with redirect_stdout(out), redirect_stderr(err):
