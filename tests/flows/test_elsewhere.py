@@ -137,6 +137,8 @@ class _Count(msgspec.Struct):
     killed: int = 0
     living: int = 0
     resumed: int = 0
+    seconds: float = 0.0
+    """How long a whole run took lately, in which kills are drawn: other work on the machine changes it."""
 
 
 def _one_run(places: _Places, whole: tuple[history.History, float], draw: random.Random, count: _Count) -> None:
@@ -144,9 +146,12 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
     repo, known = places.repo, set(runs.ids(places.repo))
     where, resume, attempts = draw.randrange(len(places.homes)), list[str](), 0
     while True:
-        moment_s = draw.uniform(0, whole[1]) if draw.randrange(4) < _KILLED and attempts < 4 else None
+        moment_s = draw.uniform(0, count.seconds) if draw.randrange(4) < _KILLED and attempts < 4 else None
+        began_s = time.monotonic()
         status, said = places.m5ws(where, "run", *resume, "--no-progress", moment_s=moment_s)
         assert status in (0, None), said
+        if status == 0 and not resume:
+            count.seconds = time.monotonic() - began_s
         [*begun] = set(runs.ids(repo)) - known
         if status == 0:
             break
@@ -202,7 +207,7 @@ def test_killed_at_random_moments_a_run_goes_on_elsewhere_to_the_same_bits(
     places: _Places, whole: tuple[history.History, float], trainer: str, scale: Scale
 ) -> None:
     began_s, seed = time.monotonic(), scale.seed()
-    draw, count = random.Random(seed), _Count()
+    draw, count = random.Random(seed), _Count(seconds=whole[1])
     while count.resumed < scale.kills:
         _one_run(places, whole, draw, count)
         numbers = (seed, count.runs, count.killed, count.living, count.resumed, f"{time.monotonic() - began_s:,.0f}")
