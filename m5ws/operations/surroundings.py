@@ -5,7 +5,7 @@ value like all values.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -28,16 +28,24 @@ _DAY_FORMATS = (
     *(f"%Y{mark}%m{mark}%d" for mark in ("-", "", "/", "_", ".")),
     *(f"%d{mark}%m{mark}%Y" for mark in ("/", ".", "-")),
     *(f"%m{mark}%d{mark}%Y" for mark in ("/", "-")),
-    *("%b%d", "%b %d", "%b %e", "%d %b %Y", "%e %b %Y", "%B %d, %Y"),
+    *("%b%d", "%b %d", "%b %e", "%d %b %Y", "%e %b %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCK = (
-    r"[0-2]\d(?:(?P<mark>[-:_.h]?)[0-5]\d(?P=mark)[0-5]\d|[-:h][0-5]\d)"
-    r"(?:[.,]\d{1,9})?(?: ?[AP]M)?(?: ?(?:Z|UTC|GMT|[-+]\d\d:?\d\d))?(?!\d)"
+_SHORT_FORMATS = ("%m%d", "%y%m%d", "%m-%d", "%m/%d", "%m/%d/%y")
+"""Ways to write a day that any number may look like: it is one only if a time of day comes after."""
+_DIGITS = r"[0-2]\d[0-5]\d[0-5]\d"
+_MARKED = "|".join(
+    [*(rf"[0-2]\d{mark}[0-5]\d{mark}[0-5]\d" for mark in ("-", ":", "_", r"\.", "h")), r"[0-2]\d[-:h][0-5]\d"]
 )
+_FRACTION = r"(?:\.\d{1,9}|,\d{3}(?![\d.,]))?"
+"""Of a second. After a comma, as in Python's logs, it has three digits: else it is the next value of a row."""
+_ZONE = r"(?: ?[AP]M)?(?: ?(?:Z|UTC|GMT|[-+]\d\d:?\d\d))?(?!\d)"
+# Digits alone that come after a space or a comma may be a count.
+_CLOCK = rf"(?:[T_/-]{{0,2}}{_DIGITS}|[T_/ .,-]{{0,3}}(?:{_MARKED})){_FRACTION}{_ZONE}"
+_NEXT_CLOCK = rf"(?:[T_-]{_DIGITS}|[T_ -]{{1,2}}(?:{_MARKED})){_FRACTION}{_ZONE}"
 _WEEKDAY = r"(?:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
 # As logs and folders have it: at the start of a text, or of a name in a path. Elsewhere it may be a duration.
-_BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)(?:[.,]\d{1,9})?(?![\d:-])")
-_EPOCH = re.compile(r"(?<![\d.])(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?![\d.])")
+_BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)" + _FRACTION + r"(?![\d:-])")
+_EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?!\.?\d)")
 _SCALES = (1, 1e3, 1e6, 1e9)
 
 
@@ -83,19 +91,19 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _dated(self) -> "re.Pattern[str]":
-        days = sorted(set(self._days()), key=len, reverse=True)
-        either = "|".join(re.escape(day) for day in days)
-        return re.compile(rf"{_WEEKDAY}(?<![0-9])(?:{either})(?:[T_/ .,-]{{0,3}}{_CLOCK})?(?: 20\d\d)?(?![0-9])")
+        days, short = (self._days(forms) for forms in (_DAY_FORMATS, _SHORT_FORMATS))
+        return re.compile(
+            rf"{_WEEKDAY}(?<![0-9])(?:(?:{days})(?:{_CLOCK})?(?: 20\d\d)?"
+            rf"|(?<![A-Za-z])(?<![0-9][-./])(?:{short}){_NEXT_CLOCK})(?![0-9])"
+        )
 
-    def _days(self) -> Iterator[str]:
-        """Yield all ways to write the days of the run, in any time zone."""
+    def _days(self, forms: Sequence[str]) -> str:
+        """Return a pattern of all days of the run, in any time zone, written in these forms."""
         day = datetime.fromtimestamp(self.began_s - _ZONE_S, UTC).date()
         last = datetime.fromtimestamp(self.ended_s + _ZONE_S, UTC).date()
-        for _ in range(_DAYS):
-            yield from (day.strftime(form) for form in _DAY_FORMATS)
-            if day >= last:
-                break
-            day += timedelta(days=1)
+        count = min((last - day).days + 1, _DAYS)
+        found = {(day + timedelta(days=number)).strftime(form) for number in range(count) for form in forms}
+        return "|".join(re.escape(one) for one in sorted(found, key=len, reverse=True))
 
     def _is_moment(self, seconds: float) -> bool:
         return bool(self.began_s) and self.began_s - _SLACK_S <= seconds <= self.ended_s + _SLACK_S

@@ -230,14 +230,17 @@ def _is_tensor(value: _Inert) -> bool:
 def _tensor(archive: zipfile.ZipFile, top: str, value: _Inert) -> tuple[str, str]:
     """Return a tensor's type, shape and digest, and the member with its bytes."""
     storage, offset, size, stride = value.arguments[0][:4]
+    # What else torch says of how to read the bytes: conjugated, negative.
+    said = "".join(f" {name}={text(part)}" for one in value.arguments[0][6:] for name, part in flat(one) if name)
     assert isinstance(storage, _Storage)
     if not isinstance(offset, int) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise TypeError("not a tensor")
     member = f"{top}data/{storage.key}"
     item = _ITEM_BYTES.get(storage.kind)
     if item is None or not _is_dense(size, stride):
-        return f"{storage.kind} {list(size)} {offset} {stride} {_member(archive, member)}", member
-    return f"{storage.kind} {list(size)} {_member(archive, member, offset * item, math.prod(size) * item)}", member
+        return f"{storage.kind} {list(size)} {offset} {stride}{said} {_member(archive, member)}", member
+    digest = _member(archive, member, offset * item, math.prod(size) * item)
+    return f"{storage.kind} {list(size)}{said} {digest}", member
 
 
 def _is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -153,7 +153,9 @@ def test_two_runs_that_differ_in_time_and_place_alone_have_equal_results(
     assert report.differences == () and report.equal
     listed = "\n".join([*report.unjudged, *report.not_compared])
     assert all(
-        name.rpartition("/")[2] in listed for name, data in write(_ONE).items() if data != write(_OTHER).get(name)
+        _ONE.place.plain(name).rpartition("/")[2] in listed
+        for name, data in write(_ONE).items()
+        if data != write(_OTHER).get(name)
     )
 
 
@@ -240,3 +242,52 @@ def test_all_days_of_a_long_run_are_its_own() -> None:
     days = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=number) for number in range(300)]
     place = Surroundings(run="a" * 12, began_s=days[0].timestamp(), ended_s=days[-1].timestamp())
     assert {place.plain(f"at {day:%Y-%m-%d}") for day in days} == {"at TIME"}
+
+
+_NAMES = ("%m%d_%H%M%S", "%y%m%d-%H%M%S", "%m-%d_%H-%M", "%d %B %Y %H:%M", "%Y%m%d%H%M%S", "%s", "run.%s", "model_%s")
+
+
+@pytest.mark.parametrize("form", _NAMES)
+def test_a_file_that_is_named_by_its_time_is_the_same_file(repo: Repository, tmp_path: Path, form: str) -> None:
+    def files(side: Side) -> Files:
+        moment = side.moment()
+        return {f"out/{moment.strftime(form.replace('%s', str(int(moment.timestamp()))))}.txt": b"1"}
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER)))
+    assert report.differences == () and report.equal["files"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{at:%Y-%m-%d %H:%M:%S},{count}",
+        "{at:%Y-%m-%d %H:%M:%S},{count},0.5",
+        "{at:%H:%M:%S},{count}",
+        "{at:%Y-%m-%d} {count}34 correct",
+        "{at:%Y-%m-%d},{count}34",
+        "{at:%m%d} {count}34",
+        "2021-{at:%m-%d} 11:{count:.2}:00",
+        "{at:%m%d}{count}34",
+    ],
+)
+def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, line: str) -> None:
+    same_day = msgspec.structs.replace(_ONE, run=_OTHER.run)
+    one, other = (line.format(at=_ONE.moment(), count=count).encode() for count in ("1234", "2039"))
+    report = _compare(repo, tmp_path, (_ONE, same_day), ({"out/a.txt": one}, {"out/a.txt": other}))
+    assert [found.name for found in report.differences] == ["out/a.txt:line 1"]
+
+
+@pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head"])
+def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:
+    def files(loss: float) -> Files:
+        return {"out/a.json": json.dumps({name: {"loss": loss}, f"{name}_2": loss, "duration": loss}).encode()}
+
+    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2))).differences
+    assert found.name.startswith(f"out/a.json:{name}")
+
+
+def test_a_tensor_that_is_read_conjugated_is_another(repo: Repository, tmp_path: Path) -> None:
+    plain = torch.full((3,), 1 + 2j)
+    files = {"out/a.pt": _saved({"w": plain})}, {"out/a.pt": _saved({"w": plain.conj()})}
+    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
+    assert found.name == "out/a.pt:w" and found.tensor
