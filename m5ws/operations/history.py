@@ -32,7 +32,8 @@ class History(msgspec.Struct, kw_only=True):
     """Steps and states by rank and step; checkpoint contents by step, and all events by checkpoint; facts by rank, of
     the newest attempt.
 
-    `outputs` is the content with the files that the newest attempt wrote, None if none are kept.
+    `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
+    events of all output files, by their names.
     `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
     """
 
@@ -41,6 +42,7 @@ class History(msgspec.Struct, kw_only=True):
     contents: dict[int, str] = {}
     published: dict[str, CheckpointPublished] = {}
     outputs: Digest | None = None
+    stored: dict[str, OutputsStored] = {}
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
@@ -95,6 +97,8 @@ class History(msgspec.Struct, kw_only=True):
             if not event.outputs:
                 self.contents[event.step] = event.content
                 return
+        else:
+            self.stored[event.name] = event
         self.outputs = event.content
 
     def attempt_of(self, step: int) -> int | None:

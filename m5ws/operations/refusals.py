@@ -8,7 +8,7 @@ from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.operations import drift
 from m5ws.operations.history import History
 from m5ws.records import Run
-from m5ws.repository import Repository, checkpoints, flight, runs
+from m5ws.repository import Repository, bindings, checkpoints, flight, outputs, runs
 
 _NAMED = 5
 NOTHING = (
@@ -25,8 +25,11 @@ def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> 
 
 
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
-    """Return the verdict on a replay, published, if a checkpoint of the steps that it repeats is not the run's own."""
-    why = foreign_checkpoint(repo, replay, original)
+    """Return the verdict on a replay, published, if what it would be compared with is not the run's own.
+
+    That are the checkpoints of the steps that it repeats, and output files.
+    """
+    why = foreign_checkpoint(repo, replay, original) or foreign_outputs(repo, replay.reproduces or "", original)
     return _verdict(repo, replay, why) if why is not None else None
 
 
@@ -50,6 +53,18 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
         return None
 
     return next(filter(None, flight.each(fault, checkpoints.valid(repo, run))), None)
+
+
+def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
+    """Return the fault of output files that decide, in words; None if the store has those that the ledger recorded."""
+    for label, event in original.stored.items() if not original.by_steps else ():
+        try:
+            bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
+        except NotFound:
+            return f"output files {label}, which the ledger names, are not in the store"
+        except (CorruptObject, UnknownSchema) as error:
+            return str(error)
+    return None
 
 
 def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:

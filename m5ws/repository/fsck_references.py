@@ -96,6 +96,12 @@ class References:
             if (head := self._heads.get(plan)) is not None:
                 self._hold(where, partial(bindings.check_part, where, part, head))
 
+        for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
+            if self._repo.store.stat(belongs) is None:
+                self._add(
+                    "missing", belongs, "the ledger names it, and it is not there", f"run {belongs.split('/')[1]}"
+                )
+
     def _recorded(self, where: str, root: str, digest: Digest, belongs: str, found: Checkpoint | OutputFiles) -> None:
         """Hold a record against what the ledger of its run records of it."""
         if isinstance(found, OutputFiles):

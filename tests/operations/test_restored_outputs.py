@@ -15,6 +15,7 @@ from m5ws.operations import (
     gc,
     gc_execute,
     history,
+    refusals,
     restored_outputs,
     saved_outputs,
     state,
@@ -214,3 +215,20 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
     path.write_text(f"{begun.objects.put_record(forged)}\n")
     (found,) = fsck.check(begun).damage
     assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-final")) and "exchanged" in found.detail
+
+
+def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_is_compared_with_them(
+    begun: Repository, tmp_path: Path
+) -> None:
+    content, where = _publish(begun, tmp_path, None), outputs.key(_RUN, "0001-final")
+    stored = OutputsStored(name="0001-final", record=bindings.line(begun.store, where), content=content)
+    planted.append(begun, _RUN, 1, ledger.LAUNCHER, stored)
+    original = history.load(begun, _RUN)
+    assert fsck.check(begun).clean and refusals.foreign_outputs(begun, _RUN, original) is None
+    begun.store.delete(where)
+    assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("missing", where)]
+    assert "not in the store" in str(refusals.foreign_outputs(begun, _RUN, original))
+    other, snapshot = _publish(begun, tmp_path, 0), runs.load(begun, _RUN).snapshot
+    outputs.publish(begun, OutputFiles(run=_RUN, snapshot=snapshot, attempt=1, moment=outputs.FINAL, content=other))
+    assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("misplaced", where)]
+    assert "was exchanged" in str(refusals.foreign_outputs(begun, _RUN, original))
