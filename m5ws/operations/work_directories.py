@@ -9,6 +9,7 @@ length that `ignored.without_place` recognises.
 import errno
 import logging
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import msgspec
 from m5ws.errors import UsageError
 
 _log = logging.getLogger(__name__)
+_MARK = "m5ws-"
 _WORK = "work"
 _ATTEMPT = "attempt"
 """A file of this name beside a work directory has the path of the attempt's directory."""
@@ -127,7 +129,7 @@ def _has_ended(home: Path) -> bool:
 
 
 def _home(root: Path, number: int) -> Path:
-    return root / f"m5ws-{number:016x}"
+    return root / f"{_MARK}{number:016x}"
 
 
 def _claim(root: Path, attempt: Path) -> Path:
@@ -163,5 +165,8 @@ def _private(root: Path, author: Path) -> Path:
     if status.st_uid != os.geteuid():
         raise UsageError(f"{root}, where runs would be at work, belongs to another user", hint=_HINT)
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise UsageError(f"{root} is not private: others may see or change what is in it", hint=f"`chmod 700`. {_HINT}")
+        # Never of a folder that is not for this alone, as /tmp: others need it.
+        is_own = all(name.startswith(_MARK) for name in os.listdir(root))
+        hint = f"`chmod 700 {shlex.quote(str(root))}`. {_HINT}" if is_own else _HINT
+        raise UsageError(f"{root} is not private: others may see or change what is in it", hint=hint)
     return root

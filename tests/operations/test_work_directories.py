@@ -95,8 +95,13 @@ def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
     root = tmp_path / "root"
     assert root.stat().st_mode & 0o777 == 0o700
     root.chmod(0o755)
-    with pytest.raises(UsageError, match="not private"):
+    with pytest.raises(UsageError, match="not private") as refused:
         _make(tmp_path, "b")
+    assert "chmod 700" in str(refused.value.hint)
+    (root / "of another program").mkdir()
+    with pytest.raises(UsageError, match="not private") as refused:
+        _make(tmp_path, "c")
+    assert "chmod" not in str(refused.value.hint)
     (tmp_path / "link").symlink_to(tmp_path / "checkout")
     with pytest.raises(UsageError, match="inside the workspace"):
         work_directories.make(tmp_path / "link" / "x", tmp_path / "a", tmp_path / "checkout", lambda *_: False)
