@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 
 from m5ws.operations.named_values import text as exact_text
 from m5ws.operations.named_values import unique
@@ -21,9 +22,9 @@ def values(name: str, data: bytes) -> dict[str, str]:
     text = data.decode()
     try:
         if name.endswith(".json"):
-            return _flat(json.loads(text, object_pairs_hook=unique))
+            return _flat(_json(text))
         if name.endswith((".jsonl", ".ndjson")):
-            return _flat([json.loads(line, object_pairs_hook=unique) for line in text.splitlines()])
+            return _flat([_json(line) for line in text.splitlines()])
         if name.endswith((".yaml", ".yml")):
             return _flat(_yaml(text))
         if name.endswith((".csv", ".tsv")):
@@ -40,6 +41,16 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _flat(document: object) -> dict[str, str]:
     return unique((key, exact_text(value)) for key, value in flat(document))
+
+
+def _json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=unique, parse_float=_number)
+
+
+def _number(text: str) -> float | str:
+    """Return a number, or its text where it has more digits than a float: they may be all that differs."""
+    found = float(text)
+    return found if Decimal(repr(found)) == Decimal(text) else text
 
 
 def _lines(text: str) -> dict[str, str]:

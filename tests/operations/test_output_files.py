@@ -291,3 +291,12 @@ def test_a_tensor_that_is_read_conjugated_is_another(repo: Repository, tmp_path:
     files = {"out/a.pt": _saved({"w": plain})}, {"out/a.pt": _saved({"w": plain.conj()})}
     (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
     assert found.name == "out/a.pt:w" and found.tensor
+
+
+@pytest.mark.parametrize(("one", "other"), [("3.141592653589793238", "3.141592653589793239"), ("1e400", "1e401")])
+@pytest.mark.parametrize("name", ["out/a.json", "out/a.jsonl"])
+def test_digits_that_no_float_has_are_judged(repo: Repository, tmp_path: Path, name: str, one: str, other: str) -> None:
+    files = {name: f'{{"pi": {one}}}'.encode()}, {name: f'{{"pi": {other}}}'.encode()}
+    assert len(_compare(repo, tmp_path, (_ONE, _OTHER), files).differences) == 1
+    same = {name: f'{{"pi": {one}, "loss": 0.10}}'.encode()}, {name: f'{{"pi": {one}, "loss": 0.1}}'.encode()}
+    assert not _compare(repo, tmp_path, (_ONE, _OTHER), same).differences
