@@ -114,9 +114,8 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
             Path(folder).mkdir(parents=True, exist_ok=True)
         leftovers.own(plan.directory)
         try:
-            work = work_directories.make(
-                ports.work_root, plan.directory, Path(plan.context.author_dir), ports.launcher.can_mount
-            )
+            run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
+            work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
             plan = _placed(plan, work)
             _materialise(ports.repo, snapshot, work.path, progress)
             (plan.directory / "context").write_bytes(codec.encode(plan.context))

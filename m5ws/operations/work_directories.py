@@ -1,9 +1,9 @@
 """Work directories of attempts: below one private folder of the user, outside any checkout (docs/design/0018).
 
-An attempt has the lowest free number there until it ends, and `work` in its own directory is a link to its work
-directory. Where the launcher can mount, its processes see that under number 0, whatever its number is. So a run and its
-replay are at work under one path, or, where they run at the same time and nothing can be mounted, under paths of one
-length that `ignored.without_place` recognises.
+An attempt has a number there until it ends, and `work` in its own directory is a link to its work directory. Where the
+launcher can mount, its processes see that under number 0. Elsewhere a run, its resumes and its replays have the number
+of the run, which no other run ever has: an absolute path that a script wrote down never leads to another run's files.
+Only those that run at the same time differ, in paths of one length that `ignored.without_place` recognises.
 """
 
 import errno
@@ -14,18 +14,20 @@ import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from m5ws.errors import UsageError
+from m5ws.records import RunId
 
 _log = logging.getLogger(__name__)
 _MARK = "m5ws-"
 _WORK = "work"
 _ATTEMPT = "attempt"
 """A file of this name beside a work directory has the path of the attempt's directory."""
+_SHIFT = 8
+"""Bits of a number beside the run's id, which has 48."""
 _ENDED = 1 << 63
 """Numbers from here on are of attempts that have ended, and whose own directory is on another file system."""
 _HINT = "Name a folder elsewhere as [run] work_dir in m5ws.toml, or let XDG_STATE_HOME name one for all workspaces."
@@ -43,8 +45,10 @@ class WorkDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return (str(self.path), str(self.seen)) if self.seen != self.path else None
 
 
-def make(root: Path, attempt: Path, author: Path, can_mount: Callable[[str, str], bool]) -> WorkDirectory:
+def make(root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callable[[str, str], bool]) -> WorkDirectory:
     """Make the empty work directory of the attempt whose directory is `attempt`, which has none.
+
+    `run` is the run that the attempt is of; of a replay, the run that it reproduces.
 
     Raises UsageError if `root` is inside `author`, the checkout, is somebody else's, or cannot be written to.
     """
@@ -52,7 +56,7 @@ def make(root: Path, attempt: Path, author: Path, can_mount: Callable[[str, str]
         root = _private(root, author)
         seen = _home(root, 0) / _WORK
         seen.mkdir(parents=True, exist_ok=True)
-        path = _claim(root, attempt) / _WORK
+        path = _claim(root, attempt, run) / _WORK
         path.mkdir()
         (attempt / _WORK).symlink_to(path)
     except OSError as error:
@@ -132,16 +136,16 @@ def _home(root: Path, number: int) -> Path:
     return root / f"{_MARK}{number:016x}"
 
 
-def _claim(root: Path, attempt: Path) -> Path:
-    """Make the folder of the lowest free number: whoever makes it has it."""
-    for home in (_home(root, number) for number in count(1)):
+def _claim(root: Path, attempt: Path, run: RunId) -> Path:
+    """Make the folder of the lowest free number of a run: the process that makes it has it. Raises OSError."""
+    for home in (_home(root, int(run, 16) << _SHIFT | number) for number in range(1, 1 << _SHIFT)):
         try:
             home.mkdir()
         except FileExistsError:
             continue
         (home / _ATTEMPT).write_bytes(os.fsencode(os.path.realpath(attempt)))
         return home
-    raise AssertionError
+    raise OSError(errno.EEXIST, f"run {run} has too many attempts at the same time")
 
 
 def _own(attempt: Path) -> Path | None:

@@ -13,6 +13,7 @@ from forks import ForkLauncher
 from m5ws import workspace as workspaces
 from m5ws.launch import mounts
 from m5ws.operations import work_directories
+from m5ws.repository import runs
 from tests.conftest import loud_skip
 from workspaces import Workspace, make_workspace
 
@@ -88,11 +89,11 @@ def _outputs(workspace: Workspace, run: str, to: Path) -> Any:
 
 
 @contextmanager
-def _at_the_same_time(workspace: Workspace, folder: Path) -> Iterator[None]:
-    """Have the next attempt find the lowest number taken, as by another one that is under way."""
+def _at_the_same_time(workspace: Workspace, run: str, folder: Path) -> Iterator[None]:
+    """Have another attempt of a run, or of its replays, under way."""
     (folder / "attempt").mkdir(parents=True)
     root = workspaces.find(workspace.root).work_root
-    other = work_directories.make(root, folder / "attempt", workspace.root, lambda *_: False)
+    other = work_directories.make(root, folder / "attempt", run, workspace.root, lambda *_: False)
     yield
     assert not any(other.path.iterdir())
     work_directories.remove(folder / "attempt")
@@ -122,7 +123,7 @@ def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> 
     assert (verdict["outcome"], verdict["compared"]["files"], verdict["outputs"]) == ("reproduced", 6, [])
     place = _outputs(workspace, run, tmp_path / "found")
     assert set(place.values()) == {place["cwd"], place["output_dir"]} and place["PWD"] == place["cwd"]
-    assert _numbers(place["cwd"]) == ("0" * 16 if mounted else f"{1:016x}")
+    assert _numbers(place["cwd"]) == ("0" * 16 if mounted else f"00{run}01")
     # The link that the script made by an absolute path is a result like the file behind it.
     assert (tmp_path / "found" / "out" / "link.txt").read_text() == "1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
@@ -133,10 +134,10 @@ def _numbers(path: str) -> str:
     return Path(path).parent.name.removeprefix("m5ws-")
 
 
-def test_a_replay_beside_another_run_is_reproduced(tmp_path: Path, mounted: bool) -> None:
+def test_a_replay_beside_another_one_is_reproduced(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _PLACES)
     run = workspace.train()
-    with _at_the_same_time(workspace, tmp_path / "other"):
+    with _at_the_same_time(workspace, run, tmp_path / "other"):
         verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced", verdict
     assert verdict["compared"]["files"] == (6 if mounted else 2)
@@ -160,14 +161,22 @@ def test_another_workspace_of_the_store_has_the_same_path(tmp_path: Path, mounte
 def test_a_resumed_attempt_is_where_the_first_was(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _TWICE)
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    if mounted:
-        with _at_the_same_time(workspace, tmp_path / "other"):
-            workspace.m5ws("run", "--resume", run)
-    else:
+    with _at_the_same_time(workspace, runs.new_id(), tmp_path / "other"):
         workspace.m5ws("run", "--resume", run)
     workspace.m5ws("outputs", run, str(tmp_path / "found"))
     places = (tmp_path / "found" / "out" / "places.txt").read_text().split()
     assert len(places) == 2 and places[0] == places[1]
+
+
+def test_a_path_that_a_script_wrote_down_never_leads_to_another_run(tmp_path: Path, mounted: bool) -> None:
+    workspace = _workspace(tmp_path / "w", _TWICE)
+    written = []
+    for _ in range(2):
+        run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
+        workspace.m5ws("outputs", run, str(tmp_path / run))
+        written.append((tmp_path / run / "out" / "places.txt").read_text())
+    # With a mount nobody else is seen at that path; without one the paths differ.
+    assert (written[0] == written[1]) is mounted
 
 
 def test_a_work_directory_inside_the_checkout_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Rep
 
 def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path / "home")
-    where = (tmp_path / "root", directory, tmp_path / "checkout", lambda *_: False)
+    where = (tmp_path / "root", directory, _RUN, tmp_path / "checkout", lambda *_: False)
     work = work_directories.make(*where).path
     (work / "written.txt").write_text("by the script")
     with leftovers.alone(directory.parent):

@@ -12,21 +12,23 @@ from m5ws.operations import ignored, work_directories
 from m5ws.operations.work_directories import WorkDirectory
 from tests.conftest import loud_skip
 
+_RUN, _OTHER = "00000000000a", "ffffffffffff"
 
-def _make(folder: Path, attempt: str, *, mounts: bool = False) -> WorkDirectory:
+
+def _make(folder: Path, attempt: str, run: str = _RUN, *, mounts: bool = False) -> WorkDirectory:
     (folder / attempt).mkdir(parents=True)
     (folder / "checkout").mkdir(exist_ok=True)
-    return work_directories.make(folder / "root", folder / attempt, folder / "checkout", lambda *_: mounts)
+    return work_directories.make(folder / "root", folder / attempt, run, folder / "checkout", lambda *_: mounts)
 
 
 def _number(path: Path) -> str:
     return path.parent.name.removeprefix("m5ws-").lstrip("0")
 
 
-def test_attempts_one_after_another_have_one_path_and_no_two_at_once(tmp_path: Path) -> None:
-    one, two = _make(tmp_path, "a"), _make(tmp_path, "b")
-    assert (_number(one.path), _number(two.path)) == ("1", "2")
-    assert len(str(one.path)) == len(str(two.path))
+def test_attempts_of_a_run_have_one_path_no_two_at_once_and_no_other_run_s(tmp_path: Path) -> None:
+    one, two, other = _make(tmp_path, "a"), _make(tmp_path, "b"), _make(tmp_path, "d", _OTHER)
+    assert (_number(one.path), _number(two.path), _number(other.path)) == ("a01", "a02", "ffffffffffff01")
+    assert len(str(one.path)) == len(str(two.path)) == len(str(other.path))
     (one.path / "kept.txt").write_text("a")
     assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
     work_directories.end(tmp_path / "a")
@@ -104,7 +106,7 @@ def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
     assert "chmod" not in str(refused.value.hint)
     (tmp_path / "link").symlink_to(tmp_path / "checkout")
     with pytest.raises(UsageError, match="inside the workspace"):
-        work_directories.make(tmp_path / "link" / "x", tmp_path / "a", tmp_path / "checkout", lambda *_: False)
+        work_directories.make(tmp_path / "link" / "x", tmp_path / "a", _RUN, tmp_path / "checkout", lambda *_: False)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
