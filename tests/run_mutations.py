@@ -117,6 +117,7 @@ MUTATIONS = (
         "m5ws/training/recorder.py",
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
+        "        self._probe()\n"
         "        if loaded.rank is not None:\n"
         "            # Last of all: making an iterator of the loader draws a seed from the global generator.\n"
         '            generators = loaded.rank["generators"]\n'
@@ -125,13 +126,14 @@ MUTATIONS = (
         '            generators = loaded.rank["generators"]\n'
         "            rng.restore(generators, self._generators)\n"
         "        if self._feed is not None:\n"
-        "            self._feed.start()\n",
+        "            self._feed.start()\n"
+        "        self._probe()\n",
         ("training/test_session.py",),
     ),
     Mutation(
         "restored tensors are not held against what was saved",
         "m5ws/training/recorder.py",
-        '            checkpointing.prove("tensors", tensors, loaded.fingerprints, loaded.step)\n',
+        '            checkpointing.prove("tensors", *_on_their_ranks(tensors, loaded.fingerprints), loaded.step)\n',
         "",
         ("training/test_session.py",),
     ),
