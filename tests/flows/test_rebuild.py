@@ -15,10 +15,12 @@ import pytest
 import wheels
 from checkouts import commit_all, write
 from m5ws.adapters import own_package
+from m5ws.launch import mounts
 from m5ws.operations import pinned_environment
 from m5ws.records import Observed
 from m5ws.repository import Repository
 from m5ws.store import open_store
+from tests.conftest import loud_skip
 
 pytestmark = pytest.mark.services
 
@@ -126,6 +128,7 @@ def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) 
 
 _ENGINE = """#!{python}
 import json, os, subprocess, sys
+from m5ws.launch import mounts
 words, named = sys.argv[1:], {{}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(words) + "\\n")
@@ -142,6 +145,8 @@ while words[0].startswith("-"):
         cwd = value
     elif option == "--entrypoint":
         entry = value
+    elif option == "--volume" and value.split(":")[0] != value.split(":")[1]:
+        mounts.enter(*value.split(":")[:2])
 image = words.pop(0)
 os.chdir(cwd)
 os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + ":/usr/bin:/bin", **named}})
@@ -150,7 +155,11 @@ os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A stand-in for Podman: it writes down what it is told, and starts the command right here."""
+    """A stand-in for Podman: it writes down its arguments, and starts the command here, with its mounts."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if not mounts.possible(str(tmp_path / "one"), str(tmp_path / "other")):
+        loud_skip("no mount namespaces: needs the rights of root")
     program = tmp_path / "engine" / "podman"
     log = tmp_path / "engine" / "log"
     write(tmp_path, {"engine/podman": _ENGINE.format(python=sys.executable, log=str(log))})

@@ -88,7 +88,7 @@ def _workspace(root: Path, held: Path) -> Workspace:
         made.edit("train.py", line, "")
     made.edit("train.py", "rank = dist.get_rank()", "rank = 0")
     made.edit("train.py", "dist.destroy_process_group()\n", "")
-    condition = f"step.number == 6 and os.path.exists({str(held)!r}) and {str(root)!r} in os.getcwd()"
+    condition = f"step.number == 6 and os.path.exists({str(held)!r}) and {str(root)!r} in os.environ['M5WS_CONTEXT']"
     made.edit("train.py", 'time.sleep(settings["pause_s"])', f"while {condition}:\n        time.sleep(0.05)")
     made.edit("train.py", "import time\n", "import os\nimport time\n")
     made.edit("config.yaml", "hidden: 128", "hidden: 16")
