@@ -194,9 +194,9 @@ def _recorded(fitting: Sequence[Change], others: Sequence[Change], where: str) -
 
 
 def _unknown(first: Divergence, changes: Sequence[Change], where: str, sign: Sign | None) -> str:
-    # Imports of processes that ranks start anew are not recorded.
+    # Imports of processes that ranks start by `spawn` or `exec` are not recorded.
     unseen = [change for change in changes if (change.detail or "").endswith("imported it")]
-    unless = f", unless a process that a rank started anew imported it: {_list(unseen)}" if unseen else ""
+    unless = f", unless a process that a rank started imported it: {_list(unseen)}" if unseen else ""
     harmless = f" that can change bits ({len(changes)} that cannot{unless})" if changes else ""
     return f"{_UNKNOWN}: no recorded input differs{harmless}; {where}, which points to {sign or pointer(first)}"
 

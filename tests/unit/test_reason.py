@@ -117,7 +117,7 @@ def test_where_nothing_differs_the_cause_is_unknown(changes: tuple[Change, ...])
 def test_what_no_rank_imported_is_named_since_their_children_may_have() -> None:
     unseen = msgspec.structs.replace(TORCH, rating="cannot", detail="no rank imported it")
     said = reason(at("file out/a"), (KERNEL, unseen)) or ""
-    assert "(2 that cannot, unless a process that a rank started anew imported it: (1) environment distribution" in said
+    assert "(2 that cannot, unless a process that a rank started imported it: (1) environment distribution" in said
 
 
 @pytest.mark.parametrize(
