@@ -101,14 +101,15 @@ _SLOWEST = (
     # The first to use DeepSpeed compiles its operators, which takes one to two minutes: the other worker begins with
     # modules that do not wait for them.
     "training/test_deepspeed.py",
-    "contract/test_launchers.py", "training/test_portable.py", "adapters/test_machine.py",
-    "flows/test_resume.py", "flows/test_explain.py", "operations/test_killed.py",
-    "adapters/mlflow/test_mlflow_follower.py", "cli/test_running.py", "training/test_dcp.py",
-    "flows/test_segments.py", "flows/test_reproduce.py", "training/test_reshard_deepspeed.py", "flows/test_fork.py",
-    "training/test_export_deepspeed.py", "training/test_deepspeed_cpu_adam.py", "training/test_fork.py",
-    "training/test_saves_beside.py", "training/test_session.py", "training/test_tracing.py", "flows/test_bisect.py",
-    "flows/test_isolation.py", "flows/test_recheck.py", "training/test_killed_saves.py", "operations/test_crash.py",
-    "operations/test_unchanged.py", "store/test_s3.py", "flows/test_plain.py",
+    "flows/test_resume.py", "cli/test_running.py", "operations/test_unchanged.py", "flows/test_reproduce.py",
+    "flows/test_explain.py", "flows/test_elsewhere.py", "adapters/mlflow/test_mlflow_follower.py",
+    "flows/test_segments.py", "training/test_features.py", "adapters/test_machine.py", "flows/test_isolation.py",
+    "flows/test_environments.py", "flows/test_recheck.py", "training/test_store_in_trouble.py",
+    "operations/test_crash.py", "training/test_deepspeed_cpu_adam.py", "training/test_dcp.py", "flows/test_fork.py",
+    "flows/test_bisect.py", "training/test_export_deepspeed.py", "repository/test_bindings.py",
+    "training/test_reshard_deepspeed.py", "contract/test_launchers.py", "contract/test_store.py",
+    "adapters/mlflow/test_mlflow_crashes.py", "operations/test_bisect.py", "flows/test_s3_store.py",
+    "training/test_portable.py", "flows/test_work_directories.py", "operations/test_killed.py",
 )  # fmt: skip
 """Modules that begin first, so that no worker is left with one when all others have ended."""
 

@@ -44,6 +44,12 @@ def counting(tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path / "site"), inherited)))}, log
 
 
+def without_torch(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Return the environment with a torch that cannot be found: the process that is asked answers at once."""
+    write(tmp_path / "site" / "torch.py", "raise ModuleNotFoundError('no torch', name='torch')\n")
+    return environment
+
+
 def started(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
@@ -105,6 +111,7 @@ def test_effective_values_come_from_a_process_with_the_environment(tmp_path: Pat
 def test_a_second_observation_starts_no_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     environment, log = counting(tmp_path)
+    environment = without_torch(environment, tmp_path)
     first = observer(tmp_path).observe(environment)
     assert started(log) == 1
     a_run = {"MLFLOW_RUN_ID": "7c1d", "M5WS_CONTEXT": "/somewhere", "TERM": "dumb"}
@@ -116,6 +123,7 @@ def test_a_second_observation_starts_no_process(tmp_path: Path) -> None:
 def test_whatever_it_depends_on_asks_again(tmp_path: Path, change: str) -> None:
     pytest.importorskip("torch")
     environment, log = counting(tmp_path)
+    environment = without_torch(environment, tmp_path)
     environment["TORCH_EXTENSIONS_DIR"] = str(tmp_path / "extensions")
     system = tmp_path / "system"
     system.mkdir()

@@ -143,7 +143,7 @@ raise RuntimeError(f"cannot log in with {{secret}}")
     assert [key for key, data in stored.items() if secret.encode() in data] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
     argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, "--", "train.py"]

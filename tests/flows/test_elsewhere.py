@@ -199,7 +199,10 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
         assert ends[-1] and sum(ends) == 1, (run, attempt)
 
 
-_SCALES = [Scale(1), pytest.param(Scale(170, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(14400)])]
+_SCALES = [
+    pytest.param(Scale(1), marks=pytest.mark.long),
+    pytest.param(Scale(170, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(14400)]),
+]
 
 
 @pytest.mark.parametrize("scale", _SCALES)

@@ -88,7 +88,9 @@ def _in_bucket(root: Path, server: S3Server) -> _Unsaved:
     return _Unsaved(workspace, server.url(bucket, "team"), run)
 
 
-@pytest.fixture(params=["directory-1", "directory-2", "bucket-2"])
+@pytest.fixture(
+    params=["directory-1", *(pytest.param(name, marks=pytest.mark.long) for name in ("directory-2", "bucket-2"))]
+)
 def unsaved(tmp_path: Path, request: pytest.FixtureRequest) -> _Unsaved:
     kind, ranks = request.param.split("-")
     if kind == "directory":

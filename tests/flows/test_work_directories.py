@@ -59,7 +59,7 @@ raise SystemExit(9 if len(Path("out/places.txt").read_text().split()) == 1 else 
 """
 
 
-@pytest.fixture(params=["mounted", "not mounted"])
+@pytest.fixture(params=["mounted", pytest.param("not mounted", marks=pytest.mark.long)])
 def mounted(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -21,7 +21,7 @@ def _take(here: Workspace, repo: Repository, index: Path) -> str:
     ).id
 
 
-@pytest.mark.parametrize("same_index", [True, False])
+@pytest.mark.parametrize("same_index", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_snapshot_survives_a_crash_after_every_single_write(tmp_path: Path, same_index: bool) -> None:
     """With the index of the call that died, and without: it must not claim what never became durable."""
     here = find(make_workspace(tmp_path / "w", "plain.py").root)

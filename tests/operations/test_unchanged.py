@@ -111,8 +111,8 @@ def test_a_change_in_the_second_in_which_git_wrote_its_index_is_seen(tmp_path: P
     place = Place(tmp_path / "w", Repository.create(LocalStore(tmp_path / "store")))
     write(place.root, {"train.py": "0000\n", "data/x": "x"})
     git(place.root, "init", "-q")
-    for number in range(30):
-        if number % 10 == 0:
+    for number in range(12):
+        if number % 4 == 0:
             git(place.root, "add", "train.py")
             git(place.root, "commit", "-q", "--allow-empty", "-m", "git may not see what was changed within a second")
         quietly(place.root / "train.py", b"%04d\n" % (number + 1))

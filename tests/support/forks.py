@@ -37,9 +37,11 @@ _GRACE_S = 1.0
 """Given to the other ranks when one has failed."""
 _READ_AT_START = (
     "ATEN_", "BLIS_", "CUDA_", "CUBLAS_", "DNNL_", "GLIBC_", "GOMP_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",
-    "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PYTHON", "TORCH_", "TZ", "XDG_",
+    "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PYTHON", "TORCH_", "TZ", "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
 )  # fmt: skip
 """How the names of variables begin that the interpreter, the C library or an imported library reads once."""
+_READ_BY_TORCHRUN = "TORCH_ELASTIC_"
 _RANK = ("-m", "m5ws.training.rank")
 _TORCH = (
     "torch._inductor",
@@ -115,7 +117,11 @@ class ForkParents:
 
     def parent(self, environment: Mapping[str, str], *, deepspeed: bool) -> ForkParent:
         """Return a parent that has read these variables, as far as they are read at start."""
-        read = frozenset((name, value) for name, value in environment.items() if name.startswith(_READ_AT_START))
+        read = frozenset(
+            (name, value)
+            for name, value in environment.items()
+            if name.startswith(_READ_AT_START) and not name.startswith(_READ_BY_TORCHRUN)
+        )
         key = (read, deepspeed)
         with self._lock:
             if key not in self._parents:

@@ -138,7 +138,10 @@ def _was_saving(left: Any) -> bool:
     return bool(steps) and max(published, default=0) < max(*steps, *(states or [0]))
 
 
-_SCALES = [Scale(4), pytest.param(Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+_SCALES = [
+    pytest.param(Scale(4), marks=pytest.mark.long),
+    pytest.param(Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+]
 
 
 @pytest.mark.parametrize("scale", _SCALES)

@@ -60,7 +60,8 @@ def test_without_the_level_other_vector_widths_give_other_bits() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: no C compiler to imitate another vendor with")
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) -> None:
     amd, intel = vendors(tmp_path)
     first, second = (trained("portable", dtype, **vendor) for vendor in (amd, intel))

@@ -48,7 +48,7 @@ def trouble(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=["directory", "S3 (moto)"])
+@pytest.fixture(params=["directory", pytest.param("S3 (moto)", marks=pytest.mark.long)])
 def troubled(request: pytest.FixtureRequest, trouble: str, tmp_path: Path) -> Iterator[Directory | Server]:
     """Return a store and its trouble, which has not begun."""
     if request.param == "directory":
