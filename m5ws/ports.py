@@ -133,9 +133,6 @@ class Near(Protocol):
     def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """As `get`, from the store itself, whatever the copy is: it is dropped. Raises NotFound."""
 
-    def part(self, key: str, start: int, length: int) -> bytes:
-        """As `get`, of the copy if there is one; else from the store, no more than that, and none is made."""
-
     def held(self, key: str) -> int | None:
         """Return the size of an object's copy, which counts as used now, or None if there is none."""
 

@@ -25,11 +25,11 @@ _ODD = re.compile(r"[^/\w.\- :]")
 
 def params(repo: Repository, subject: Subject) -> dict[str, str]:
     """Return parameter names and values; those of several config files begin with the file's path."""
-    files = trees.located(repo.objects, subject.snapshot.config).entries
+    files = trees.located(repo.objects, repo.locations, subject.snapshot.config).entries
     found: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
-        flat = _flatten(_parse(entry, trees.read_file(repo.objects, entry)))
+        flat = _flatten(_parse(entry, trees.read_file(repo.objects, repo.locations, entry)))
         for key, value in itertools.islice(flat, _KEYS):
             found[metric_name(f"{prefix}{key}")] = _cut(value)
     return found | {metric_name(key): _cut(value) for key, value in _launch(subject).items()}

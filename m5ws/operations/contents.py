@@ -251,7 +251,7 @@ def _look_again(look: Look, contents: Contents) -> None:
         if staged:
             continue
         fresh = [SourceFile(path=file.path, location=file.location) for file in files]
-        if not trees.is_still(look.repo.objects, fresh, look.index, digest):
+        if not trees.is_still(look.repo.objects, look.repo.locations, fresh, look.index, digest):
             raise FileChanged("files were changed while the workspace was captured")
 
 

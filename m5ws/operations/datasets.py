@@ -75,7 +75,9 @@ def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[D
     place.source.verify(tracked, verified)
     place.inspect(claim.files)
     before = [os.lstat(file.location) for file in verified]
-    written = trees.write_tree(place.repo.objects, claim.files, index, place.progress, place.dry_run)
+    written = trees.write_tree(
+        place.repo.objects, place.repo.locations, claim.files, index, place.progress, place.dry_run
+    )
     after = [os.lstat(file.location) for file in verified]
     _unmoved(tracked, before, after)
     if place.dry_run:
@@ -104,11 +106,11 @@ def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -
     marks = [mark for mark in place.index.marks(_MARK) if mark.startswith(f"{_name(place, tracked)}:")]
     if not marks:
         return None
-    probe = trees.write_tree(place.repo.objects, files, place.index, None, dry_run=True)
+    probe = trees.write_tree(place.repo.objects, place.repo.locations, files, place.index, None, dry_run=True)
     for mark in marks:
         _, seen, tree = mark.rsplit(":", 2)
         if probe.unchanged and seen == probe.digest and place.repo.objects.has(tree):
-            place.repo.objects.told.of(tree, probe.packing)
+            place.repo.locations.add_tree(tree, probe.packing)
             return _dataset(tracked, tree, probe.size_bytes), probe
     return None
 
@@ -130,7 +132,7 @@ def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked
         return digest
     entries = tuple(msgspec.structs.replace(entry, mode=mode) for entry in tree.entries)
     changed = repo.objects.put_record(Tree(entries=entries))
-    repo.objects.told.of(changed, packing)
+    repo.locations.add_tree(changed, packing)
     return changed
 
 
@@ -152,7 +154,7 @@ def _whole(repo: Repository, digest: Digest) -> int | None:
     Raises CorruptObject, UnknownSchema.
     """
     try:
-        tree = trees.located(repo.objects, digest)
+        tree = trees.located(repo.objects, repo.locations, digest)
     except (CorruptObject, UnknownSchema):
         raise
     except (M5Error, OSError):

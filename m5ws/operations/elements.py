@@ -99,7 +99,7 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Element]:
 def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str | None]] | None:
     if pair.old is None or pair.new is None or pair.old.mode != pair.new.mode or pair.old.mode == "link":
         return None
-    texts = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
+    texts = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
     return config_merge.differing(pair.name, *texts)
 
 
@@ -149,7 +149,7 @@ def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[E
         places = [element.keys for element in elements if element.file == pair.path and element.keys]
         if not places or pair.old is None or pair.new is None:
             continue
-        before, after = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
+        before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
         if config_merge.merged(pair.name, before, after, places) != after:
             change = Change(part="config", name=f"{pair.name} (text)", old=None, new=None, rating="cannot")
             yield Untried(change=change, why="comments, order and layout are BAD's only where all of its keys are")

@@ -70,7 +70,7 @@ def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) ->
     digest = repo.objects.put_record(hybrid.snapshot)
     if repo.store.names(f"snapshots/{digest}/"):
         found = snapshots.load(repo, digest).trees.values()
-        if all(trees.is_found(repo.objects, tree) for tree in found):
+        if all(trees.is_found(repo.objects, repo.locations, tree) for tree in found):
             return digest
     message = f"bisect: run {good.id} with {what or 'nothing'} from run {bad.id}"
     annotation = Annotation(created_s=time.time(), message=message, derived_from=good.snapshot)
@@ -95,7 +95,9 @@ def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], c
     if taken == files:
         return new
     mixed = {pair.path: pair.new for pair in tree_diff.different(repo, old.tree, new.tree) if pair.path in taken}
-    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.located(repo.objects, old.tree).entries}
+    entries: dict[bytes, Entry | None] = {
+        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old.tree).entries
+    }
     return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}))
 
 
@@ -106,14 +108,16 @@ def _config(
     taken = [element for element in chosen if element.change.part == "config"]
     if len(taken) in (0, len(keys)):
         return new if taken else old
-    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.located(repo.objects, old).entries}
+    entries: dict[bytes, Entry | None] = {
+        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old).entries
+    }
     texts: dict[bytes, bytes] = {}
     for pair in tree_diff.different(repo, old, new):
         some = [element.keys for element in taken if element.file == pair.path]
         if len(some) == len([element for element in keys if element.file == pair.path]):
             entries[pair.path] = pair.new
         elif some and pair.old is not None and pair.new is not None:
-            before, after = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
+            before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
             texts[pair.path] = config_merge.merged(pair.name, before, after, some)
     return _packed(repo, entries, texts)
 
@@ -124,11 +128,11 @@ def _packed(repo: Repository, entries: Mapping[bytes, Entry | None], texts: Mapp
     _check(kept)
     with tempfile.TemporaryDirectory(prefix="m5ws-hybrid-") as folder:
         work = Path(folder) / "mixed"
-        materialise(repo.objects, [Tree(entries=tuple(kept))], work, read_only=False)
+        materialise(repo.objects, repo.locations, [Tree(entries=tuple(kept))], work, read_only=False)
         for path, text in texts.items():
             (work / path_text(path)).write_bytes(text)
         sources = [SourceFile(path=entry.path, location=os.path.join(work, path_text(entry.path))) for entry in kept]
-        return trees.write_tree(repo.objects, sources).digest
+        return trees.write_tree(repo.objects, repo.locations, sources).digest
 
 
 def _check_disjoint(repo: Repository, snapshot: Snapshot) -> None:

@@ -33,7 +33,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     observation: Observation
 
     def write(self, files: Sequence[SourceFile]) -> trees.Written:
-        return trees.write_tree(self.repo.objects, files, self.index, self._report, self.dry_run)
+        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)
 
     def _report(self, what: str, done: int, total: int) -> None:
         """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
@@ -45,7 +45,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
         """Return what each of `parts` was written as, if all files are as they were then; a stat per file."""
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
-        return trees.present(self.repo.objects, recorded)
+        return trees.present(self.repo.objects, self.repo.locations, recorded)
 
 
 class Contents(msgspec.Struct, kw_only=True):

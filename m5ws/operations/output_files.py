@@ -135,7 +135,9 @@ def _entries(repo: Repository, content: Digest | None) -> dict[str, Entry]:
     found = repo.objects.get_record(content, Content)
     if found.tree is None:
         return {}
-    return {entry.name: entry for entry in trees.located(repo.objects, found.tree, found.packing).entries}
+    return {
+        entry.name: entry for entry in trees.located(repo.objects, repo.locations, found.tree, found.packing).entries
+    }
 
 
 def _compare(

@@ -58,8 +58,10 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     It is `snapshot_id` itself if they change nothing. Raises UsageError for a key that is not there.
     """
     base = snapshots.load(repo, snapshot_id)
-    tree = trees.located(repo.objects, base.config)
-    before = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries if entry.link is None}
+    tree = trees.located(repo.objects, repo.locations, base.config)
+    before = {
+        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
+    }
     after = changed(before, [parse(text) for text in overrides])
     if after == before:
         return snapshot_id
@@ -201,12 +203,12 @@ def _rewritten(repo: Repository, tree: Tree, files: Mapping[str, bytes]) -> Dige
     """Write the config tree with other content for `files`; a tree is packed from files, so that it packs alike."""
     with tempfile.TemporaryDirectory(prefix="m5ws-config-") as folder:
         work = Path(folder) / "config"
-        materialise(repo.objects, [tree], work, read_only=False)
+        materialise(repo.objects, repo.locations, [tree], work, read_only=False)
         for entry in tree.entries:
             if entry.name in files:
                 (work / path_text(entry.path)).write_bytes(files[entry.name])
         sources = [SourceFile(path=e.path, location=os.path.join(work, path_text(e.path))) for e in tree.entries]
-        return trees.write_tree(repo.objects, sources).digest
+        return trees.write_tree(repo.objects, repo.locations, sources).digest
 
 
 def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:

@@ -89,7 +89,7 @@ def write(repo: Repository, stored: Stored, target: Path, progress: Progress | N
     """
     tree = _tree(repo, stored.content)
     with fresh_directory.filled(target) as made:
-        materialise(repo.objects, [tree], made, progress, read_only=False)
+        materialise(repo.objects, repo.locations, [tree], made, progress, read_only=False)
     return tree
 
 
@@ -152,4 +152,4 @@ def _tree(repo: Repository, digest: Digest) -> Tree:
     content = repo.objects.get_record(digest, Content)
     if content.tree is None:
         raise NotFound(f"content {digest} has no files")
-    return trees.located(repo.objects, content.tree, content.packing)
+    return trees.located(repo.objects, repo.locations, content.tree, content.packing)

@@ -27,7 +27,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
     """Store files; return the digest of the `Content` that names them. Raises M5Error, OSError."""
     with _masked(files) as stored:
-        written = trees.write_tree(repo.objects, stored)
+        written = trees.write_tree(repo.objects, repo.locations, stored)
     return repo.objects.put_record(
         Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
     )

@@ -171,7 +171,13 @@ def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
 
 def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
     parts = dict.fromkeys(snapshot.trees.values())
-    materialise(repo.objects, [trees.located(repo.objects, tree) for tree in parts], work, progress)
+    materialise(
+        repo.objects,
+        repo.locations,
+        [trees.located(repo.objects, repo.locations, tree) for tree in parts],
+        work,
+        progress,
+    )
 
 
 def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:

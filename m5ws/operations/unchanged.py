@@ -60,7 +60,9 @@ def recall(look: Look, glance: Glance | None) -> Kept | None:
     config = _config(look, known)
     if config is None:
         return None
-    written = trees.present(look.repo.objects, [known.code, trees.recorded(look.repo.objects, config, look.index)])
+    written = trees.present(
+        look.repo.objects, look.repo.locations, [known.code, trees.recorded(look.repo.objects, config, look.index)]
+    )
     if written is None:
         return None
     code, config_tree = written

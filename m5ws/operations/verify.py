@@ -262,10 +262,10 @@ class _Check:
         repo, snapshot = self._repo, self._told.snapshot
         try:
             said = [one.packings for one in snapshots.annotations(repo, snapshot)]
-            for packing in packings.counting(repo.objects, said, lenient=True):
+            for packing in trees.counting(repo.objects, said, lenient=True):
                 records.walk("snapshot", packing, Packing)
             for tree in snapshots.load(repo, snapshot).trees.values():
-                trees.located(repo.objects, tree)
+                trees.located(repo.objects, repo.locations, tree)
         except packings.UNSOUND as error:
             self._find(f"snapshots/{snapshot}", str(error))
 

@@ -16,6 +16,7 @@ from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.ports import Homed, ObjectStore
 from m5ws.records import Format
 from m5ws.repository import plans
+from m5ws.repository.locations import PackLocations
 from m5ws.repository.objects import Objects
 from m5ws.repository.plans import Standings
 
@@ -31,7 +32,8 @@ _NEW = Format(file_chunk_bytes=16 * 2**20)
 class Repository:
     """A store together with its `format`; open it with `Repository.open` or `.create`.
 
-    `note` is what a person should know of the store, for example that it is in another region.
+    `note` is what a person should know of the store, for example that it is in another region. `locations` are the
+    packs of small files, as far as this process has written trees or loaded snapshots.
     `patience` is how publishing waits for a `gc` that is in its way, where it is not as usual.
     """
 
@@ -41,7 +43,8 @@ class Repository:
         self.store = store
         self.format = form
         self.note = note
-        self.objects = Objects(store, form, looking)
+        self.objects = Objects(store, form, self._done_plans)
+        self.locations = PackLocations(self.objects)
         self._looking = looking
         self.patience: Patience | None = None
 
@@ -92,7 +95,13 @@ class Repository:
 
     def through(self, store: ObjectStore) -> "Repository":
         """Return the same store as `store` shows it, which keeps copies of it."""
-        return Repository(store, self.format, self.note, self._looking)
+        same = Repository(store, self.format, self.note, self._looking)
+        same.locations = self.locations.of(same.objects)
+        return same
+
+    def _done_plans(self) -> frozenset[str]:
+        looking, self._looking = self._looking, None
+        return (looking.result() if looking is not None else plans.look(self.store)).done
 
     @classmethod
     def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":

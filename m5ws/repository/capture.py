@@ -2,10 +2,9 @@
 
 What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
 again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a
-chunk, and `_WAITING_BYTES`.
+chunk.
 """
 
-import itertools
 import os
 import stat
 import threading
@@ -30,11 +29,8 @@ from m5ws.repository.objects import Objects
 _ATTEMPTS = 5
 _IN_FLIGHT_BYTES = 256 * 2**20
 _PACKS_IN_FLIGHT = 16
-_WAITING_BYTES = 64 * 2**20
 _ASKED_BYTES = 2**20
 """What is smaller is sent without asking first whether it is there: the answer would take as long."""
-_ROUNDS = 3
-"""So often what others say of packs is held against the files, if some of it was a lie."""
 _PACK_END = 8
 """A pack that is no longer small has an eighth of `Format.pack_bytes` more on the average: then its content ends it."""
 
@@ -83,7 +79,6 @@ class TreeWriter:
         self._pack_bytes = 0
         self._packs: list[Future[Pack]] = []
         self._held: dict[bytes, Pack] = {}
-        self._waiting_bytes = 0
         self._placed: set[Digest] = set()
         self._kept: dict[Digest, Pack] = {}
         self._chunked: list[_Chunked] = []
@@ -113,22 +108,24 @@ class TreeWriter:
         entries: list[Entry] = []
         with self._pool:
             known = self._known_chunks(files, stats)
-            # Where packs are known, all files are looked at first: what is used of a pack decides what it is worth.
-            packs = self._known_packs(files, stats)
-            waiting = list[_Member]() if packs else None
+            packs = self._known_packs()
+            packed = {name for pack in packs for name in pack.names}
+            waiting = list[_Member]()
             for position, (file, found) in enumerate(zip(files, stats, strict=True)):
                 if progress and position % 256 == 0:
                     progress("capturing files", position, len(files))
                 entry, member = self._capture(file, found, position, known.get(position))
                 entries.append(entry)
-                if member is not None and waiting is None:
+                if member is not None and bytes.fromhex(member.digest) in packed:
+                    # A pack is worth keeping by all files that are in it; one that is not kept is read again.
+                    member.data = None
+                    waiting.append(member)
+                elif member is not None:
                     self._add(member)
-                elif member is not None and waiting is not None:
-                    self._wait(member, waiting)
             if waiting:
-                self._held = self._kept_packs(packs, waiting)
-                for member in waiting:
-                    self._add(member)
+                self._held = reuse.chosen(self._objects, packs, {bytes.fromhex(one.digest) for one in waiting})
+            for member in waiting:
+                self._add(member)
             self._end_pack()
             for chunked in self._chunked:
                 entries[chunked.position] = self._finished(entries[chunked.position], chunked)
@@ -198,13 +195,6 @@ class TreeWriter:
         self.mapped = self.mapped or mapped
         return not mapped
 
-    def _wait(self, member: _Member, waiting: list[_Member]) -> None:
-        """Have a file wait until all were looked at; what does not fit into memory is read again then."""
-        waiting.append(member)
-        self._waiting_bytes += member.size if member.data is not None else 0
-        if self._waiting_bytes > _WAITING_BYTES:
-            member.data = None
-
     def _add(self, member: _Member) -> None:
         if member.digest in self._placed:
             return
@@ -237,48 +227,10 @@ class TreeWriter:
         names = bytes.fromhex("".join(member.digest for member in members))
         return Pack(object=digest, files=names, sizes_bytes=tuple(member.size for member in members))
 
-    def _known_packs(self, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> list[Pack]:
-        """Return packs that may hold some of the small files: of the index, and of recent snapshots if many are new.
-
-        Without an index nothing is known, so that what is written depends on nothing but the files.
-        """
-        if self._index is None:
-            return []
-        small_bytes, known, unknown_bytes = self._objects.format.small_bytes, False, 0
-        for file, found in zip(files, stats, strict=True):
-            if stat.S_ISREG(found.st_mode) and found.st_size < small_bytes:
-                seen = self._index.file(os.fsencode(file.location), stamp(found)) is not None
-                known, unknown_bytes = known or seen, unknown_bytes + (0 if seen else found.st_size)
-        asked = unknown_bytes >= self._objects.format.pack_bytes
-        packs = {pack.object: pack for pack in (self._objects.told.recent(self._objects) if asked else ())}
-        if packs or known:
-            packs |= {
-                pack: Pack(object=pack, files=names, sizes_bytes=sizes)
-                for pack, (names, sizes) in self._index.packs().items()
-            }
-        return list(packs.values())
-
-    def _kept_packs(self, packs: Sequence[Pack], members: Sequence[_Member]) -> dict[bytes, Pack]:
-        """Return, by file, the packs of the store that are left as they are.
-
-        What the index does not know of them is hearsay, and is held against the files themselves.
-        """
-        assert self._index is not None
-        files = {bytes.fromhex(member.digest): member for member in members}
-        known, found = self._index.packs(), list[dict[Digest, bool]]()
-
-        def holds(pack: Pack) -> bool:
-            return reuse.holds(self._objects, pack, files, self._data)
-
-        def lying(chosen: Sequence[Pack]) -> set[Digest]:
-            told = {name: sound for one in found for name, sound in one.items()}
-            heard = [pack for pack in chosen if pack.object not in known and pack.object not in told]
-            # Who lies again and again is not listened to.
-            sound = self._pool.map(holds, heard) if len(found) < _ROUNDS else itertools.repeat(False, len(heard))
-            found.append({pack.object: whether for pack, whether in zip(heard, sound, strict=True)})
-            return {name for name, whether in found[-1].items() if not whether}
-
-        return reuse.chosen(self._objects, packs, files.keys(), lying)
+    def _known_packs(self) -> list[Pack]:
+        """Return the packs that this machine has written, from the index."""
+        known = self._index.packs() if self._index is not None else {}
+        return [Pack(object=pack, files=names, sizes_bytes=sizes) for pack, (names, sizes) in known.items()]
 
     def _data(self, member: _Member) -> bytes:
         if member.data is not None:

@@ -7,7 +7,7 @@ from m5ws import codec
 from m5ws.comparisons import JointVerdict
 from m5ws.errors import NotFound
 from m5ws.records import ANY_OUTPUTS, Annotation, Checkpoint, Digest, Packing, Record, Run, Slice, Snapshot
-from m5ws.repository import Repository, bindings, checkpoints, flight, ledger, outputs, packings, runs, snapshots
+from m5ws.repository import Repository, bindings, checkpoints, flight, ledger, outputs, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
 from m5ws.repository.naming import named
 from m5ws.repository.refs import Kind
@@ -55,7 +55,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
             raise NotFound(f"there is no snapshot {name}")
         # The first that is there makes it known: it is one whose packings are among what the snapshot needs.
         said = dict(zip(keys, flight.each(partial(_packings_in, repo), keys), strict=True))
-        needed = set(packings.counting(repo.objects, said.values(), lenient=True))
+        needed = set(trees.counting(repo.objects, said.values(), lenient=True))
         return sorted(keys, key=lambda key: not needed.issuperset(said[key].values()))
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
@@ -104,7 +104,7 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
         for one in said:
             if one.observed is not None:
                 _bytes(repo, one.observed, needs)
-        for packing in packings.counting(repo.objects, [one.packings for one in said], lenient=True):
+        for packing in trees.counting(repo.objects, [one.packings for one in said], lenient=True):
             _walk(repo, packing, Packing, needs, walked)
         return needs
     for attempt in ledger.attempts(repo, name):

@@ -143,7 +143,7 @@ class References:
             self._annotations.append((f"snapshots/{snapshot_id}/{name}", snapshot_id, annotation))
             if annotation.observed is not None:
                 self._records.need(root, annotation.observed)
-        for packing in packings.counting(self._repo.objects, said, lenient=True):
+        for packing in trees.counting(self._repo.objects, said, lenient=True):
             self._records.walk(root, packing, Packing)
             self._records.lead(snapshot_id, packing)
         self._records.walk(root, snapshot_id, Snapshot)

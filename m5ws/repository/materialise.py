@@ -18,6 +18,7 @@ from m5ws.records import Digest, Entry, Slice, Tree, path_text
 from m5ws.repository import copying
 from m5ws.repository.entries import check_claims, check_paths, is_small
 from m5ws.repository.flight import Job, fly
+from m5ws.repository.locations import PackLocations
 from m5ws.repository.objects import Objects, key
 from m5ws.repository.trees import read_elsewhere
 
@@ -33,7 +34,12 @@ class NotWritten(M5Error):
 
 
 def materialise(
-    objects: Objects, trees: Iterable[Tree], target: Path, progress: Progress | None = None, read_only: bool = True
+    objects: Objects,
+    locations: PackLocations,
+    trees: Iterable[Tree],
+    target: Path,
+    progress: Progress | None = None,
+    read_only: bool = True,
 ) -> None:
     """Write `trees`, whose paths are disjoint, to `target`, which must be absent or empty.
 
@@ -45,18 +51,16 @@ def materialise(
     check_claims(entries, "to materialise")
     try:
         _prepare(target)
-        _fill(objects, entries, target, progress, read_only)
+        _fill(_Writer(objects, locations, target, read_only), entries, target, progress)
     except OSError as error:
         raise NotWritten(f"{target} could not be filled: {error}") from error
 
 
-def _fill(
-    objects: Objects, entries: tuple[Entry, ...], target: Path, progress: Progress | None, read_only: bool
-) -> None:
+def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress: Progress | None) -> None:
     _make_folders(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
-    for size in fly(_Writer(objects, target, read_only).jobs(entries), _THREADS, _BUDGET_BYTES):
+    for size in fly(writer.jobs(entries), _THREADS, _BUDGET_BYTES):
         done += size
         if progress:
             progress("materialising", done, total)
@@ -94,8 +98,9 @@ def _with_zeros(path: bytes) -> bytes:
 class _Writer:
     """Makes the files of a target: one job a pack, and one a chunk, so that a large file is read in parallel."""
 
-    def __init__(self, objects: Objects, target: Path, read_only: bool) -> None:
+    def __init__(self, objects: Objects, locations: PackLocations, target: Path, read_only: bool) -> None:
         self._objects = objects
+        self._locations = locations
         self._on_disk = objects.store if isinstance(objects.store, OnDisk) else None
         self._root = os.fspath(target) + "/"
         self._write_bits = 0o222 if read_only else 0
@@ -160,7 +165,7 @@ class _Writer:
         try:
             pieces = self._objects.pieces(pack, parts)
         except (M5Error, OSError) as trouble:
-            pieces = read_elsewhere(self._objects, parts, trouble)
+            pieces = read_elsewhere(self._objects, self._locations, parts, trouble)
         for entry, piece in zip(entries, pieces, strict=True):
             self._whole(entry, piece)
         return sum(entry.size_bytes for entry in entries)

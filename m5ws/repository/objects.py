@@ -8,7 +8,6 @@ fresh bytes before that.
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -18,9 +17,6 @@ from m5ws import codec
 from m5ws.errors import CorruptObject, ObjectExists
 from m5ws.ports import Buffer, Flowing, Near, ObjectStore
 from m5ws.records import Digest, Format, Record, Slice
-from m5ws.repository import plans
-from m5ws.repository.packings import Told
-from m5ws.repository.plans import Standings
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -78,17 +74,15 @@ class _Arriving:
 
 
 class Objects:
-    """The content-addressed part of a store. `told` is where small files lie, as far as this process knows.
+    """The content-addressed part of a store. `done_plans` returns the gc plans that are done; it is called once."""
 
-    `looking` is a look at gc's plans that was begun before, for `begin` to take over.
-    """
-
-    def __init__(self, store: ObjectStore, form: Format, looking: Future[Standings] | None = None) -> None:
+    def __init__(
+        self, store: ObjectStore, form: Format, done_plans: Callable[[], frozenset[str]] = frozenset[str]
+    ) -> None:
         self.store = store
         self.format = form
-        self.told = Told(store)
         self._seen: set[Digest] = set()
-        self._looking = looking
+        self._done_plans = done_plans
         self._began: frozenset[str] | None = None
         self._beginning = threading.Lock()
 
@@ -100,8 +94,7 @@ class Objects:
         if self._began is None:
             with self._beginning:
                 if self._began is None:
-                    looking, self._looking = self._looking, None
-                    self._began = (looking.result() if looking is not None else plans.look(self.store)).done
+                    self._began = self._done_plans()
         return self._began
 
     def digest(self, data: Buffer) -> Digest:

@@ -1,32 +1,22 @@
-"""Which packs of a store are left as they are when a tree is written, and whether they hold what is said of them."""
+"""The packs of a store that are left as they are when a tree is written."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Sequence
 
-from m5ws.errors import M5Error
-from m5ws.ports import Near
-from m5ws.records import Digest, Pack
+from m5ws.records import Pack
 from m5ws.repository import presence
-from m5ws.repository.objects import Objects, key
+from m5ws.repository.objects import Objects
 
 LEAST_PACK = 4
 """A pack below a fourth of `Format.pack_bytes` is small."""
 _SMALL_PACKS = 16
 """So many small packs are borne with: more are joined."""
-_NEAR_BYTES = 2**17
-"""What lies between two wanted parts of a pack is read with them if it is no more: it costs less than a request."""
-
-_File = TypeVar("_File")
 
 
-def chosen(
-    objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes], lying: Callable[[Sequence[Pack]], set[Digest]]
-) -> dict[bytes, Pack]:
-    """Return, by file, which of `packs` are in the store, hold some of the `wanted` and are worth being left alone.
+def chosen(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -> dict[bytes, Pack]:
+    """Return, by file, those of `packs` that are in the store, hold some of the `wanted` and are worth keeping.
 
-    Not those of which less than half is used, and not small ones if there are many: reading a tree costs at most
-    twice its bytes, and about as many requests as if all of it were packed anew. Not those that `lying` returns of
-    what would be left. It does not depend on the order of `packs`.
+    A pack of which less than half is used is not, nor is a small one if there are many: reading a tree costs at most
+    twice its bytes, and about as many requests as if all of it were packed anew. The order of `packs` does not matter.
     """
     held = {
         pack.object: {n: s for n, s in zip(pack.names, pack.sizes_bytes, strict=True) if n in wanted} for pack in packs
@@ -47,60 +37,7 @@ def chosen(
         if all(name in worth or not used[name] for name in kept):
             # Those that others make needless are not counted, or there would be ever more of them.
             small = {name for name, pack in worth.items() if pack.size_bytes < objects.format.pack_bytes // LEAST_PACK}
-            bad = small if len(small) > _SMALL_PACKS else lying(list(worth.values()))
-            if not bad:
+            if len(small) <= _SMALL_PACKS:
                 return places
-            worth = {name: pack for name, pack in kept.items() if name not in bad}
+            worth = {name: pack for name, pack in kept.items() if name not in small}
         kept = worth
-
-
-def holds(objects: Objects, pack: Pack, at_hand: Mapping[bytes, _File], read: Callable[[_File], bytes]) -> bool:
-    """Return whether a pack holds what is said of it: then its name is the digest of what is said to be in it.
-
-    Files `at_hand` are `read` here; of the store only the others, and what lies between those that are near.
-    """
-    try:
-        there = _lacking(objects, pack, at_hand)
-    except (M5Error, OSError):
-        # What cannot be read is not relied on; what is at hand and cannot be read is an error.
-        return False
-    hasher, offset = objects.hasher(), 0
-    for name, size in zip(pack.names, pack.sizes_bytes, strict=True):
-        data = read(at_hand[name]) if name in at_hand else there.get(offset, b"")
-        if len(data) != size or (name not in at_hand and objects.digest(data) != name.hex()):
-            return False
-        hasher.update(data)
-        offset += size
-    return hasher.hexdigest() == pack.object
-
-
-def _lacking(objects: Objects, pack: Pack, at_hand: Collection[bytes]) -> dict[int, memoryview]:
-    """Return, by offset, the files of a pack that are not `at_hand`, as the store has them."""
-    wanted: list[tuple[int, int]] = []
-    offset = 0
-    for name, size in zip(pack.names, pack.sizes_bytes, strict=True):
-        wanted += [(offset, size)] if size and name not in at_hand else []
-        offset += size
-    found: dict[int, memoryview] = {}
-    for group in _near(wanted):
-        (start, _), (last, size) = group[0], group[-1]
-        data = memoryview(_part(objects, pack.object, start, last + size - start))
-        found |= {offset: data[offset - start : offset - start + size] for offset, size in group}
-    return found
-
-
-def _part(objects: Objects, digest: Digest, start: int, length: int) -> bytes:
-    store = objects.store
-    return store.part(key(digest), start, length) if isinstance(store, Near) else store.get(key(digest), start, length)
-
-
-def _near(wanted: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield parts, each an offset and a length in ascending order, in groups that are read at once."""
-    group: list[tuple[int, int]] = []
-    for offset, size in wanted:
-        if group and offset - sum(group[-1]) > _NEAR_BYTES:
-            yield group
-            group = []
-        group.append((offset, size))
-    if group:
-        yield group

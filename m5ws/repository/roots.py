@@ -16,7 +16,7 @@ from m5ws.events import AttemptEnded, AttemptStarted
 from m5ws.gc_records import Retired, Rules
 from m5ws.ports import ObjectStat, Progress
 from m5ws.records import Checkpoint, Content, Digest, Run
-from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, packings, runs, snapshots
+from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, runs, snapshots, trees
 from m5ws.repository.reach import Reach
 
 _RESUMABLE = ("dcp/1", "deepspeed/1")
@@ -93,7 +93,7 @@ def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
     for annotation in said:
         if annotation.observed is not None:
             reach.add(annotation.observed)
-    for packing in packings.counting(repo.objects, [one.packings for one in said]):
+    for packing in trees.counting(repo.objects, [one.packings for one in said]):
         reach.packing(packing)
     reach.snapshot(snapshot)
 

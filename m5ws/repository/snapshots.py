@@ -38,7 +38,7 @@ def publish(
         record = pool.submit(repo.objects.put_record, snapshot)
         lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
     if lost:
-        repo.objects.told.forget()
+        repo.locations.forget_trees()
         raise Vanished(f"where small files lie was written, and is not there: packing {min(lost)}")
     annotation, digest = msgspec.structs.replace(annotation, packings=places), record.result()
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
@@ -56,14 +56,16 @@ def publish(
     try:
         publishing.publish(repo, needs, create, patience=patience)
     except Vanished:
-        repo.objects.told.forget()
+        repo.locations.forget_trees()
         raise
     return digest
 
 
 def packings(repo: Repository, snapshot: Snapshot) -> dict[Digest, Digest]:
     """Return the packings of a snapshot's trees that were written or loaded by `repo`. Raises as `trees.located`."""
-    found = {tree: trees.packing_of(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())}
+    found = {
+        tree: trees.packing_of(repo.objects, repo.locations, tree) for tree in dict.fromkeys(snapshot.trees.values())
+    }
     return {tree: packing for tree, packing in found.items() if packing is not None}
 
 
@@ -72,7 +74,7 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
     if not repo.store.names(f"snapshots/{snapshot_id}/"):
         raise NotFound(f"there is no snapshot {snapshot_id}")
     snapshot = repo.objects.get_record(snapshot_id, Snapshot)
-    repo.objects.told.by(snapshot_id, snapshot.trees.values())
+    repo.locations.add_snapshot(snapshot_id, snapshot.trees.values())
     return snapshot
 
 

@@ -9,7 +9,7 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -22,10 +22,11 @@ from m5ws.repository import packings, presence
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.entries import check, check_paths
 from m5ws.repository.index import Index, KnownTree, settled, stamp
+from m5ws.repository.locations import PackLocations, is_whole
 from m5ws.repository.objects import Objects
 
 _log = logging.getLogger(__name__)
-_TAKE_AGAIN = "Take the snapshot again where its files are: that says it anew."
+_TAKE_AGAIN = "Take the snapshot again where its files are: its new annotation names one."
 _STAMPED = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
 
@@ -45,6 +46,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_tree(
     objects: Objects,
+    locations: PackLocations,
     files: Sequence[SourceFile],
     index: Index | None = None,
     progress: Progress | None = None,
@@ -58,14 +60,14 @@ def write_tree(
     ordered = sorted(files, key=lambda file: file.path)
     stats = [file.found or os.lstat(file.location) for file in ordered]
     signature = _signature(objects, ordered, stats)
-    if index is not None and (known := present(objects, [index.tree(signature)])):
+    if index is not None and (known := present(objects, locations, [index.tree(signature)])):
         return known[0]
     writer = TreeWriter(objects, index, dry_run, began_ns)
     check_paths(ordered, "to be written")
     tree = Tree(entries=writer.entries(ordered, stats, progress))
     digest, packing = writer.finish(tree)
     if not dry_run:
-        objects.told.of(digest, packing)
+        locations.add_tree(digest, packing)
     stays = not writer.mapped and all(settled(stamp(found), began_ns) for found in stats)
     if index is not None and not dry_run and stays:
         known_tree = KnownTree(
@@ -81,13 +83,15 @@ def write_tree(
     )
 
 
-def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest: Digest) -> bool:
+def is_still(
+    objects: Objects, locations: PackLocations, files: Sequence[SourceFile], index: Index, digest: Digest
+) -> bool:
     """Return whether `files` are as they were when they were written as `digest` a moment ago.
 
     Where their stamps tell, nothing is read, and nothing is asked of the store: what it has was seen at the writing.
     """
     known = recorded(objects, files, index)
-    return digest == (known or write_tree(objects, files, index, dry_run=True)).digest
+    return digest == (known or write_tree(objects, locations, files, index, dry_run=True)).digest
 
 
 def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> KnownTree | None:
@@ -96,7 +100,9 @@ def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> Kno
     return index.tree(_signature(objects, ordered, [file.found or os.lstat(file.location) for file in ordered]))
 
 
-def present(objects: Objects, known: Sequence[KnownTree | None]) -> tuple[Written, ...] | None:
+def present(
+    objects: Objects, locations: PackLocations, known: Sequence[KnownTree | None]
+) -> tuple[Written, ...] | None:
     """Return what was written before, if every object that all of it needs is still there; asked for at once."""
     trees = [tree for tree in known if tree is not None]
     if len(trees) < len(known) or presence.missing(
@@ -104,7 +110,7 @@ def present(objects: Objects, known: Sequence[KnownTree | None]) -> tuple[Writte
     ):
         return None
     for tree in trees:
-        objects.told.of(tree.digest, tree.packing)
+        locations.add_tree(tree.digest, tree.packing)
     return tuple(map(_written_before, trees))
 
 
@@ -126,69 +132,90 @@ def load(objects: Objects, digest: Digest) -> Tree:
     return tree
 
 
-def located(objects: Objects, digest: Digest, packing: Digest | None = None) -> Tree:
+def located(objects: Objects, locations: PackLocations, digest: Digest, packing: Digest | None = None) -> Tree:
     """Return a tree whose files can be read: as `load`, with the parts of small files.
 
-    Where they lie says `packing`, or what `objects` was told: the snapshot was loaded, or the tree written, by it.
-    Raises NotFound if nobody has said it, CorruptObject.
+    Their packs are those of `packing`, else of the packings in `locations`. Raises NotFound if there is none,
+    CorruptObject.
     """
     tree = load(objects, digest)
     if not packings.needed(tree.entries):
-        objects.told.of(digest, None)
+        locations.add_tree(digest, None)
         return tree
     trouble: Exception | None = None
-    for found in [packing] if packing is not None else _packings(objects, digest, tree.entries):
+    for found in [packing] if packing is not None else _packings(objects, locations, digest, tree.entries):
         try:
             entries = packings.filled(tree.entries, objects.get_record(found, Packing), digest, found)
         except packings.UNSOUND as error:
             trouble = trouble or error
             continue
-        objects.told.of(digest, found)
+        locations.add_tree(digest, found)
         return Tree(entries=entries)
-    raise trouble or _not_said(objects, digest)
+    raise trouble or _not_located(locations, digest)
 
 
-def is_found(objects: Objects, digest: Digest) -> bool:
-    """Return whether annotations say where a tree's files lie, and all that holds them is there."""
+def is_found(objects: Objects, locations: PackLocations, digest: Digest) -> bool:
+    """Return True if an annotation names a packing of the tree that is whole, or the tree needs none."""
     entries = load(objects, digest).entries
     if not packings.needed(entries):
         return True
-    return any(packings.is_whole(objects, digest, entries, one) for one in objects.told.said(digest))
+    return any(is_whole(objects, digest, entries, one) for one in locations.annotated(digest))
 
 
-def packing_of(objects: Objects, digest: Digest) -> Digest | None:
+def packing_of(objects: Objects, locations: PackLocations, digest: Digest) -> Digest | None:
     """Return the packing of a tree, None if it has no small files. Raises as `located`."""
-    if (known := objects.told.known(digest)) is not None:
+    if (known := locations.written(digest)) is not None:
         return known[0]
     entries = load(objects, digest).entries
     if not packings.needed(entries):
-        objects.told.of(digest, None)
+        locations.add_tree(digest, None)
         return None
-    for found in _packings(objects, digest, entries):
+    for found in _packings(objects, locations, digest, entries):
         if objects.has(found):
-            objects.told.of(digest, found)
+            locations.add_tree(digest, found)
             return found
-    raise _not_said(objects, digest)
+    raise _not_located(locations, digest)
 
 
-def _not_said(objects: Objects, digest: Digest) -> Exception:
-    """Return why it is not known where a tree's small files lie: what says it may only be out of reach."""
-    nobody = NotFound(f"nothing says where the small files of tree {digest} lie", hint=_TAKE_AGAIN)
-    return objects.told.trouble(digest) or nobody
+def counting(objects: Objects, annotated: Iterable[Mapping[Digest, Digest]], *, lenient: bool = False) -> list[Digest]:
+    """Return the packings that a snapshot needs, of all that its annotations name.
+
+    All, but for those of which something is not there where another one of the same tree is whole: what a store has
+    lost is replaced by taking the snapshot again, and then nobody needs the rest of it. Raises what is wrong with the
+    store, and UnknownSchema, since a newer m5ws may need what it wrote; to the `lenient` such a packing is not whole.
+    """
+    named: dict[Digest, dict[Digest, None]] = {}
+    for packing_of_tree in annotated:
+        for tree, packing in packing_of_tree.items():
+            named.setdefault(tree, {})[packing] = None
+    found: dict[Digest, None] = {}
+    for tree, several in named.items():
+        whole = list[Digest]()
+        if len(several) > 1:
+            with suppress(NotFound, CorruptObject):
+                entries = load(objects, tree).entries
+                whole = [one for one in several if is_whole(objects, tree, entries, one, lenient=lenient)]
+        found |= dict.fromkeys(whole or several)
+    return list(found)
 
 
-def _packings(objects: Objects, digest: Digest, entries: Sequence[Entry]) -> Iterator[Digest]:
-    """Yield the packings of a tree: what was noted, then whole ones, which is asked only where there is a choice."""
-    known = objects.told.known(digest)
-    if known is not None and known[0] is not None:
-        yield known[0]
-    several = list(objects.told.said(digest))
-    yield from sorted(
-        several, key=lambda one: len(several) > 1 and not packings.is_whole(objects, digest, entries, one)
+def _not_located(locations: PackLocations, digest: Digest) -> Exception:
+    """Return the error for a tree without a packing: the annotation that names one may only be out of reach."""
+    return locations.error(digest) or NotFound(
+        f"no annotation names a packing with the small files of tree {digest}", hint=_TAKE_AGAIN
     )
 
 
-def read_file(objects: Objects, entry: Entry) -> bytes:
+def _packings(objects: Objects, locations: PackLocations, digest: Digest, entries: Sequence[Entry]) -> Iterator[Digest]:
+    """Yield the packings of a tree: the one written, then whole ones; they are checked only where there are several."""
+    written = locations.written(digest)
+    if written is not None and written[0] is not None:
+        yield written[0]
+    several = list(locations.annotated(digest))
+    yield from sorted(several, key=lambda one: len(several) > 1 and not is_whole(objects, digest, entries, one))
+
+
+def read_file(objects: Objects, locations: PackLocations, entry: Entry) -> bytes:
     """Return the content of a file of a located tree, verified. A link's content is its target."""
     if entry.link is not None:
         return entry.link
@@ -199,19 +226,21 @@ def read_file(objects: Objects, entry: Entry) -> bytes:
     except (M5Error, OSError) as trouble:
         if len(entry.parts) != 1:
             raise
-        return bytes(read_elsewhere(objects, entry.parts, trouble)[0])
+        return bytes(read_elsewhere(objects, locations, entry.parts, trouble)[0])
 
 
-def read_elsewhere(objects: Objects, parts: Sequence[Slice], trouble: M5Error | OSError) -> list[memoryview]:
+def read_elsewhere(
+    objects: Objects, locations: PackLocations, parts: Sequence[Slice], trouble: M5Error | OSError
+) -> list[memoryview]:
     """Return what small files hold, verified, of which one could not be read: `trouble` was met in their pack.
 
-    Other packings of their trees may name other packs: who took the same snapshot has said so, or took it again. One
-    pack suffices, whatever became of the others, and whatever was said of them. Raises `trouble` if none has a file.
+    Other packings of their trees may name other packs: the same snapshot was taken by somebody else, or again. One
+    pack suffices, whatever became of the others. Raises `trouble` if none has a file.
     """
-    others = {part: objects.told.elsewhere(objects, part) for part in parts}
+    others = {part: locations.elsewhere(part) for part in parts}
     if not any(others.values()):
         raise trouble
-    level = logging.WARNING if objects.told.warns() else logging.INFO
+    level = logging.WARNING if locations.warns() else logging.INFO
     _log.log(level, "files are read from other packs, `m5ws fsck --read-data` names what is damaged: %s", trouble)
     found = _read_together(objects, others)
     return [found[part] if part in found else _read_one_of(objects, (*others[part], part), trouble) for part in parts]

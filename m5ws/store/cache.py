@@ -91,10 +91,6 @@ class Cached:
         self._drop(key)
         return self._fetch(key, start, length)
 
-    def part(self, key: str, start: int, length: int) -> bytes:
-        found = self._read(key, start, length) if key.startswith(_OBJECTS) else None
-        return self._store.get(key, start, length) if found is None else found
-
     def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
         if not isinstance(self._store, Flowing) or not key.startswith(_OBJECTS):
             sink(self.get(key))

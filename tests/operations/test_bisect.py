@@ -129,9 +129,9 @@ class Lab:
         for letter in letters:
             (folder / f"{letter}.py").write_text(text)
         sources = [SourceFile(path=f"{letter}.py".encode(), location=folder / f"{letter}.py") for letter in letters]
-        empty = trees.write_tree(repo.objects, []).digest
+        empty = trees.write_tree(repo.objects, repo.locations, []).digest
         record = Snapshot(
-            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, sources).digest),
+            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, repo.locations, sources).digest),
             config=empty,
             tokenizer=None,
             datasets=(),

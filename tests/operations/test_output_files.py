@@ -136,7 +136,7 @@ def _content(repo: Repository, folder: Path, files: Files) -> Digest:
         path = folder / f"{len(list(folder.iterdir()))}-{number}"
         path.write_bytes(data)
         sources.append(SourceFile(path=name.encode(), location=path))
-    written = trees.write_tree(repo.objects, sources)
+    written = trees.write_tree(repo.objects, repo.locations, sources)
     return repo.objects.put_record(Content(format="files/1", world=1, tree=written.digest, packing=written.packing))
 
 

@@ -35,8 +35,12 @@ def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repos
     captured = take(root, repo, said, source=source)
     assert source.look == 4
     assert captured.id == take(root, repo, said).id
-    found = {e.name: e for tree in captured.snapshot.trees.values() for e in trees.located(repo.objects, tree).entries}
-    assert trees.read_file(repo.objects, found[name]) == b"look 2\n"
+    found = {
+        e.name: e
+        for tree in captured.snapshot.trees.values()
+        for e in trees.located(repo.objects, repo.locations, tree).entries
+    }
+    assert trees.read_file(repo.objects, repo.locations, found[name]) == b"look 2\n"
 
 
 def test_a_file_that_never_holds_still_is_an_error_and_nothing_is_published(root: Path, repo: Repository) -> None:

@@ -52,8 +52,8 @@ def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, sto
     assert take(root, again).id == first.id
     assert first.id in snapshots.ids(again)
     for tree in first.snapshot.trees.values():
-        for entry in trees.located(again.objects, tree).entries:
-            trees.read_file(again.objects, entry)
+        for entry in trees.located(again.objects, again.locations, tree).entries:
+            trees.read_file(again.objects, again.locations, entry)
 
 
 def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
@@ -72,8 +72,8 @@ def test_a_snapshot_that_a_lie_made_unreadable_is_readable_once_it_is_taken_agai
     annotate(repo, first.id, lied, int(said.created_s * 1000) + 1)
     assert not take(root, repo).annotated
     for tree in snapshots.load(fresh := Repository.open(repo.store), first.id).trees.values():
-        for entry in trees.located(fresh.objects, tree).entries:
-            trees.read_file(fresh.objects, entry)
+        for entry in trees.located(fresh.objects, fresh.locations, tree).entries:
+            trees.read_file(fresh.objects, fresh.locations, entry)
     assert take(root, repo).annotated
 
 

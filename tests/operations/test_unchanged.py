@@ -102,8 +102,8 @@ def test_what_the_store_lost_is_written_again(places: dict[str, Place]) -> None:
         captured = place.take()
         assert captured.id == whole.id
         for tree in captured.snapshot.trees.values():
-            for entry in trees.located(place.repo.objects, tree).entries:
-                trees.read_file(place.repo.objects, entry)
+            for entry in trees.located(place.repo.objects, place.repo.locations, tree).entries:
+                trees.read_file(place.repo.objects, place.repo.locations, entry)
 
 
 def test_a_change_in_the_second_in_which_git_wrote_its_index_is_seen(tmp_path: Path) -> None:

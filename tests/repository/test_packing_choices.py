@@ -3,7 +3,6 @@
 import errno
 import logging
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,9 +16,8 @@ from m5ws.records import Digest, Entry, Pack, Packing, Tree
 from m5ws.repository import Repository, fsck, roots, snapshots, trees
 from m5ws.repository.materialise import materialise
 from m5ws.repository.objects import key
-from m5ws.store.local import LocalStore
 from passing_store import PassingStore
-from small_files import FORM, Workspace, annotate, read
+from small_files import FORM, Workspace, annotate
 
 
 class Two(Workspace):
@@ -33,7 +31,7 @@ class Two(Workspace):
         self.kept, self.anew = self.write(), self.write(known=False)
         assert self.kept.digest == self.anew.digest and self.kept.packing != self.anew.packing
         config = planted.packed(self.repo, {b"config.yaml": b"lr: 1"})
-        self._others = {config: trees.packing_of(self.repo.objects, config)}
+        self._others = {config: trees.packing_of(self.repo.objects, self.repo.locations, config)}
         self.snapshot = self.repo.objects.put_record(planted.snapshot(self.anew.digest, config=config))
 
     def say(self, packing: Digest | None, when: int) -> None:
@@ -50,8 +48,11 @@ class Two(Workspace):
 
     def readable(self, snapshot: Digest, target: Path) -> bool:
         fresh = Repository.open(self.repo.store)
-        parts = [trees.located(fresh.objects, tree) for tree in snapshots.load(fresh, snapshot).trees.values()]
-        materialise(fresh.objects, parts, target)
+        parts = [
+            trees.located(fresh.objects, fresh.locations, tree)
+            for tree in snapshots.load(fresh, snapshot).trees.values()
+        ]
+        materialise(fresh.objects, fresh.locations, parts, target)
         return True
 
 
@@ -98,7 +99,7 @@ def test_what_cannot_be_read_now_is_needed_for_all_that_gc_knows(tmp_path: Path)
     # A reader takes the other one.
     far = Repository.open(PassingStore(here.repo.store, before))
     snapshots.load(far, here.snapshot)
-    assert trees.located(far.objects, here.anew.digest).entries
+    assert trees.located(far.objects, far.locations, here.anew.digest).entries
 
 
 def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thing(tmp_path: Path) -> None:
@@ -114,10 +115,10 @@ def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thi
     snapshots.load(far, here.snapshot)
     for look in (trees.located, trees.packing_of):
         with pytest.raises(PermissionError):
-            look(far.objects, here.anew.digest)
+            look(far.objects, far.locations, here.anew.digest)
     # It is not held against a store that can be read again.
     broken[0] = False
-    assert trees.located(far.objects, here.anew.digest).entries
+    assert trees.located(far.objects, far.locations, here.anew.digest).entries
 
 
 def _lie(here: Two, *, same_packs: bool) -> Digest:
@@ -159,8 +160,8 @@ def test_a_lie_costs_a_reader_a_reading_and_no_file(
     else:
         fresh = Repository.open(here.repo.store)
         snapshots.load(fresh, here.snapshot)
-        tree = trees.located(fresh.objects, here.anew.digest)
-        found = {entry.name: trees.read_file(fresh.objects, entry) for entry in tree.entries}
+        tree = trees.located(fresh.objects, fresh.locations, here.anew.digest)
+        found = {entry.name: trees.read_file(fresh.objects, fresh.locations, entry) for entry in tree.entries}
     assert found == here.content()
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
     assert "files are read from other packs" in caplog.text
@@ -219,7 +220,7 @@ def test_a_file_is_of_the_length_that_its_tree_says_wherever_it_is_read(tmp_path
     fresh = Repository.open(here.repo.store)
     snapshots.load(fresh, snapshot)
     with pytest.raises(CorruptObject):
-        trees.read_file(fresh.objects, trees.located(fresh.objects, tree).entries[0])
+        trees.read_file(fresh.objects, fresh.locations, trees.located(fresh.objects, fresh.locations, tree).entries[0])
 
 
 def _rot(path: Path) -> None:
@@ -252,43 +253,6 @@ def test_a_push_that_is_killed_has_published_what_can_be_read(tmp_path: Path) ->
     assert fsck.check(Repository.open(target.store)).clean
 
 
-def _annotations(here: Workspace, packing: Digest) -> Callable[[str], bool]:
-    return lambda where: where.startswith("snapshots/")
-
-
-def _packings(here: Workspace, packing: Digest) -> Callable[[str], bool]:
-    return lambda where: where == key(packing)
-
-
-def _packs(here: Workspace, packing: Digest) -> Callable[[str], bool]:
-    packs = {key(pack.object) for pack in here.repo.objects.get_record(packing, Packing).packs}
-    return packs.__contains__
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("which", [_annotations, _packings, _packs])
-def test_what_others_have_there_fails_no_snapshot(
-    tmp_path: Path, which: Callable[[Workspace, Digest], Callable[[str], bool]], error: int
-) -> None:
-    here = Workspace(tmp_path)
-    here.fill(random.Random(1), range(200))
-    first = here.write()
-    planted.publish(here.repo, planted.snapshot(first.digest))
-    here.fill(random.Random(3), range(0, 200, 30))
-    here.index.unlink()
-    matches = which(here, str(first.packing))
-
-    def before(operation: str, where: str) -> None:
-        if operation == "get" and matches(where):
-            raise OSError(error, "no", where)
-
-    store = here.repo.store
-    here.repo = Repository.open(PassingStore(store, before))
-    written = here.write()
-    here.repo = Repository.open(store)
-    assert read(here.repo, written, tmp_path / "read") == here.content()
-
-
 def test_a_foreign_file_among_annotations_hides_no_snapshot(tmp_path: Path) -> None:
     here = Two(tmp_path)
     here.say(here.anew.packing, 1)
@@ -297,7 +261,3 @@ def test_a_foreign_file_among_annotations_hides_no_snapshot(tmp_path: Path) -> N
     (store / here.snapshot / f"{one.name} (conflicted copy)").write_bytes(one.read_bytes())
     (store / "~notes.txt").write_text("x")
     assert here.readable(here.snapshot, tmp_path / "read")
-    here.index.unlink()
-    here.fill(random.Random(4), [3])
-    here.repo = Repository.open(LocalStore(tmp_path / "store", durable=False))
-    assert here.write().files == 200

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planted
-from checkouts import write
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.gc_records import Rules
 from m5ws.ports import SourceFile
@@ -24,6 +23,7 @@ from m5ws.repository.index import Index
 from m5ws.repository.materialise import materialise
 from m5ws.repository.publishing import Vanished
 from m5ws.store.local import LocalStore
+from passing_store import PassingStore
 from small_files import FORM, Workspace, annotate, read
 
 
@@ -94,23 +94,41 @@ def test_a_folder_that_was_moved_is_read_and_not_sent(tmp_path: Path) -> None:
     assert here.packing(moved) == before and moved.new_bytes == 0
 
 
-def test_who_knows_nothing_of_a_store_asks_what_recent_snapshots_hold(tmp_path: Path) -> None:
+def test_a_machine_reuses_only_packs_that_it_wrote(tmp_path: Path) -> None:
+    """A new machine reads no annotation and no pack of others: it sends its small files once, then its changes."""
     here = Workspace(tmp_path)
     here.fill(random.Random(1), range(200))
-    first = here.write()
-    planted.publish(here.repo, planted.snapshot(first.digest))
+    planted.publish(here.repo, planted.snapshot(here.write().digest))
     here.index.unlink()
-    here.fill(random.Random(2), [7])
-    here.repo = Repository.open(here.repo.store)
-    changed = here.write()
-    assert len(set(here.packing(changed).packs) - set(here.packing(first).packs)) == 1
-    assert read(here.repo, changed, tmp_path / "read") == here.content()
-    # What recent snapshots say may be damaged: then all is sent.
-    (said,) = here.repo.store.list("snapshots/")
-    here.repo.store.delete(said.key)
-    here.repo.store.create(said.key, b"damaged")
-    here.index.unlink()
-    assert here.write().digest == changed.digest
+    here.fill(random.Random(2), range(0, 200, 20))
+    read_keys = list[str]()
+
+    def before(operation: str, where: str) -> None:
+        if operation in ("get", "list", "names") and where.startswith(("snapshots/", "objects/")):
+            read_keys.append(where)
+
+    store = here.repo.store
+    here.repo = Repository.open(PassingStore(store, before))
+    written = here.write()
+    assert [where for where in read_keys if where.startswith("snapshots/")] == []
+    here.repo = Repository.open(store)
+    assert written.packing == here.write(known=False).packing
+    here.fill(random.Random(3), [7])
+    assert here.write().new_bytes < len(here.content()["0007"]) + 2**15
+    assert read(here.repo, here.write(), tmp_path / "read") == here.content()
+
+
+def test_small_changes_one_after_the_other_send_little_each(tmp_path: Path) -> None:
+    """Packs that joining made needless count no more: or each change after the sixteenth would join them again."""
+    here, draw = Workspace(tmp_path), random.Random(5)
+    here.fill(draw, range(400))
+    before, joined = set(here.packing(here.write()).packs), 0
+    for _ in range(60):
+        here.fill(draw, [draw.randrange(400)])
+        packs = set(here.packing(here.write()).packs)
+        joined += any(len(pack.sizes_bytes) > 1 for pack in packs - before)
+        before |= packs
+    assert 1 <= joined <= 4
 
 
 def test_packs_that_were_lost_are_replaced_where_the_snapshot_is_taken_again(tmp_path: Path) -> None:
@@ -127,8 +145,8 @@ def test_packs_that_were_lost_are_replaced_where_the_snapshot_is_taken_again(tmp
     assert again.digest == written.digest and again.packing != written.packing
     planted.publish(here.repo, planted.snapshot(again.digest), created_s=2.0)
     fresh = Repository.open(here.repo.store)
-    tree = trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
-    materialise(fresh.objects, [tree], tmp_path / "read")
+    tree = trees.located(fresh.objects, fresh.locations, snapshots.load(fresh, snapshot).code.tree)
+    materialise(fresh.objects, fresh.locations, [tree], tmp_path / "read")
     assert {path.name: path.read_bytes() for path in (tmp_path / "read").iterdir()} == here.content()
 
 
@@ -153,36 +171,6 @@ def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path)
     assert again.packing in closure.closure(fresh, "snapshot", snapshot)
 
 
-def test_somebody_else_s_damaged_pack_is_passed_over(tmp_path: Path) -> None:
-    here = Workspace(tmp_path)
-    here.fill(random.Random(1), range(200))
-    first = here.write()
-    planted.publish(here.repo, planted.snapshot(first.digest))
-    pack = here.packing(first).packs[0].object
-    data = here.repo.store.get(f"objects/{pack[:2]}/{pack}")
-    here.repo.store.delete(f"objects/{pack[:2]}/{pack}")
-    here.repo.store.create(f"objects/{pack[:2]}/{pack}", data[:-1])
-    here.index.unlink()
-    here.repo = Repository.open(here.repo.store)
-    here.fill(random.Random(2), range(0, 200, 20))
-    changed = here.write()
-    assert pack not in {one.object for one in here.packing(changed).packs}
-    assert read(here.repo, changed, tmp_path / "read") == here.content()
-
-
-def test_what_another_tree_has_made_known_hides_nothing_of_the_store(tmp_path: Path) -> None:
-    """A snapshot writes its code first: that the index knows its packs says nothing of the data's."""
-    here, other = Workspace(tmp_path / "a"), tmp_path / "code"
-    here.fill(random.Random(1), range(200))
-    planted.publish(here.repo, planted.snapshot(here.write().digest))
-    here.repo, here.index = Repository.open(here.repo.store), tmp_path / "fresh"
-    write(other, {"train.py": "print(1)"})
-    code = planted.sources(other, ["train.py"])
-    with Index(here.index) as index:
-        trees.write_tree(here.repo.objects, code, index)
-    assert here.write().new_bytes == 0
-
-
 def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path) -> None:
     """Files with stamps of the future are read again by each look; one that only compares may think of other packs."""
     here = Workspace(tmp_path)
@@ -192,8 +180,8 @@ def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 3600))
         sources = planted.sources(here.files, os.listdir(here.files))
         with Index(here.index) as index:
-            written = trees.write_tree(here.repo.objects, sources, index)
-            assert trees.is_still(here.repo.objects, sources, index, written.digest)
+            written = trees.write_tree(here.repo.objects, here.repo.locations, sources, index)
+            assert trees.is_still(here.repo.objects, here.repo.locations, sources, index, written.digest)
         snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
         (said,) = snapshots.annotations(here.repo, snapshot)
         assert set(said.packings.values()) == {written.packing}
@@ -203,7 +191,7 @@ def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path
 def test_a_packing_that_was_never_written_is_not_published(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = planted.packed(repo, {b"a": b"content"})
-    repo.objects.told.of(tree, "3" * 64)
+    repo.locations.add_tree(tree, "3" * 64)
     with pytest.raises(Vanished):
         planted.publish(repo, planted.snapshot(tree))
     assert repo.store.names("snapshots/") == ()
@@ -217,7 +205,7 @@ def test_a_file_that_grows_or_shrinks_over_the_limit_meanwhile_is_not_captured_b
         seen = SourceFile(path=name.encode(), location=path, found=os.lstat(path))
         path.write_bytes(bytes(then))
         with pytest.raises(FileChanged):
-            trees.write_tree(here.repo.objects, [seen])
+            trees.write_tree(here.repo.objects, here.repo.locations, [seen])
 
 
 # --- packings that lie -------------------------------------------------------------------------------------
@@ -257,7 +245,7 @@ def test_a_packing_that_lies_is_refused_and_named(
 ) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = planted.packed(repo, {b"a": b"content"})
-    packing = trees.packing_of(repo.objects, tree)
+    packing = trees.packing_of(repo.objects, repo.locations, tree)
     assert packing is not None
     (pack,) = repo.objects.get_record(packing, Packing).packs
     snapshot = repo.objects.put_record(planted.snapshot(tree))
@@ -278,7 +266,7 @@ def test_a_tree_of_which_nobody_says_where_it_lies_is_named(tmp_path: Path) -> N
     annotate(repo, snapshot, {})
     fresh = Repository.open(repo.store)
     with pytest.raises(NotFound, match=tree):
-        trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
+        trees.located(fresh.objects, fresh.locations, snapshots.load(fresh, snapshot).code.tree)
     (damage,) = fsck.check(fresh).damage
     assert damage.kind == "dangling" and tree in damage.key and damage.harms == (f"snapshot {snapshot}",)
 
@@ -286,7 +274,7 @@ def test_a_tree_of_which_nobody_says_where_it_lies_is_named(tmp_path: Path) -> N
 def test_one_sound_packing_of_several_is_enough_and_all_are_copied(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = planted.packed(repo, {b"a": b"content"})
-    packing = trees.packing_of(repo.objects, tree)
+    packing = trees.packing_of(repo.objects, repo.locations, tree)
     assert packing is not None
     snapshot = repo.objects.put_record(planted.snapshot(tree))
     annotate(repo, snapshot, {tree: packing}, 1)
@@ -294,8 +282,8 @@ def test_one_sound_packing_of_several_is_enough_and_all_are_copied(tmp_path: Pat
     annotate(repo, snapshot, {tree: repo.objects.put(b"\x81\xa4type\xa9packing/9")}, 3)
     repo.store.create(f"snapshots/{snapshot}/{4:014d}-00000000", b"damaged")
     fresh = Repository.open(repo.store)
-    found = trees.located(fresh.objects, snapshots.load(fresh, snapshot).code.tree)
-    assert trees.read_file(fresh.objects, found.entries[0]) == b"content"
+    found = trees.located(fresh.objects, fresh.locations, snapshots.load(fresh, snapshot).code.tree)
+    assert trees.read_file(fresh.objects, fresh.locations, found.entries[0]) == b"content"
     repo.store.delete(f"snapshots/{snapshot}/{4:014d}-00000000")
     assert fsck.check(fresh).clean
     assert {packing, tree, repo.objects.digest(b"content")} <= closure.closure(fresh, "snapshot", snapshot).keys()
@@ -325,4 +313,9 @@ def test_a_link_that_lies_is_no_small_file(tmp_path: Path, entry: Entry) -> None
 
 
 def _checkout(repo: Repository, snapshot: Digest, target: Path) -> None:
-    materialise(repo.objects, [trees.located(repo.objects, snapshots.load(repo, snapshot).code.tree)], target)
+    materialise(
+        repo.objects,
+        repo.locations,
+        [trees.located(repo.objects, repo.locations, snapshots.load(repo, snapshot).code.tree)],
+        target,
+    )

@@ -69,10 +69,12 @@ def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, 
         path = source / os.fsdecode(name)
         path.write_bytes(data)
         path.chmod(0o755 if executable else 0o644)
-    written = trees.write_tree(repo.objects, _sources(source))
-    materialise(repo.objects, [trees.located(repo.objects, written.digest)], base / "target")
+    written = trees.write_tree(repo.objects, repo.locations, _sources(source))
+    materialise(
+        repo.objects, repo.locations, [trees.located(repo.objects, repo.locations, written.digest)], base / "target"
+    )
     assert _read_back(base / "target") == files
-    again = trees.write_tree(repo.objects, _sources(base / "target"))
+    again = trees.write_tree(repo.objects, repo.locations, _sources(base / "target"))
     assert again.digest == written.digest and again.new_bytes == 0
 
 
@@ -80,9 +82,9 @@ def test_a_dry_run_finds_the_same_digest_and_writes_nothing(repo: Repository, tm
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"a" * 100)
-    dry = trees.write_tree(repo.objects, _sources(source), dry_run=True)
+    dry = trees.write_tree(repo.objects, repo.locations, _sources(source), dry_run=True)
     assert list(repo.store.list("objects/")) == []
-    assert trees.write_tree(repo.objects, _sources(source)).digest == dry.digest
+    assert trees.write_tree(repo.objects, repo.locations, _sources(source)).digest == dry.digest
 
 
 def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
@@ -91,11 +93,19 @@ def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
     source.mkdir()
     for number in range(3000):
         (source / f"{number:05d}").write_bytes(b"%d" % number * 400)
-    first = trees.write_tree(repo.objects, _sources(source))
+    first = trees.write_tree(repo.objects, repo.locations, _sources(source))
     (source / "01500").write_bytes(b"changed")
-    second = trees.write_tree(repo.objects, _sources(source))
-    old = {part.object for entry in trees.located(repo.objects, first.digest).entries for part in entry.parts}
-    new = {part.object for entry in trees.located(repo.objects, second.digest).entries for part in entry.parts}
+    second = trees.write_tree(repo.objects, repo.locations, _sources(source))
+    old = {
+        part.object
+        for entry in trees.located(repo.objects, repo.locations, first.digest).entries
+        for part in entry.parts
+    }
+    new = {
+        part.object
+        for entry in trees.located(repo.objects, repo.locations, second.digest).entries
+        for part in entry.parts
+    }
     assert len(old) >= 8
     assert 1 <= len(new - old) <= 2
 
@@ -110,7 +120,9 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 
     def packs() -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for entry in trees.located(repo.objects, trees.write_tree(repo.objects, _sources(source)).digest).entries:
+        for entry in trees.located(
+            repo.objects, repo.locations, trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
+        ).entries:
             sizes[entry.parts[0].object] = sizes.get(entry.parts[0].object, 0) + entry.size_bytes
         return sizes
 
@@ -158,16 +170,16 @@ def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_pat
         os.utime(path, (1_000_000, 1_000_000))
     settle(source)
     with Index(index) as opened:
-        first = trees.write_tree(repo.objects, _sources(source), opened)
+        first = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
     with Index(index) as opened:
-        again = trees.write_tree(repo.objects, _sources(source), opened)
+        again = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
     assert again.digest == first.digest and again.unchanged
     (source / "7").write_bytes(b"x")
     os.utime(source / "7", (1_000_000, 1_000_000))
     with Index(index) as opened:
-        changed = trees.write_tree(repo.objects, _sources(source), opened)
+        changed = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
     assert changed.digest != first.digest
-    assert trees.write_tree(repo.objects, _sources(source)).digest == changed.digest
+    assert trees.write_tree(repo.objects, repo.locations, _sources(source)).digest == changed.digest
 
 
 def test_a_lost_object_is_written_again(repo: Repository, tmp_path: Path) -> None:
@@ -176,18 +188,18 @@ def test_a_lost_object_is_written_again(repo: Repository, tmp_path: Path) -> Non
     (source / "a").write_bytes(b"content")
     os.utime(source / "a", (1, 1))
     with Index(tmp_path / "index") as index:
-        trees.write_tree(repo.objects, _sources(source), index)
+        trees.write_tree(repo.objects, repo.locations, _sources(source), index)
     for found in list(repo.store.list("objects/")):
         repo.store.delete(found.key)
     with Index(tmp_path / "index") as index:
-        again = trees.write_tree(repo.objects, _sources(source), index)
-    tree = trees.located(repo.objects, again.digest)
-    assert trees.read_file(repo.objects, tree.entries[0]) == b"content"
+        again = trees.write_tree(repo.objects, repo.locations, _sources(source), index)
+    tree = trees.located(repo.objects, repo.locations, again.digest)
+    assert trees.read_file(repo.objects, repo.locations, tree.entries[0]) == b"content"
 
 
 def test_a_file_that_never_holds_still_is_an_error(repo: Repository, tmp_path: Path) -> None:
     with pytest.raises(FileChanged):
-        trees.write_tree(repo.objects, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
+        trees.write_tree(repo.objects, repo.locations, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
 
 
 @pytest.mark.parametrize(
@@ -197,9 +209,9 @@ def test_a_tree_that_could_write_elsewhere_is_refused(repo: Repository, tmp_path
     entry = Entry(path=path, mode="file", size_bytes=0, digest=repo.objects.digest(b""))
     digest = repo.objects.put_record(Tree(entries=(entry,)))
     with pytest.raises(CorruptObject):
-        trees.located(repo.objects, digest)
+        trees.located(repo.objects, repo.locations, digest)
     with pytest.raises(CorruptObject):
-        materialise(repo.objects, [Tree(entries=(entry,))], tmp_path / "target")
+        materialise(repo.objects, repo.locations, [Tree(entries=(entry,))], tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 
@@ -209,7 +221,7 @@ def test_nothing_is_written_through_a_link(repo: Repository, tmp_path: Path) -> 
     link = Entry(path=b"d", mode="link", size_bytes=1, digest="", link=os.fsencode(outside))
     below = Entry(path=b"d/x", mode="file", size_bytes=0, digest="")
     with pytest.raises(CorruptObject):
-        materialise(repo.objects, [Tree(entries=(link, below))], tmp_path / "target")
+        materialise(repo.objects, repo.locations, [Tree(entries=(link, below))], tmp_path / "target")
     assert list(outside.iterdir()) == []
 
 
@@ -217,7 +229,7 @@ def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "mine").write_text("mine")
     with pytest.raises(UsageError):
-        materialise(repo.objects, [Tree(entries=())], tmp_path / "target")
+        materialise(repo.objects, repo.locations, [Tree(entries=())], tmp_path / "target")
     assert (tmp_path / "target" / "mine").read_text() == "mine"
 
 
@@ -240,12 +252,13 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
 ) -> None:
     form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
     Repository.create(LocalStore(tmp_path / "store"), form)
-    objects = Repository.open(LocalStore(tmp_path / "store")).objects
+    repo = Repository.open(LocalStore(tmp_path / "store"))
+    objects, locations = repo.objects, repo.locations
     (tmp_path / "source").mkdir()
     data = random.Random(1).randbytes(3000)
     (tmp_path / "source" / "large").write_bytes(data)
-    (entry,) = trees.load(objects, trees.write_tree(objects, _sources(tmp_path / "source")).digest).entries
-    assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, entry) == data
+    (entry,) = trees.load(objects, trees.write_tree(objects, locations, _sources(tmp_path / "source")).digest).entries
+    assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, locations, entry) == data
     assert [part.size_bytes for part in parts.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
@@ -257,11 +270,11 @@ def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> Non
     settle(tmp_path / "source")
     for name, said in (("before", None), ("after", 1024), ("again", None)):
         form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
-        objects = Repository.create(LocalStore(tmp_path / name), form).objects
+        repo = Repository.create(LocalStore(tmp_path / name), form)
         with Index(tmp_path / "index") as index:
-            written = trees.write_tree(objects, files, index)
-            assert trees.is_still(objects, files, index, written.digest)
-        (entry,) = trees.load(objects, written.digest).entries
+            written = trees.write_tree(repo.objects, repo.locations, files, index)
+            assert trees.is_still(repo.objects, repo.locations, files, index, written.digest)
+        (entry,) = trees.load(repo.objects, written.digest).entries
         assert len(entry.parts) == (3 if said else 1)
 
 
@@ -299,7 +312,7 @@ def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_
         (source / change).write_bytes(b"small")
         asked.clear()
         with Index(tmp_path / "index") as index:
-            trees.write_tree(repo.objects, _sources(source), index)
+            trees.write_tree(repo.objects, repo.locations, _sources(source), index)
     assert sum(operation in ("stat", "list") for operation, _ in asked) < 10
 
 
@@ -335,9 +348,9 @@ def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path
         (source / f"{size}").write_bytes(os.urandom(size))
     settle(source)
     with Index(tmp_path / "index") as index:
-        written = trees.write_tree(repo.objects, _sources(source), index)
+        written = trees.write_tree(repo.objects, repo.locations, _sources(source), index)
         asked.clear()
-        assert trees.is_still(repo.objects, _sources(source), index, written.digest)
+        assert trees.is_still(repo.objects, repo.locations, _sources(source), index, written.digest)
         assert not asked
         (source / "10").write_bytes(os.urandom(10))
-        assert not trees.is_still(repo.objects, _sources(source), index, written.digest)
+        assert not trees.is_still(repo.objects, repo.locations, _sources(source), index, written.digest)

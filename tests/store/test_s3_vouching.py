@@ -182,7 +182,7 @@ def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled:
     name = repo.objects.digest(b"named")
     packing = Packing(packs=(Pack(object=pack, files=bytes.fromhex(name), sizes_bytes=(5,)),))
     tree = repo.objects.put_record(Tree(entries=(Entry(path=b"a", mode="file", size_bytes=5, digest=name),)))
-    repo.objects.told.of(tree, repo.objects.put_record(packing))
+    repo.locations.add_tree(tree, repo.objects.put_record(packing))
     record = snapshots.load(repo, snapshots.ids(repo)[0])
     snapshot = msgspec.structs.replace(record, config=tree)
     snapshots.publish(repo, snapshot, Annotation(created_s=1.0))

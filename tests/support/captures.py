@@ -68,5 +68,8 @@ def take(
 
 def names(repo: Repository, captured: Captured) -> dict[str, list[str]]:
     """Return the names of the files of each part that has any."""
-    found = {part: trees.located(repo.objects, tree).entries for part, tree in captured.snapshot.trees.items()}
+    found = {
+        part: trees.located(repo.objects, repo.locations, tree).entries
+        for part, tree in captured.snapshot.trees.items()
+    }
     return {part: [entry.name for entry in entries] for part, entries in found.items() if entries}

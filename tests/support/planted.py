@@ -60,14 +60,14 @@ def packed(repo: Repository, files: Mapping[bytes, bytes]) -> Digest:
         for path, data in sorted(files.items())
     ]
     digest = repo.objects.put_record(Tree(entries=tuple(entries)))
-    repo.objects.told.of(digest, packing)
+    repo.locations.add_tree(digest, packing)
     return digest
 
 
 def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Digest:
     """Write files below `folder`, store them as a tree, and return its digest."""
     write(folder, files)
-    return trees.write_tree(repo.objects, sources(folder, files)).digest
+    return trees.write_tree(repo.objects, repo.locations, sources(folder, files)).digest
 
 
 def sources(folder: Path, names: Iterable[str]) -> list[SourceFile]:

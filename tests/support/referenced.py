@@ -160,7 +160,7 @@ def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
 def _copy(repo: Repository, run: Run, number: int) -> None:
     tree = planted.packed(repo, {b"out/a": f"{run.id} {number}".encode()})
     content = repo.objects.put_record(
-        Content(format="files/1", world=1, tree=tree, packing=trees.packing_of(repo.objects, tree))
+        Content(format="files/1", world=1, tree=tree, packing=trees.packing_of(repo.objects, repo.locations, tree))
     )
     made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, moment=f"{number:06d}", content=content)
     outputs.publish(repo, made)

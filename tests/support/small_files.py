@@ -29,9 +29,9 @@ class Workspace:
     def write(self, *, known: bool = True) -> trees.Written:
         settle(self.files)
         if not known:
-            return trees.write_tree(self.repo.objects, self._sources())
+            return trees.write_tree(self.repo.objects, self.repo.locations, self._sources())
         with Index(self.index) as index:
-            return trees.write_tree(self.repo.objects, self._sources(), index)
+            return trees.write_tree(self.repo.objects, self.repo.locations, self._sources(), index)
 
     def fill(self, draw: random.Random, names: Iterable[int], size: int = 300) -> None:
         for name in names:
@@ -56,7 +56,12 @@ class Workspace:
 def read(repo: Repository, written: trees.Written, target: Path) -> dict[str, bytes]:
     """Return a tree's files as a process reads them that was told of its packing alone."""
     fresh = Repository.open(repo.store)
-    materialise(fresh.objects, [trees.located(fresh.objects, written.digest, written.packing)], target)
+    materialise(
+        fresh.objects,
+        fresh.locations,
+        [trees.located(fresh.objects, fresh.locations, written.digest, written.packing)],
+        target,
+    )
     return {path.name: path.read_bytes() for path in target.iterdir()}
 
 

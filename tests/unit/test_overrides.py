@@ -139,7 +139,7 @@ def test_old_yaml_readers_see_the_same_value(text: str) -> None:
 
 
 def _publish(repo: Repository, folder: Path) -> str:
-    empty = trees.write_tree(repo.objects, []).digest
+    empty = trees.write_tree(repo.objects, repo.locations, []).digest
     config = planted.tree(repo, folder, {"config.yaml": CONFIG, "model/size.yaml": b"depth: 2\n"})
     return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
 
@@ -150,8 +150,8 @@ def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: 
     (annotation,) = snapshots.annotations(repo, derived)
     assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
     assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
-    tree = trees.located(repo.objects, snapshots.load(repo, derived).config)
-    contents = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries}
+    tree = trees.located(repo.objects, repo.locations, snapshots.load(repo, derived).config)
+    contents = {entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries}
     assert contents["model/size.yaml"] == b"depth: 3\n"
     assert b"lr: 0.5 " in contents["config.yaml"]
     assert overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"]) == derived
