@@ -32,6 +32,10 @@ class VouchedStat(ObjectStat, frozen=True, kw_only=True):
     checksum: str | None = None
 
 
+FORMAT = "format"
+"""The key that is there exactly where there is a store."""
+
+
 class ObjectStore(Protocol):
     """Bytes under keys, written once.
 

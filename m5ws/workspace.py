@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from m5ws import configuration, place
 from m5ws.errors import MissingExtra, NotFound
 from m5ws.ports import (
+    FORMAT,
     DatasetSource,
     Environments,
     Launcher,
@@ -178,7 +179,7 @@ class Workspace:
 
         One that is made gets the format `form`. Raises UsageError if one that is there has another.
         """
-        from m5ws.repository import FORMAT, Repository
+        from m5ws.repository import Repository
         from m5ws.store import joined
 
         opened, where = cast(Callable[[str], ObjectStore], _load("store")), self._located(url)

@@ -1,14 +1,8 @@
 """`m5ws diff`."""
 
-from collections.abc import Sequence
-from itertools import groupby
-
 import click
 
-from m5ws.cli import names, output
-from m5ws.comparisons import Change
-
-_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+from m5ws.cli import change_text, names, output
 
 
 @click.command("diff")
@@ -45,24 +39,10 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     }
     if as_json:
         return output.print_json({"a": id_a, "b": id_b, "changes": found, "attempts": within})
-    output.echo(*lines(found, brief=brief))
+    output.echo(*change_text.lines(found, brief=brief))
     for run, attempts in within.items():
         for attempt, changes in attempts.items():
-            output.echo("", f"attempt {attempt} of run {run}, compared with its first attempt", *lines(changes))
+            output.echo(
+                "", f"attempt {attempt} of run {run}, compared with its first attempt", *change_text.lines(changes)
+            )
     return None
-
-
-def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line]:
-    """Return changes in lines under the part they belong to; a diff is coloured where it is shown on a terminal."""
-    from m5ws.operations import drift
-
-    if not changes:
-        return ["no difference"]
-    found: list[output.Line] = []
-    for part, group in groupby(changes, key=lambda change: change.part):
-        found.append((output.Styled(part, bold=True),))
-        for change in group:
-            found.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
-            if change.detail and "\n" in change.detail and not brief:
-                found += [("    ", output.Styled(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()]
-    return found

@@ -1,6 +1,6 @@
 """A verdict, for people: what was found, on what evidence, and what differs."""
 
-from m5ws.cli import diff, explanation, output
+from m5ws.cli import change_text, explanation, output
 from m5ws.comparisons import Divergence, JointVerdict, Recheck, Verdict
 
 _SAYS = {
@@ -49,7 +49,11 @@ def text(verdict: Verdict) -> str:
     if verdict.not_compared:
         lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
     if verdict.changes:
-        lines += ["", "changed since the original:", *map(output.plain_text, diff.lines(verdict.changes, brief=True))]
+        lines += [
+            "",
+            "changed since the original:",
+            *map(output.plain_text, change_text.lines(verdict.changes, brief=True)),
+        ]
     return "\n".join(lines)
 
 

@@ -106,7 +106,7 @@ def execute(
     """
     if plan in plans.look(repo.store).done:
         raise UsageError(f"plan {plan} is done")
-    head = plans.head(repo, plan)
+    head = plans.head(repo.store, plan)
     wait_s = _wait_s(repo, plan, grace_s)
     begun = plan in plans.look(repo.store).executing
     if wait_s > 0 and not begun:
@@ -114,8 +114,8 @@ def execute(
     # X1: from here on no writer relies on what the plan names.
     _begin(repo, plan, holder, take_over)
     # X2 and X3, in this order: what was said, or published, before X1 is seen.
-    kept = plans.keeps(repo, plan)
-    planned = {roots.key(one): one for one in plans.retired(repo, plan, head)}
+    kept = plans.keeps(repo.store, plan)
+    planned = {roots.key(one): one for one in plans.retired(repo.store, plan, head)}
     found = roots.read(
         repo,
         head.rules,
@@ -127,7 +127,7 @@ def execute(
     _delete(repo, map(roots.key, found.retired), len(found.retired), progress, workers)
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
-        part = plans.garbage(repo, plan, head, number)
+        part = plans.garbage(repo.store, plan, head, number)
         chosen = [
             (digest, part.sizes[8 * position : 8 * position + 8])
             for position, digest in enumerate(plans.split(part.digests))

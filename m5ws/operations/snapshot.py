@@ -23,7 +23,8 @@ from m5ws.records import Annotation, Code, Declared, Digest, Snapshot
 from m5ws.repository import Repository, presence, snapshots
 from m5ws.repository.capture import FileChanged
 from m5ws.repository.index import Index
-from m5ws.repository.publishing import Patience, repeated
+from m5ws.repository.plans import Patience
+from m5ws.repository.publishing import repeated
 from m5ws.settings import Settings
 
 _ATTEMPTS = 3

@@ -13,7 +13,7 @@ import msgspec
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.ports import Progress
 from m5ws.records import Digest
-from m5ws.repository import Repository, closure, presence, publishing
+from m5ws.repository import Repository, closure, plans, presence, publishing
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.objects import key
 from m5ws.repository.refs import Kind
@@ -72,7 +72,7 @@ def copy(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
             lambda: _publish(source, target, new),
-            patience=publishing.Patience(progress=progress),
+            patience=plans.Patience(progress=progress),
             began=began,
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )

@@ -7,24 +7,20 @@ killed when, everything that can be reached is whole.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from m5ws import codec
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.ports import Homed, ObjectStore
+from m5ws.ports import FORMAT, Homed, ObjectStore
 from m5ws.records import Format
 from m5ws.repository import plans
 from m5ws.repository.locations import PackLocations
 from m5ws.repository.objects import Objects
-from m5ws.repository.plans import Standings
-
-if TYPE_CHECKING:
-    from m5ws.repository.publishing import Patience
+from m5ws.repository.plans import Patience, Standings
 
 T = TypeVar("T")
-FORMAT = "format"
 _NEW = Format(file_chunk_bytes=16 * 2**20)
 """What a store is made as that nobody has asked for anything else."""
 
@@ -128,4 +124,4 @@ def _begun(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-__all__ = ["FORMAT", "Repository"]
+__all__ = ["Repository"]

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
 from m5ws.events import AttemptStarted, CheckpointPublished
 from m5ws.records import Checkpoint, Digest
-from m5ws.repository import Repository, bindings, ledger, publishing
+from m5ws.repository import Repository, bindings, ledger, plans, publishing
 from m5ws.repository.reach import Reach
 
 Recorded = Mapping[str, CheckpointPublished]
 """What a run's ledger records of its checkpoints, by their names."""
 
 # Ranks wait for the one that publishes, and give up after minutes; a save that fails is tried again.
-_PATIENCE = publishing.Patience(limit_s=60.0)
+_PATIENCE = plans.Patience(limit_s=60.0)
 
 PINS = "pins/"
 """Where checkpoints are named that are kept for ever: `pins/<run>/<checkpoint>`, a line as the reference's."""

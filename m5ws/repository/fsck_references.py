@@ -11,7 +11,7 @@ from m5ws import codec
 from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, UsageError
 from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
-from m5ws.ports import Progress
+from m5ws.ports import FORMAT, Progress
 from m5ws.records import (
     ANY_OUTPUTS,
     Annotation,
@@ -24,7 +24,7 @@ from m5ws.records import (
     Run,
     Snapshot,
 )
-from m5ws.repository import FORMAT, Repository, bindings, checkpoints, ledger, outputs, packings, plans, runs, trees
+from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, packings, plans, runs, trees
 from m5ws.repository.chains import Chain, gap
 from m5ws.repository.damage import Damage, Kind
 from m5ws.repository.flight import each

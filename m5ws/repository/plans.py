@@ -4,18 +4,16 @@ A plan's standing is in names beside its folder, so that one `names("gc/")` tell
 published last of a plan, `<plan>.executing` before anything is deleted, `<plan>.done` after everything is.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
 from m5ws.gc_records import Garbage, GcPlan, Keep, Retired, Retirements
-from m5ws.ports import ObjectStore
+from m5ws.ports import ObjectStore, Progress
 from m5ws.records import Digest
 from m5ws.repository import bindings
-
-if TYPE_CHECKING:
-    from m5ws.repository import Repository
 
 PREFIX = "gc/"
 WIDTH = bindings.DIGEST_BYTES
@@ -27,6 +25,15 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
     open: frozenset[str]
     executing: frozenset[str]
     done: frozenset[str]
+
+
+@dataclass
+class Patience:
+    """How a writer waits for a `gc` that is deleting what it needs."""
+
+    limit_s: float = 3600.0
+    pause: Callable[[float], None] = time.sleep
+    progress: Progress | None = None
 
 
 def look(store: ObjectStore) -> Standings:
@@ -66,43 +73,43 @@ def part_key(plan: str, kind: str, number: int) -> str:
     return f"{folder(plan, kind)}{number:08d}"
 
 
-def head(repo: "Repository", plan: str) -> GcPlan:
+def head(store: ObjectStore, plan: str) -> GcPlan:
     """Return a plan's head. Raises NotFound once the plan has been cleared away."""
-    return bindings.record(repo.store, head_key(plan), GcPlan)
+    return bindings.record(store, head_key(plan), GcPlan)
 
 
-def garbage(repo: "Repository", plan: str, planned: GcPlan, number: int) -> Garbage:
+def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garbage:
     """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject, Misplaced."""
     where = part_key(plan, "garbage", number)
-    part = bindings.record(repo.store, where, Garbage)
+    part = bindings.record(store, where, Garbage)
     bindings.check_part(where, bindings.part_of(where, part), planned)
     return part
 
 
-def retired(repo: "Repository", plan: str, planned: GcPlan) -> Iterator[Retired]:
+def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[Retired]:
     """Yield the references of a plan."""
     for number in range(planned.references):
         where = part_key(plan, "retired", number)
-        yield from bindings.record(repo.store, where, Retirements).checkpoints
+        yield from bindings.record(store, where, Retirements).checkpoints
 
 
-def named(repo: "Repository", plan: str, digests: set[bytes]) -> set[bytes]:
+def named(store: ObjectStore, plan: str, digests: set[bytes]) -> set[bytes]:
     """Return those of `digests` that a plan names; only parts that could have one are read. Raises NotFound."""
     found: set[bytes] = set()
     wanted = sorted(digests)
-    planned = head(repo, plan)
+    planned = head(store, plan)
     for number, part in enumerate(planned.parts):
         first, last = bytes.fromhex(part.first), bytes.fromhex(part.last)
         if any(first <= digest <= last for digest in wanted):
-            found |= digests.intersection(split(garbage(repo, plan, planned, number).digests))
+            found |= digests.intersection(split(garbage(store, plan, planned, number).digests))
     return found
 
 
-def keeps(repo: "Repository", plan: str) -> set[bytes]:
+def keeps(store: ObjectStore, plan: str) -> set[bytes]:
     """Return all that writers said they are about to name."""
     found: set[bytes] = set()
-    for stat in repo.store.list(folder(plan, "keep")):
-        found.update(split(bindings.record(repo.store, stat.key, Keep).digests))
+    for stat in store.list(folder(plan, "keep")):
+        found.update(split(bindings.record(store, stat.key, Keep).digests))
     return found
 
 

@@ -7,14 +7,12 @@ permission to delete. With no plan in the store it costs one `names` before the 
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from m5ws.errors import M5Error, NotFound, ObjectExists
 from m5ws.gc_records import Keep
-from m5ws.ports import Progress
 from m5ws.repository import Repository, bindings, plans
-from m5ws.repository.plans import Standings
+from m5ws.repository.plans import Patience, Standings
 
 T = TypeVar("T")
 _KEEP_DIGESTS = 2**20
@@ -30,15 +28,6 @@ class Vanished(M5Error):
 
 class Deleting(M5Error):
     """A `gc` that deletes objects which are about to be named did not end in time."""
-
-
-@dataclass
-class Patience:
-    """How a writer waits for a `gc` that is deleting what it needs."""
-
-    limit_s: float = 3600.0
-    pause: Callable[[float], None] = time.sleep
-    progress: Progress | None = None
 
 
 def repeated(attempt: Callable[[], T]) -> T:
@@ -123,7 +112,7 @@ class _Guard:
                     self._await(executing)
                 raise Vanished(f"gc deleted what was about to be published: {error}") from error
         try:
-            return plans.named(self._repo, plan, self._digests)
+            return plans.named(self._repo.store, plan, self._digests)
         except NotFound:
             return self._digests
 

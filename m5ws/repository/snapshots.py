@@ -13,7 +13,8 @@ import msgspec
 from m5ws.errors import NotFound
 from m5ws.records import Annotation, Digest, Snapshot
 from m5ws.repository import Repository, bindings, flight, presence, publishing, trees
-from m5ws.repository.publishing import Patience, Vanished
+from m5ws.repository.plans import Patience
+from m5ws.repository.publishing import Vanished
 from m5ws.repository.reach import Reach
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
-from m5ws.ports import Buffer, ObjectStat
+from m5ws.ports import FORMAT, Buffer, ObjectStat
 from m5ws.records import OBJECT_BYTES
-from m5ws.repository import FORMAT
 from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"

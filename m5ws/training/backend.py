@@ -7,19 +7,19 @@ together the ranks yield every element of every named tensor, and each copy of i
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from m5ws.records import Content, Slice
 from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
+from m5ws.training import plain
 from m5ws.training.staging import Copier
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-Plain = Any
-"""None, bool, int, float, str, bytes, list and dict with string keys: what `codec.encode_plain` takes."""
+Plain = plain.Plain
 
 
 @dataclass(frozen=True)

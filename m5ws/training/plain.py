@@ -14,7 +14,9 @@ import torch
 
 from m5ws.errors import M5Error
 from m5ws.training import raw, subclasses
-from m5ws.training.backend import Plain
+
+Plain = Any
+"""None, bool, int, float, str, bytes, list and dict with string keys: what `codec.encode_plain` takes."""
 
 _TAG = "!"
 _INT64 = range(-(2**63), 2**64)

@@ -12,7 +12,7 @@ import torch
 
 from m5ws import codec
 from m5ws.training import plain
-from m5ws.training.backend import Plain
+from m5ws.training.plain import Plain
 
 Named = Mapping[str, torch.Generator]
 """Generators beyond the global ones, by name: those of the loader and the ones the script registered."""

@@ -50,13 +50,13 @@ def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_o
     unreachable = fsck.check(repo).unreachable
     planned = gc.plan(repo, Rules(last=2), 0.0, part_objects=part_objects)
     assert planned.id is not None
-    head = plans.head(repo, planned.id)
+    head = plans.head(repo.store, planned.id)
     assert head == planned.plan
-    assert [one.checkpoint for one in plans.retired(repo, planned.id, head)] == [checkpoints.name(1, 1)]
+    assert [one.checkpoint for one in plans.retired(repo.store, planned.id, head)] == [checkpoints.name(1, 1)]
     named = [
         digest
         for number in range(len(head.parts))
-        for digest in plans.split(plans.garbage(repo, planned.id, head, number).digests)
+        for digest in plans.split(plans.garbage(repo.store, planned.id, head, number).digests)
     ]
     assert named == sorted(named) and len(named) == head.objects == unreachable + 2
     assert all(part.objects <= part_objects for part in head.parts)
@@ -160,7 +160,7 @@ def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
     repo.store.create(plans.executing_key(plan), b"never ends")
     # Another process: it has not seen the plan done, and waits.
     other = Repository(repo.store, repo.format)
-    other.patience = publishing.Patience(limit_s=0.0, pause=lambda _: None)
+    other.patience = plans.Patience(limit_s=0.0, pause=lambda _: None)
     before = list(repo.store.list("snapshots/"))
     with pytest.raises(publishing.Deleting, match=plan):
         publish(other, [b"left"])

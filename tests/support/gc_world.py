@@ -9,7 +9,8 @@ from m5ws.operations import gc, gc_execute
 from m5ws.ports import ObjectStore
 from m5ws.records import Format, Observed, Snapshot, Tree
 from m5ws.repository import Repository, fsck
-from m5ws.repository.publishing import Patience, Vanished, repeated
+from m5ws.repository.plans import Patience
+from m5ws.repository.publishing import Vanished, repeated
 from memory_store import MemoryStore
 from turns import Actor, Serial, TurnStore
 
