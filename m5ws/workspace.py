@@ -1,17 +1,17 @@
 """The workspace: the directory with `m5ws.toml`, what that file says, and the adapters it stands for.
 
 This is the only module that reads environment variables (`VARIABLES` lists them) and the only one that
-chooses adapters, by name from a table: an adapter is imported when it is first asked for, so that a
-verb pays for what it uses. Every directory under `.m5ws` is made when it is first written to.
+chooses adapters. Each is imported in the method that makes it, so that a command imports only the adapters
+it uses. Every directory under `.m5ws` is made when it is first written to.
 """
 
-import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from m5ws import configuration, place
 from m5ws.errors import MissingExtra, NotFound
@@ -31,7 +31,9 @@ from m5ws.records import Format
 from m5ws.settings import Settings, StoreSettings
 
 if TYPE_CHECKING:
+    from m5ws.operations import checkpoint_export
     from m5ws.operations.supervise import Ports
+    from m5ws.ports import CompareBits
     from m5ws.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -41,28 +43,6 @@ VARIABLES = {
     "XDG_STATE_HOME": "Where the work directories of runs are, if `m5ws.toml` names no other place.",
     "M5WS_CONTAINER_IMAGE": "Set by who starts a container: its image, by digest.",
     "MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none.",
-}
-_ADAPTERS = {
-    "store": "m5ws.store:open_store",
-    "cache": "m5ws.store.cache:cached",
-    "source": "m5ws.adapters.git:Git",
-    "datasets": "m5ws.adapters.dvc:Dvc",
-    "observer": "m5ws.adapters.machine:Machine",
-    "tokenizers": "m5ws.adapters.tokenizer:Tokenizers",
-    "launcher": "m5ws.launch.local:LocalLauncher",
-    "tracker": "m5ws.adapters.mlflow:Mlflow",
-    "virtual environments": "m5ws.adapters.virtual_environments:VirtualEnvironments",
-    "containers": "m5ws.adapters.containers:Containers",
-    "orders": "m5ws.adapters.observing:Orders",
-    "signatures": "m5ws.adapters.ssh_signatures:SshSignatures",
-}
-
-_TORCH = {
-    "compare bits": ("m5ws.training.elements:compare", "saying how much tensors differ", "train"),
-    "rebuild": ("m5ws.training.deepspeed_weights:rebuilt", "finding the weights in a DeepSpeed checkpoint", "train"),
-    "write dcp": ("m5ws.training.export_dcp:write", "writing a checkpoint of torch's", "train"),
-    "write deepspeed": ("m5ws.training.export_deepspeed:write", "writing DeepSpeed's files", "deepspeed"),
-    "write universal": ("m5ws.training.export_universal:write", "writing DeepSpeed's universal format", "deepspeed"),
 }
 
 
@@ -163,14 +143,17 @@ class Workspace:
         repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined, form=form)
         if not near or self.cache_dir is None:
             return repository
-        limit_bytes = self.settings.store.cache_limit_bytes
-        return repository.through(cast(ObjectStore, _load("cache")(repository.store, self.cache_dir, limit_bytes)))
+        from m5ws.store.cache import cached
+
+        limit_bytes = self.settings.store.cache_limit_bytes or 0
+        return repository.through(cached(repository.store, self.cache_dir, limit_bytes))
 
     def kept(self, folder: Path) -> "Repository":
         """Open a store in a folder of this machine. Raises NotFound if there is none."""
         from m5ws.repository import Repository
+        from m5ws.store import open_store
 
-        return Repository.open(cast(Callable[[str], ObjectStore], _load("store"))(os.fspath(folder)))
+        return Repository.open(open_store(os.fspath(folder)))
 
     def repository_at(
         self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None
@@ -180,17 +163,17 @@ class Workspace:
         One that is made gets the format `form`. Raises UsageError if one that is there has another.
         """
         from m5ws.repository import Repository
-        from m5ws.store import joined
+        from m5ws.store import joined, open_store
 
-        opened, where = cast(Callable[[str], ObjectStore], _load("store")), self._located(url)
-        store = opened(where)
+        where = self._located(url)
+        store = open_store(where)
         if create or imagined:
             self.prepare()
         if form is not None and Repository.is_blank(store, form):
             if not create:
                 return Repository.imagined(store, form)
             store.delete(FORMAT)
-            store = opened(where)
+            store = open_store(where)
         joined.recall(self.home / "joined", store)
         if create:
             repository = Repository.create(store, form)
@@ -212,22 +195,32 @@ class Workspace:
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
 
     def source(self) -> SourceControl:
-        return cast(SourceControl, _load("source")(self.environment))
+        from m5ws.adapters.git import Git
+
+        return Git(self.environment)
 
     def datasets(self) -> DatasetSource | None:
-        """What finds datasets of another tool; None where `m5ws.toml` turns it off."""
-        return cast(DatasetSource, _load("datasets")()) if self.settings.data.dvc else None
+        """Return the finder of datasets that DVC tracks; None where `m5ws.toml` turns it off."""
+        if not self.settings.data.dvc:
+            return None
+        from m5ws.adapters.dvc import Dvc
+
+        return Dvc()
 
     def tokenizers(self) -> TokenizerProbe:
-        """What gives the token ids of the probe text."""
-        return cast(TokenizerProbe, _load("tokenizers")())
+        """Return the reader of tokenizers, for the token ids of the probe text."""
+        from m5ws.adapters.tokenizer import Tokenizers
+
+        return Tokenizers()
 
     def observer(self, *, provides: bool = True) -> Observer:
-        """What looks at this machine as this workspace's training processes will see it.
+        """Return the observer of this machine, as this workspace's training processes will see it.
 
         `provides`: with the modules of each distribution, which only attempts need.
         """
-        observer = _load("observer")(
+        from m5ws.adapters import machine
+
+        return machine.Machine(
             root=self.root,
             variable_names=self.settings.environment.variables,
             wanted=self.settings.environment.wanted,
@@ -235,7 +228,6 @@ class Workspace:
             base=self.environment,
             provides=provides,
         )
-        return cast(Observer, observer)
 
     def inside(self, image: str) -> bool:
         """Return whether this process is in a container of `image`, as who started it says."""
@@ -243,28 +235,38 @@ class Workspace:
 
     def environments(self, *, containers: bool) -> Environments:
         """Return what makes environments again: container images, or virtual environments."""
-        orders = _load("orders")(
+        from m5ws.adapters.observing import Orders
+        from m5ws.launch import local
+
+        orders = Orders(
             root=str(self.root),
             variable_names=self.settings.environment.variables,
             cache=str(self._user_cache / "machine"),
         )
-        common = (self.environment, _load("launcher"), self.observer(), orders)
+        folder, launcher, here = self.environments_dir, local.LocalLauncher, self.observer()
         if not containers:
-            return cast(Environments, _load("virtual environments")(self.environments_dir, *common))
+            from m5ws.adapters.virtual_environments import VirtualEnvironments
+
+            return VirtualEnvironments(folder, self.environment, launcher, here, orders)
+        from m5ws.adapters.containers import Containers
+
         url = self.store_url
-        local = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
+        stores = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
         copies = [self.cache_dir] if self.cache_dir is not None else []
-        return cast(Environments, _load("containers")(self.environments_dir, (self.home, *local, *copies), *common))
+        return Containers(folder, (self.home, *stores, *copies), self.environment, launcher, here, orders)
 
     def launcher(self) -> Launcher:
-        return cast(Launcher, _load("launcher")(self.environment))
+        from m5ws.launch import local
+
+        return local.LocalLauncher(self.environment)
 
     def tracker(self) -> Tracker | None:
-        """What follows runs in MLflow; None where `m5ws.toml` switches it off."""
+        """Return the follower of runs in MLflow; None where `m5ws.toml` switches it off."""
         if not self.settings.mlflow.enabled:
             return None
-        experiment = self.settings.mlflow.experiment or self.name
-        return cast(Tracker, _load("tracker")(self.tracking_uri, experiment, self.store_url))
+        from m5ws.adapters.mlflow import Mlflow
+
+        return Mlflow(self.tracking_uri, self.settings.mlflow.experiment or self.name, self.store_url)
 
     def ports(self, repo: "Repository") -> "Ports":
         """Return the outside, as the operations on runs take it."""
@@ -304,23 +306,54 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
 
 def signatures() -> Signatures:
-    """Return what signs and checks signatures; it needs no workspace."""
-    return cast(Signatures, _load("signatures")())
+    """Return the maker and checker of signatures; it needs no workspace."""
+    from m5ws.adapters.ssh_signatures import SshSignatures
+
+    return SshSignatures()
 
 
-def torch_tool(name: str) -> Callable[..., object]:
-    """Return a function of `training` that works on stored tensors, outside any rank. Raises MissingExtra."""
-    where, feature, extra = _TORCH[name]
+# --- functions of `training` that work on stored tensors, outside any rank --------------------------------
+
+
+@contextmanager
+def _extra(feature: str, extra: str) -> Iterator[None]:
+    """Raise MissingExtra for a module that is not installed."""
     try:
-        return _found(where)
+        yield
     except ModuleNotFoundError as error:
         raise MissingExtra(feature, extra) from error
 
 
-def _load(name: str) -> Callable[..., object]:
-    return _found(_ADAPTERS[name])
+def compare_bits() -> "CompareBits":
+    """Return the comparison of tensors by their bits. Raises MissingExtra."""
+    with _extra("saying how much tensors differ", "train"):
+        from m5ws.training.elements import compare
+    return compare
 
 
-def _found(where: str) -> Callable[..., object]:
-    module, _, attribute = where.partition(":")
-    return cast(Callable[..., object], getattr(importlib.import_module(module), attribute))
+def rebuild() -> "checkpoint_export.Rebuild":
+    """Return the finder of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
+    with _extra("finding the weights in a DeepSpeed checkpoint", "train"):
+        from m5ws.training.deepspeed_weights import rebuilt
+    return rebuilt
+
+
+def write_dcp() -> "checkpoint_export.WriteTensors":
+    """Return the writer of torch's distributed checkpoints. Raises MissingExtra."""
+    with _extra("writing a checkpoint of torch's", "train"):
+        from m5ws.training.export_dcp import write
+    return write
+
+
+def write_deepspeed() -> "checkpoint_export.WriteFiles":
+    """Return the writer of DeepSpeed's files. Raises MissingExtra."""
+    with _extra("writing DeepSpeed's files", "deepspeed"):
+        from m5ws.training.export_deepspeed import write
+    return write
+
+
+def write_universal() -> "checkpoint_export.WriteFiles":
+    """Return the writer of DeepSpeed's universal format. Raises MissingExtra."""
+    with _extra("writing DeepSpeed's universal format", "deepspeed"):
+        from m5ws.training.export_universal import write
+    return write

@@ -134,10 +134,10 @@ def test_diff_of_equal_ones_is_status_0(m5: M5, two: tuple[str, str], made: Made
 def test_a_brief_diff_reads_no_tensor(
     m5: M5, two: tuple[str, str], made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(name: str) -> None:
+    def refuse() -> None:
         raise MissingExtra("this", "train")
 
-    monkeypatch.setattr("m5ws.workspace.torch_tool", refuse)
+    monkeypatch.setattr("m5ws.workspace.compare_bits", refuse)
     done = m5("checkpoint", "diff", *two, "--brief")
     assert done.status == 1 and "model.moved  float32 [2, 200]\n  bits differ" in done.out
     assert m5("checkpoint", "diff", *two).status == 3

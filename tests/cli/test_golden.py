@@ -16,7 +16,9 @@ import pytest
 
 import golden
 from checkouts import write
+from known_machine import KnownMachine
 from m5ws import workspace
+from m5ws.adapters import machine
 from m5ws.cli import reference
 from m5ws.repository import Repository
 from tests.cli.conftest import M5, Made, Outcome
@@ -324,7 +326,7 @@ def test_errors_are_as_in_their_golden_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The facts of this machine are not looked at: it takes a process that imports torch.
-    monkeypatch.setitem(workspace._ADAPTERS, "observer", "known_machine:KnownMachine")
+    monkeypatch.setattr(machine, "Machine", KnownMachine)
     root = tmp_path / "copy" / "small"
     known = {str(root): "<dir>", made.snapshot: "<snapshot>", made.snapshot[:16]: "<snapshot>"}
     blocks: list[str] = []

@@ -6,35 +6,25 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from subprocess import CompletedProcess
 
+import pytest
+
 from forks import ForkLauncher, ForkParents
-from m5ws import workspace
 from m5ws.cli import main
+from m5ws.launch import local
 
 _OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
 """DeepSpeed and torch set them in a process that imports them, as the tests' own does sooner or later."""
-_parents: list[ForkParents] = []
-"""What ranks are forked from, if they are: a workspace finds its launcher by name, which has no other argument."""
 
 
 @contextmanager
 def forked_ranks(parents: ForkParents) -> Iterator[None]:
     """Have `call` start ranks as forks."""
-    adapters = workspace._ADAPTERS
-    real = adapters["launcher"]
-    _parents.append(parents)
-    adapters["launcher"] = f"{__name__}:fork_launcher"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "LocalLauncher", partial(ForkLauncher, parents))
         yield
-    finally:
-        adapters["launcher"] = real
-        _parents.remove(parents)
-
-
-def fork_launcher(environment: Mapping[str, str]) -> ForkLauncher:
-    """Return a launcher as `m5ws.launch.local.LocalLauncher` is made."""
-    return ForkLauncher(_parents[-1], environment)
 
 
 def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "CompletedProcess[str]":

@@ -17,10 +17,10 @@ from m5ws.repository import Repository
 from m5ws.training import fingerprint
 
 TOOLS = Tools(
-    rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
-    dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
-    deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
-    universal=lambda: cast(Any, workspace.torch_tool("write universal")),
+    rebuild=workspace.rebuild,
+    dcp=workspace.write_dcp,
+    deepspeed=workspace.write_deepspeed,
+    universal=workspace.write_universal,
 )
 
 

@@ -10,7 +10,6 @@ from m5ws.cli import names, output, progress
 if TYPE_CHECKING:
     from m5ws.comparisons import Elements
     from m5ws.operations.checkpoint_diff import CheckpointDiff, TensorChange
-    from m5ws.ports import CompareBits
 
 _DIFFERENT = 1
 
@@ -50,7 +49,7 @@ def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "Elements":
     """Compare elements with torch, which is loaded when there are any to compare."""
     from m5ws import workspace
 
-    return cast("CompareBits", workspace.torch_tool("compare bits"))(a, b, dtype, first)
+    return workspace.compare_bits()(a, b, dtype, first)
 
 
 def _lines(found: "CheckpointDiff") -> Iterator[output.Line]:

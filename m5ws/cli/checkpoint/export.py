@@ -67,10 +67,10 @@ def _tools() -> "Tools":
     from m5ws.operations.checkpoint_export import Tools
 
     return Tools(
-        rebuild=lambda: cast(Any, workspace.torch_tool("rebuild")),
-        dcp=lambda: cast(Any, workspace.torch_tool("write dcp")),
-        deepspeed=lambda: cast(Any, workspace.torch_tool("write deepspeed")),
-        universal=lambda: cast(Any, workspace.torch_tool("write universal")),
+        rebuild=workspace.rebuild,
+        dcp=workspace.write_dcp,
+        deepspeed=workspace.write_deepspeed,
+        universal=workspace.write_universal,
     )
 
 
