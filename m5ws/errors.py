@@ -63,6 +63,10 @@ class UnknownSchema(M5Error):
     hint = "Another version of m5ws wrote it, most likely a newer one: upgrade m5ws."
 
 
+UNREADABLE = (NotFound, CorruptObject, UnknownSchema)
+"""What reading a record raises that is absent, damaged, or of another version."""
+
+
 class ConfigError(M5Error):
     """`m5ws.toml` says something m5ws cannot follow."""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import blake3
 
 import m5ws
+from m5ws.filesystem import write_atomically
 
 Facts = dict[str, str | None]
 
@@ -113,10 +114,7 @@ class EffectiveFacts:
 def _write(cache: Path, key: str, found: Facts) -> None:
     payload = json.dumps(found, sort_keys=True).encode()
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = cache / f"{key}.{os.getpid()}"
-    temporary.write_bytes(blake3.blake3(payload).hexdigest().encode() + b"\n" + payload)
-    # Published from here on: readers see the whole entry or none.
-    temporary.replace(cache / key)
+    write_atomically(cache / key, blake3.blake3(payload).hexdigest().encode() + b"\n" + payload)
     entries = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for stale in entries[_KEPT_ENTRIES:]:
         stale.unlink(missing_ok=True)

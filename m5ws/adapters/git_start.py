@@ -9,6 +9,7 @@ import os
 import subprocess
 
 from m5ws.errors import M5Error
+from m5ws.filesystem import mode_and_stamp, stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _index(root: str, environment: "Mapping[str, str]") -> str:
 
 def _moved(before: os.stat_result, after: os.stat_result) -> bool:
     """Return whether git wrote its index meanwhile: it does so by replacing it."""
-    return (before.st_ino, before.st_mtime_ns, before.st_size) != (after.st_ino, after.st_mtime_ns, after.st_size)
+    return stamp(before) != stamp(after)
 
 
 def _names(output: bytes) -> "Iterable[bytes]":
@@ -180,5 +181,5 @@ def _stamps(root: str, paths: "Iterable[bytes]") -> bytes:
         except OSError:
             lines.append("absent")
             continue
-        lines.append(f"{found.st_mode} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}")
+        lines.append(" ".join(map(str, mode_and_stamp(found))))
     return "\n".join(lines).encode()

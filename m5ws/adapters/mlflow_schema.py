@@ -6,14 +6,15 @@ open it together break each other's migration: so m5ws does it once, under a loc
     python -P -m m5ws.adapters.mlflow_schema TRACKING_URI EXPERIMENT
 """
 
-import fcntl
 import importlib.metadata
+import math
 import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+from m5ws import locks
 from m5ws.adapters.mlflow_location import artifacts_dir, database
 from m5ws.errors import M5Error, MissingExtra
 
@@ -38,7 +39,7 @@ def migrate(tracking_uri: str, experiment: str) -> None:
     version = installed()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.ready"), "a+") as ready:
-        fcntl.flock(ready, fcntl.LOCK_EX)
+        locks.acquire(ready.fileno(), math.inf)
         ready.seek(0)
         done = ready.read().splitlines()
         line = f"{version} {experiment}"

@@ -5,7 +5,7 @@ programs name their own folder, and counts from the moment its file `complete` a
 One process builds, others wait for it.
 """
 
-import fcntl
+import math
 import os
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
-from m5ws import codec
+from m5ws import codec, locks
 from m5ws.adapters import elsewhere, installing, interpreters, own_package
 from m5ws.adapters.observing import Orders
 from m5ws.errors import UsageError
@@ -151,10 +151,8 @@ def _alone(lock: Path, progress: Progress | None) -> Iterator[None]:
     """Hold a lock among processes, and among what they start: pip may live on for a while when m5ws is killed."""
     with open(lock, "a") as held:
         os.set_inheritable(held.fileno(), True)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locks.acquire(held.fileno()):
             if progress:
                 progress("waiting for another process that builds the environment", 0, 0)
-            fcntl.flock(held, fcntl.LOCK_EX)
+            locks.acquire(held.fileno(), math.inf)
         yield

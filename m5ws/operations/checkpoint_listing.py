@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.errors import UNREADABLE
 from m5ws.events import CheckpointPublished
 from m5ws.operations import plain_state
 from m5ws.operations.checkpoint_names import Named
@@ -21,7 +21,6 @@ from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.naming import named
 
-_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 _THREADS = 8
 _RECORD_BYTES = 2**20
 _IN_FLIGHT_BYTES = 64 * 2**20
@@ -173,7 +172,7 @@ def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
         digest, record = checkpoints.find(repo, run, name, recorded)
         content = repo.objects.get_record(record.content, Content)
         return digest, record, content, tuple(_slices(repo, record.content, content))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return str(error)
 
 

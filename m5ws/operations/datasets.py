@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import CorruptObject, M5Error, UnknownSchema
+from m5ws.filesystem import stamp
 from m5ws.operations import pinned_files
 from m5ws.operations.parts import Claim
 from m5ws.ports import DatasetSource, Progress, SourceFile, TrackedDataset
 from m5ws.records import Dataset, Digest, Tree
 from m5ws.repository import Repository, snapshots, trees
 from m5ws.repository.capture import FileChanged
-from m5ws.repository.index import Index, stamp
+from m5ws.repository.index import Index
 
 _MARK = "dvc"
 

@@ -5,7 +5,6 @@ again, but never while another process executes the same plan: a delete that com
 uploaded again. A lock that the kernel frees tells on one machine; for another, a person must say it.
 """
 
-import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.gc_records import Done, Executing
 from m5ws.operations.gc import store_now
@@ -76,10 +76,8 @@ def alone(home: Path) -> Iterator[str]:
     """
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "gc.lock", "a+", encoding="ascii") as lock:
-        try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError("another gc of this workspace is at work", hint="Wait until it has ended.") from error
+        if not locks.acquire(lock.fileno()):
+            raise UsageError("another gc of this workspace is at work", hint="Wait until it has ended.")
         lock.seek(0)
         name = lock.read().strip()
         if not name:

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from m5ws.repository.index import Stamp, stamp
+from m5ws.filesystem import Stamp, stamp
 
 
 def stamps(work: Path) -> dict[Path, Stamp]:

@@ -13,10 +13,11 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.errors import M5Error
+from m5ws.filesystem import Stamp, stamp
 from m5ws.operations import patterns
 from m5ws.ports import SourceFile
 from m5ws.repository.capture import FileChanged
-from m5ws.repository.index import Index, Stamp, stamp
+from m5ws.repository.index import Index
 from m5ws.repository.objects import Objects
 from m5ws.settings import SEARCH_RULES
 

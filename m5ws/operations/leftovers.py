@@ -6,7 +6,6 @@ Who does not have an attempt's own spools never writes into its chains: from els
 that was killed look alike.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -17,10 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import codec
+from m5ws import codec, locks
 from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error, ObjectExists, UsageError
 from m5ws.events import AttemptEnded, AttemptStarted
+from m5ws.filesystem import write_atomically
 from m5ws.operations import unrecorded, unsaved, work_directories
 from m5ws.operations.delivery import DELIVERED, Delivery
 from m5ws.ports import Tracker
@@ -57,25 +57,12 @@ def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
     """
     run = run_dir.name
     with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
-        if not _locked(supervisor.fileno(), 0.0):
+        if not locks.acquire(supervisor.fileno()):
             raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` follows it.")
-        if not _locked(ranks.fileno(), wait_s):
+        if not locks.acquire(ranks.fileno(), wait_s):
             raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or end them.")
         os.set_inheritable(ranks.fileno(), True)
         yield
-
-
-def _locked(descriptor: int, wait_s: float) -> bool:
-    end = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.1)
-        else:
-            return True
 
 
 def own(directory: Path) -> None:
@@ -200,9 +187,7 @@ def keep_verdict(home: Path, verdict: Verdict) -> None:
     """Keep a verdict that the store did not take, for `deliver`."""
     folder = home / "runs" / verdict.replay
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{VERDICT}.{os.getpid()}"
-    temporary.write_bytes(codec.encode(verdict))
-    temporary.replace(folder / VERDICT)
+    write_atomically(folder / VERDICT, codec.encode(verdict))
 
 
 def _publish_verdict(repo: Repository, path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.filesystem import Stamp
 from m5ws.operations import inputs
 from m5ws.ports import SourceFile
-from m5ws.repository.index import Stamp
 
 NOT_KEPT = "outputs-not-kept"
 NOT_STORED = "outputs-not-stored"

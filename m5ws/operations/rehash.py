@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.filesystem import Stamp, stamp
 from m5ws.ports import Progress
 from m5ws.records import Digest, Slice
-from m5ws.repository.index import Index, Stamp, stamp
+from m5ws.repository.index import Index
 from m5ws.repository.objects import Objects
 
 

@@ -47,7 +47,7 @@ from m5ws.repository.publishing import repeated
 from m5ws.repository.spool import SpoolWriter, genesis
 
 if TYPE_CHECKING:
-    from m5ws.repository.index import Stamp
+    from m5ws.filesystem import Stamp
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1

@@ -7,12 +7,10 @@ event that is missing, and all that reads the ledger alone learns of it: histori
 import time
 from collections.abc import Collection, Iterator
 
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.errors import UNREADABLE
 from m5ws.events import CheckpointPublished, OutputsStored
 from m5ws.records import Content
 from m5ws.repository import Repository, checkpoints, ledger, outputs
-
-_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
 
 def events(
@@ -40,14 +38,14 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
         return
     try:
         missing = made.difference(*(_recorded(repo, run, attempt) for attempt in attempts))
-    except _UNREADABLE:
+    except UNREADABLE:
         return
     for label in sorted(missing.intersection(checkpoints.valid(repo, run))):
         try:
             digest, record = checkpoints.read(repo, run, label)
             content = record.content
             files = repo.objects.get_record(content, Content).format == "files/1"
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         step = checkpoints.step_of(label)
         yield CheckpointPublished(
@@ -61,7 +59,7 @@ def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[Outpu
         if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
             return
         digest, found = outputs.find(repo, run, name)
-    except _UNREADABLE:
+    except UNREADABLE:
         return
     yield OutputsStored(time_s=time.time(), name=name, record=digest, content=found.content)
 

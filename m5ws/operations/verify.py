@@ -8,23 +8,12 @@ import msgspec
 from m5ws import codec
 from m5ws.attestations import ChainEnd, CheckpointLine, OutputsLine, Statement, differing
 from m5ws.comparisons import Verdict
-from m5ws.errors import CorruptObject, Misplaced, NotFound
+from m5ws.errors import UNREADABLE, CorruptObject, Misplaced, NotFound
 from m5ws.operations import claims, segments
 from m5ws.operations.claims import Finding
 from m5ws.ports import Progress
 from m5ws.records import Checkpoint, Digest, OutputFiles, Packing, Run, Snapshot
-from m5ws.repository import (
-    Repository,
-    bindings,
-    checkpoints,
-    ledger,
-    outputs,
-    packings,
-    presence,
-    runs,
-    snapshots,
-    trees,
-)
+from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, presence, runs, snapshots, trees
 from m5ws.repository.chains import Chain
 from m5ws.repository.flight import Job, fly
 from m5ws.repository.fsck_records import Records
@@ -266,7 +255,7 @@ class _Check:
                 records.walk("snapshot", packing, Packing)
             for tree in snapshots.load(repo, snapshot).trees.values():
                 trees.located(repo.objects, repo.locations, tree)
-        except packings.UNSOUND as error:
+        except UNREADABLE as error:
             self._find(f"snapshots/{snapshot}", str(error))
 
     def _objects(self, *, read_data: bool) -> tuple[int, int]:

@@ -5,14 +5,12 @@ A checkpoint names the heads that the ranks' chains had when it was made, the le
 
 from typing import TYPE_CHECKING
 
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.errors import UNREADABLE
 from m5ws.repository import Repository, checkpoints
 from m5ws.repository.chains import Chain
 
 if TYPE_CHECKING:
     from m5ws.records import Digest
-
-_UNREADABLE = (CorruptObject, NotFound, UnknownSchema)
 
 
 def rewritten(repo: Repository, run: str) -> str | None:
@@ -24,14 +22,14 @@ def rewritten(repo: Repository, run: str) -> str | None:
     for label in checkpoints.valid(repo, run):
         try:
             _, record = checkpoints.read(repo, run, label)
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         for rank, head in record.ledger.items():
             heads.setdefault((record.attempt, rank), {})[head] = label
     for (attempt, rank), wanted in heads.items():
         try:
             met = Chain(run, attempt, rank).follow(repo, wanted).passed
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         if unmet := sorted(wanted[head] for head in wanted.keys() - met.keys()):
             passed = max((checkpoints.step_of(wanted[head]) for head in met), default=0)

@@ -18,12 +18,13 @@ import msgspec
 
 from m5ws import codec
 from m5ws.errors import M5Error
+from m5ws.filesystem import Stamp, stamp
 from m5ws.ports import Buffer, Progress, SourceFile
 from m5ws.records import Digest, Entry, Pack, Packing, Record, Slice, Tree
 from m5ws.repository import flight, mappings, presence, reuse
 from m5ws.repository.chunking import Memory, read_chunks
 from m5ws.repository.entries import joint_digest
-from m5ws.repository.index import Index, Stamp, stamp
+from m5ws.repository.index import Index
 from m5ws.repository.objects import Objects
 
 _ATTEMPTS = 5

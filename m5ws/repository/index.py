@@ -5,7 +5,6 @@ lie too close to the moment it was read is not remembered, since a change within
 file system's clock would be invisible. Nor is one that a process has mapped to write to (`mappings`).
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from m5ws import codec
+from m5ws.filesystem import Stamp, write_atomically
 from m5ws.records import Digest, Slice
 
 _FINE_NS = 20_000_000
@@ -21,14 +21,6 @@ _COARSE_NS = 2_000_000_000
 _TREES = 64
 _PACKED_FILES = 2**18
 """So many files' places are remembered beside those of the newest tree: some tens of milliseconds to read."""
-
-Stamp = tuple[int, int, int, int]
-"""Size, mtime and ctime in nanoseconds, inode."""
-
-
-def stamp(found: os.stat_result) -> Stamp:
-    """Return what must be equal for a file to count as unchanged."""
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 def settled(seen: Stamp, read_ns: int) -> bool:
@@ -117,9 +109,7 @@ class Index:
             if self._known is not None or not bytes(self._content.files):
                 self._content.files = msgspec.Raw(msgspec.msgpack.encode(self._files))
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_bytes(msgspec.msgpack.encode(self._content))
-            os.replace(temporary, self._path)
+            write_atomically(self._path, msgspec.msgpack.encode(self._content))
 
     def file(self, location: bytes, now: Stamp) -> Digest | None:
         """Return the digest of an unchanged file, or None."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from m5ws.errors import CorruptObject, M5Error, NotFound
+from m5ws.errors import UNREADABLE, CorruptObject, M5Error, NotFound
 from m5ws.records import Annotation, Digest, Entry, Packing, Slice
 from m5ws.repository import bindings, flight, packings, presence
 from m5ws.repository.objects import Objects
@@ -104,7 +104,7 @@ class PackLocations:
     def _annotation(self, errors: list[M5Error | OSError], key: str) -> Mapping[Digest, Digest] | None:
         try:
             return bindings.record(self._objects.store, key, Annotation).packings
-        except packings.UNSOUND:
+        except UNREADABLE:
             return None
         except (M5Error, OSError) as error:
             errors.append(error)

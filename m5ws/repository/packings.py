@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.errors import CorruptObject, NotFound
 from m5ws.records import OBJECT_BYTES, Digest, Entry, Packing, Slice
-
-UNSOUND = (NotFound, CorruptObject, UnknownSchema)
-"""What reading a record raises that is not there, damaged, or of another version."""
 
 
 def needed(entries: Sequence[Entry]) -> bool:

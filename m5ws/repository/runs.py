@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterable, Sequence
 
-from m5ws import codec
+from m5ws import codec, errors
 from m5ws.comparisons import JointVerdict, Verdict
-from m5ws.errors import CorruptObject, NotFound, UnknownSchema, UsageError
+from m5ws.errors import NotFound, UsageError
 from m5ws.records import Run
 from m5ws.repository import Repository, bindings, flight, presence, publishing
 from m5ws.repository.reach import Reach
@@ -107,7 +107,7 @@ def _replays(among: Iterable[Run], run_id: str) -> list[Run]:
     return sorted((run for run in among if run.reproduces == run_id), key=lambda run: run.created_s)
 
 
-UNREADABLE = (CorruptObject, NotFound, UnknownSchema, UsageError)
+UNREADABLE = (*errors.UNREADABLE, UsageError)
 """What reading another's record can raise; a name that is no key is a UsageError."""
 
 

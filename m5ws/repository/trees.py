@@ -6,7 +6,6 @@ packs that the store had already as well as new ones (docs/format.md).
 """
 
 import logging
-import operator
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,19 +14,19 @@ from contextlib import suppress
 import msgspec
 
 from m5ws import codec
-from m5ws.errors import CorruptObject, M5Error, NotFound
+from m5ws.errors import UNREADABLE, CorruptObject, M5Error, NotFound
+from m5ws.filesystem import mode_and_stamp, stamp
 from m5ws.ports import Progress, SourceFile
 from m5ws.records import Digest, Entry, Packing, Slice, Tree
 from m5ws.repository import packings, presence
 from m5ws.repository.capture import TreeWriter
 from m5ws.repository.entries import check, check_paths
-from m5ws.repository.index import Index, KnownTree, settled, stamp
+from m5ws.repository.index import Index, KnownTree, settled
 from m5ws.repository.locations import PackLocations, is_whole
 from m5ws.repository.objects import Objects
 
 _log = logging.getLogger(__name__)
 _TAKE_AGAIN = "Take the snapshot again where its files are: its new annotation names one."
-_STAMPED = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +145,7 @@ def located(objects: Objects, locations: PackLocations, digest: Digest, packing:
     for found in [packing] if packing is not None else _packings(objects, locations, digest, tree.entries):
         try:
             entries = packings.filled(tree.entries, objects.get_record(found, Packing), digest, found)
-        except packings.UNSOUND as error:
+        except UNREADABLE as error:
             trouble = trouble or error
             continue
         locations.add_tree(digest, found)
@@ -273,7 +272,7 @@ def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os
     """Return a digest of every path and stamp, and of how files are cut: equal ones mean the same tree, unlooked at."""
     form = objects.format
     cut = (form.hash, form.small_bytes, form.chunk_bytes, form.file_chunk_bytes)
-    stamps = list(map(_STAMPED, stats))
+    stamps = list(map(mode_and_stamp, stats))
     paths = [file.path for file in files]
     locations = [os.fspath(file.location) for file in files]
     try:

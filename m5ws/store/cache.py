@@ -7,7 +7,6 @@ asked for, and a damaged entry is replaced, never an error. No failure of the ca
 cannot be kept is served from the store, and said once.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from m5ws import locks
 from m5ws.ports import Buffer, Flowing, ObjectStat, ObjectStore
 from m5ws.store.filling import Filling, filling
 from m5ws.store.local import LocalStore, read
@@ -30,7 +30,6 @@ _TOUCH_S = 60.0
 """How old an entry's last use may be before a use is written down: a write a minute, not a write a read."""
 _PATIENCE_S = 60.0
 """How long a process waits for another that fetches what it wants, before it fetches that itself."""
-_POLL_S = 0.02
 _STRIPES = 4096
 _PIECE_BYTES = 2**20
 
@@ -193,7 +192,9 @@ class Cached:
             yield
             return
         try:
-            _acquire(descriptor)
+            # Without a lock, after _PATIENCE_S or on a file system that has none, it is fetched more than once.
+            with suppress(OSError):
+                locks.acquire(descriptor, _PATIENCE_S)
             yield
         finally:
             os.close(descriptor)
@@ -242,16 +243,3 @@ class Cached:
 
     def stat(self, key: str) -> ObjectStat | None:
         return self._store.stat(key)
-
-
-def _acquire(descriptor: int) -> None:
-    """Take a lock, or go on without it after _PATIENCE_S or where the file system has none."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline_s:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_POLL_S)
-        except OSError:
-            return None
-    return None

@@ -4,9 +4,9 @@ A text file with one line a store: its URL, and after a blank the region that it
 deleted at any time, and costs a request and a race then.
 """
 
-import os
 from pathlib import Path
 
+from m5ws.filesystem import write_atomically
 from m5ws.ports import Homed, ObjectStore
 
 _NO_REGION = "-"
@@ -28,9 +28,8 @@ def join(path: Path, store: ObjectStore) -> None:
     if store.url not in known:
         store.probe()
     known[store.url] = store.region() or _NO_REGION
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("".join(f"{url} {region}".rstrip() + "\n" for url, region in known.items()))
-    os.replace(temporary, path)
+    lines = "".join(f"{url} {region}".rstrip() + "\n" for url, region in known.items())
+    write_atomically(path, lines.encode())
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -5,12 +5,13 @@ and set right by the next trim, which alone looks at every entry. So it is never
 was killed when (but for what is being filled during a trim), and a fill costs a lock and eight bytes.
 """
 
-import fcntl
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from m5ws import locks
 from m5ws.store.local import LocalStore
 
 _OBJECTS = "objects/"
@@ -46,7 +47,7 @@ class Room:
 
         Does nothing while another process does it, or does it after that one if it is to `wait`. Raises OSError.
         """
-        with self._locked("trim", fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)) as trimming:
+        with self._locked("trim", math.inf if wait else 0.0) as trimming:
             if trimming is None:
                 return
             with self._usage() as descriptor:
@@ -66,21 +67,16 @@ class Room:
 
     @contextmanager
     def _usage(self) -> Iterator[int]:
-        with self._locked("usage", fcntl.LOCK_EX) as descriptor:
+        with self._locked("usage", math.inf) as descriptor:
             assert descriptor is not None
             yield descriptor
 
     @contextmanager
-    def _locked(self, name: str, how: int) -> Iterator[int | None]:
+    def _locked(self, name: str, wait_s: float) -> Iterator[int | None]:
         """Hold a lock that the kernel takes back from a process that is killed; None where it is another's."""
         descriptor = open_private(self._entries.root, name)
         try:
-            try:
-                fcntl.flock(descriptor, how)
-            except BlockingIOError:
-                yield None
-            else:
-                yield descriptor
+            yield descriptor if locks.acquire(descriptor, wait_s) else None
         finally:
             os.close(descriptor)
 

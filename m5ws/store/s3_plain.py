@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
+from m5ws.filesystem import stamp
 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
@@ -56,7 +57,7 @@ def bundle(path: str) -> bytes:
 
     try:
         found = os.stat(path)
-        return _checked(path, (found.st_size, found.st_mtime_ns, found.st_ino))
+        return _checked(path, stamp(found))
     except ssl.SSLError as error:
         raise _no_bundle(path, f"that holds no certificates, or broken ones ({error.reason or error})") from error
     except OSError as error:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from checkouts import git
-from m5ws.repository.index import settled, stamp
+from m5ws.filesystem import stamp
+from m5ws.repository.index import settled
 
 _DAY_NS = 86_400 * 10**9
 

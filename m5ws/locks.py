@@ -1,0 +1,27 @@
+"""Locks among processes on open files. The kernel frees one when its last descriptor closes, also after a kill."""
+
+import fcntl
+import math
+import time
+
+_POLL_S = 0.02
+
+
+def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
+    """Lock an open file; return False if another process still holds the lock after `wait_s` seconds.
+
+    `math.inf` waits in the kernel. Raises OSError where the file system has no locks.
+    """
+    if math.isinf(wait_s):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return True
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
