@@ -3,22 +3,8 @@
 A pure function, and no torch: the launcher sets these, `training.determinism` does the rest in the rank.
 """
 
-from collections.abc import Mapping
-
+from m5ws import portable
 from m5ws.records import Determinism
-
-PORTABLE = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_CBWR": "COMPATIBLE",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
-}
-"""What level "portable" pins: the instructions that torch, MKL, oneDNN and NumPy choose by the processor.
-
-AVX2 is the widest that AMD and Intel processors of the last ten years share. MKL has one mode that is the same on both:
-with MKL_CBWR=AVX2 they differ. NumPy passes over a name that its version does not know.
-"""
 
 
 def environment(determinism: Determinism) -> dict[str, str]:
@@ -37,9 +23,4 @@ def environment(determinism: Determinism) -> dict[str, str]:
     }
     if determinism.nccl_algo is not None:
         fixed |= {"NCCL_ALGO": determinism.nccl_algo, "NCCL_NVLS_ENABLE": "0"}
-    return fixed | PORTABLE if determinism.level == "portable" else fixed
-
-
-def unpinned(environment: Mapping[str, str]) -> str | None:
-    """Return the first variable in `environment` that is not as level "portable" pins it, None if all are."""
-    return next((name for name, value in PORTABLE.items() if environment.get(name) != value), None)
+    return fixed | portable.VARIABLES if portable.is_asked(determinism) else fixed

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from m5ws import portable
 from m5ws.comparisons import Change
 from m5ws.records import Declared, Observed
 
@@ -22,8 +23,6 @@ _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _UNSET = "variable."
 LOADED = "loaded."
 """How the names of facts begin that are paths of loaded libraries."""
-_PORTABLE = "cpu.portable"
-_PART_PORTABLE = "portable"
 _SAYS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
@@ -170,10 +169,10 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
 
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
-    alike = pinned.get(_PORTABLE) is not None and pinned.get(_PORTABLE) == observed.get(_PORTABLE)
+    alike = portable.is_kept(pinned, observed)
     for name, old, new in _different(pinned, observed):
         change = rated("environment", name, old, new)
-        if alike and (under := _among(_PART_PORTABLE, name)) is not None:
+        if alike and (under := _among(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(_UNSET) or (name in pinned and name in observed)
         if known or name.startswith("editable.") or change.rating == "cannot":

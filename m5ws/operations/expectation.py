@@ -5,6 +5,7 @@ A level promises equal bits on some hardware and on no other. Libraries are anot
 
 from collections.abc import Sequence
 
+from m5ws import portable
 from m5ws.comparisons import Change, Expectation, Hardware
 from m5ws.events import AttemptStarted
 from m5ws.records import Determinism
@@ -14,7 +15,7 @@ from m5ws.repository.ledger import LAUNCHER
 _KIND = ("platform", "cpu.model", "cpu.flags", "gpu.model")
 _PART = ("cpu.count", "gpu.count")
 _PROMISES = {
-    "portable": "equal bits on any x86-64 processor with AVX2, and where there is a GPU on the same model of it",
+    "portable": portable.PROMISE,
     "strict": "equal bits on the same machine and the same kind of hardware, and none on other hardware",
     "warn": "equal bits on the same machine and the same kind of hardware, unless torch warned of an operation",
     "off": "nothing: operations need not be deterministic, even on the same machine",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import determinism, secret_scan
+from m5ws import determinism, portable, secret_scan
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launches import Context, LaunchRequest, Saving
 from m5ws.operations import checkpoint_names, restored_outputs
@@ -147,7 +147,7 @@ def plan(
     if python == sys.executable:
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
-    _refuse_unportable(snapshot, run.spec)
+    portable.refuse(snapshot.determinism, run.spec)
     _find_script(repo, snapshot, run.spec.command)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
@@ -193,24 +193,6 @@ def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...])
     parts = dict.fromkeys(snapshot.trees.values())
     if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
         raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists what it has.")
-
-
-def _refuse_unportable(snapshot: Snapshot, launch: LaunchSpec) -> None:
-    """Raise UsageError where level "portable" is asked for and could not be kept: better now than in every rank."""
-    if snapshot.determinism.level != "portable":
-        return
-    if launch.trainer == "deepspeed":
-        raise UsageError(
-            'determinism level "portable" cannot be kept with DeepSpeed, whose CPU operators are compiled for the '
-            "processor that they are built on",
-            hint='Set [determinism] level = "strict", or train with FSDP.',
-        )
-    pins = determinism.PORTABLE
-    if other := next((name for name, value in launch.environment.items() if pins.get(name, value) != value), None):
-        raise UsageError(
-            f'[run] environment sets {other}, which determinism level "portable" pins to {pins[other]!r}',
-            hint=f"Remove {other} from [run] environment, or choose another level.",
-        )
 
 
 def _require(launch: LaunchSpec) -> None:

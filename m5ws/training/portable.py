@@ -1,6 +1,6 @@
 """Level "portable" inside a rank: on a CPU, bits do not depend on which x86-64 processor with AVX2 it is.
 
-The variables (`m5ws.determinism`) pin the instructions that libraries choose. One function is left: MKL's square root
+The variables (`m5ws.portable`) pin the instructions that libraries choose. One function is left: MKL's square root
 begins with an estimate (`rsqrtps`) that AMD and Intel make differently, and AdamW takes it. Here it is replaced.
 """
 
@@ -11,11 +11,13 @@ from collections.abc import Mapping
 
 import torch
 
-from m5ws import determinism
+from m5ws import portable
 from m5ws.errors import M5Error
 
 BASELINE = "x86-64-v3"
 """The fact `cpu.portable` where the settings hold: the instructions that every machine of the kind has."""
+
+is_asked = portable.is_asked
 
 _registered: list[torch.library.Library] = []
 
@@ -44,8 +46,8 @@ def obstacle(environment: Mapping[str, str]) -> str | None:
         return f"the processor is {machine}, not x86-64"
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return "this torch is built without MKL"
-    if name := determinism.unpinned(environment):
-        return f"{name} is {environment.get(name)!r}, not {determinism.PORTABLE[name]!r}"
+    if name := portable.unpinned(environment):
+        return f"{name} is {environment.get(name)!r}, not {portable.VARIABLES[name]!r}"
     if (found := torch.backends.cpu.get_cpu_capability()) != "AVX2":
         return f"torch uses {found} kernels: there is no AVX2, or torch was loaded before the settings"
     return None

@@ -79,7 +79,7 @@ def read_context() -> Context:
 def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | None]:
     """Run the script; return the exit status and what went wrong, which is in the log in full."""
     try:
-        if active.context.determinism.level == "portable":
+        if portable.is_asked(active.context.determinism):
             portable.require()
         _run_script(arguments)
         isolation.check(active.context)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from m5ws import determinism
+from m5ws import portable as levels
 from m5ws.events import RankEnded, RankStarted
 from m5ws.records import Determinism
 from m5ws.training import portable
@@ -111,8 +112,8 @@ assert y.grad.tolist() == [0.25] * 3
 
 def test_what_keeps_the_level_from_being_kept_is_named() -> None:
     assert "ATEN_CPU_CAPABILITY is None" in (portable.obstacle({}) or "")
-    assert "MKL_CBWR is 'AVX2'" in (portable.obstacle(determinism.PORTABLE | {"MKL_CBWR": "AVX2"}) or "")
-    found = portable.obstacle(determinism.PORTABLE)
+    assert "MKL_CBWR is 'AVX2'" in (portable.obstacle(levels.VARIABLES | {"MKL_CBWR": "AVX2"}) or "")
+    found = portable.obstacle(levels.VARIABLES)
     assert found is None if WIDTH == "AVX2" else "torch uses AVX512" in (found or "")
 
 
