@@ -11,7 +11,7 @@ from itertools import groupby
 import msgspec
 
 from m5ws.comparisons import Change, Divergence
-from m5ws.operations import config_merge, diff, hybrid_environments, reason, tree_diff
+from m5ws.operations import config_merge, diff, difference_kinds, hybrid_environments, tree_diff
 from m5ws.operations.config_merge import Keys
 from m5ws.operations.drift import rated
 from m5ws.operations.tree_diff import FilePair
@@ -61,7 +61,7 @@ def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> 
 
 def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element]]:
     """Return elements by the part they belong to, those that explain `first` best before others."""
-    fitting, others = reason.ranked(first, [element.change for element in elements])
+    fitting, others = difference_kinds.ranked(first, [element.change for element in elements])
     places = {id(change): place for place, change in enumerate([*fitting, *others])}
     ordered = sorted(elements, key=lambda element: places.get(id(element.change), len(places)))
     parts = list(dict.fromkeys(element.change.part for element in ordered))

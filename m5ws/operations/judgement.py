@@ -45,7 +45,7 @@ def judge(
         sign = signs.of_record(false) if false else signs.sign(comparison, first, replay.begin)
         if sign is None and all(change.rating == "cannot" for change in changes):
             sign = signs.continued(comparison.original)
-        why = reason.reason(first, changes, sign)
+        why = reason.reason(first, changes, sign, signs.kind(comparison, first))
     known = comparison.original.outcome is not None
     if outcome == "reproduced" and first is None:
         why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None

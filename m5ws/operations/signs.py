@@ -2,7 +2,8 @@
 
 A fault has a pattern. A weight that memory changed differs alone; a moment of the optimizer that differs while loss and
 gradient norm do not tells of its betas; a generator that differs tells of draws. Signs are of the original, and of
-evidence that was recorded; they name what fits the pattern, and where several things do, all of them.
+evidence that was recorded; they name what fits the pattern, and where several things do, all of them. A recorded change
+that can leave the same traces comes before a sign (`reason`).
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.comparisons import Divergence
-from m5ws.operations import outputs
+from m5ws.operations import difference_kinds, outputs
 from m5ws.operations.compare import Comparison, Difference
+from m5ws.operations.difference_kinds import Kind, Traces
 from m5ws.operations.history import History
 
 MARK = "in the original, "
@@ -22,9 +24,10 @@ _LONE = "No update of the training does that: code that changed it fits"
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is pointed to, in words. `strong`: the evidence is of this alone, and not of any change that fits."""
+    """What is pointed to, in words, by which traces. `strong`: the evidence is of this alone."""
 
     words: str
+    traces: Traces
     strong: bool = False
 
     def __str__(self) -> str:
@@ -33,12 +36,18 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_record(words: str) -> Sign:
     """Return the sign of a record that the store itself contradicts."""
-    return Sign(words=words, strong=True)
+    return Sign(words=words, traces="store", strong=True)
 
 
 def is_lone(words: str | None) -> bool:
     """Return True if words are of a tensor that differs alone."""
     return _LONE in (words or "")
+
+
+def kind(comparison: Comparison, first: Divergence) -> Kind:
+    """Return the kind of a first difference: where no batch was recorded, anything may have been fed."""
+    named = difference_kinds.kind(first)
+    return "result" if named in ("arithmetic", "generator") and not _fed_the_same(comparison, first) else named
 
 
 def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
@@ -66,7 +75,7 @@ def continued(original: History) -> Sign | None:
         f"attempt {original.attempts} went on from the output files of an attempt before it. A resume that a script "
         "does itself may be inexact (data order, generators); a count or a mean over all steps may restart"
     )
-    return Sign(words=words, strong=True)
+    return Sign(words=words, traces="store", strong=True)
 
 
 def _record(comparison: Comparison, first: Divergence, found: Sequence[Difference]) -> Sign | None:
@@ -78,7 +87,7 @@ def _record(comparison: Comparison, first: Divergence, found: Sequence[Differenc
         f"only the record differs: {names} of step {first.step} is another, and the whole state after that step is the "
         "same, bit for bit. The ledger was edited, or the script records what it did not train with"
     )
-    return Sign(words=words, strong=True)
+    return Sign(words=words, traces="record", strong=True)
 
 
 def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
@@ -88,26 +97,26 @@ def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Sign | No
         return None
     inexact = [one for one in original.notices if one.kind == "inexact-resume" and (one.step or 0) > at]
     if inexact:
-        return Sign(words=f"after step {at} {inexact[0].message}", strong=True)
+        return Sign(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
     if first.step == at + 1:
         words = (
             f"an attempt resumed after step {at}, and its first step is the first that differs: the resume was not "
             "exact (one number drawn too many, a place in the data, or state that is not saved), or the machine that "
             "it resumed on computes otherwise"
         )
-        return Sign(words=words, strong=True)
+        return Sign(words=words, traces="resume", strong=True)
     return None
 
 
 def _threads(comparison: Comparison, first: Divergence) -> Sign | None:
     old = comparison.original.threads_at(first.rank, first.step)
     new = comparison.replay.threads_at(first.rank, first.step)
-    if old is None or new is None or old == new:
+    if old is None or new is None or old == new or difference_kinds.kind(first) != "arithmetic":
         return None
     words = (
         f"rank {first.rank} used {old} threads in step {first.step}, and {new} in the replay: sums are split by them"
     )
-    return Sign(words=words, strong=True)
+    return Sign(words=words, traces="threads", strong=True)
 
 
 def _data(comparison: Comparison, first: Divergence) -> Sign | None:
@@ -120,40 +129,51 @@ def _data(comparison: Comparison, first: Divergence) -> Sign | None:
             f"the order of the data is another: the batch that the replay was given in step {first.step} came in step "
             f"{other}"
         )
-        return Sign(words=words, strong=True)
-    return Sign(words="the data: samples of another content, or in another order")
+        return Sign(words=words, traces="data", strong=True)
+    return Sign(words="the data: samples of another content, or in another order", traces="data")
 
 
 def _pattern(comparison: Comparison, first: Divergence, found: Sequence[Difference]) -> Sign | None:
     """Return the sign of what differs within one step, where the state after it was recorded."""
-    if not _state_known(comparison, first.step):
+    if not _state_known(comparison, first.step) or kind(comparison, first) == "learning rate":
         return None
     names = [one.quantity for one in found]
     if any(name.startswith("generator ") for name in names):
         which = ", ".join(dict.fromkeys(name for name in names if name.startswith("generator ")))
         return Sign(
             words=f"random numbers ({which}) drawn otherwise within step {first.step}: dropout that was on in one and "
-            "off in the other, or something else that draws"
+            "off in the other, or something else that draws",
+            traces="draws",
         )
-    if not all(name.startswith(("tensor ", "checkpoint")) for name in names):
-        return Sign(words="how the forward pass computes: threads, a kernel, vector width, a library")
+    if not all(_of_state(name) for name in names):
+        return _computation(first.quantity) if _fed_the_same(comparison, first) else None
     tensors = [name.removeprefix("tensor ") for name in names if name.startswith("tensor ")]
     if len(tensors) == 1:
         words = (
             f"{tensors[0]} alone changed: loss, gradient norm, generators and every other tensor of step {first.step} "
             f"are the same. {_LONE}"
         )
-        return Sign(words=words, strong=True)
+        return Sign(words=words, traces="lone tensor", strong=True)
     return _optimizer(tensors, comparison, first.step)
 
 
-def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sign:
+def _computation(quantity: str) -> Sign | None:
+    """Return the sign of a quantity that a pass computes; None of any other, as a learning rate or a script's own."""
+    passes = {"loss": "forward", "grad_norm": "backward"}
+    if quantity not in passes:
+        return None
+    words = f"how the {passes[quantity]} pass computes: threads, a kernel, vector width, a library"
+    return Sign(words=words, traces="computation")
+
+
+def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sign | None:
     """Return the sign of tensors that differ though everything up to the gradient's norm is the same."""
     known = {_moment(name) for name in comparison.original.states[0][step].tensors if name.startswith("optimizer.")}
     differing = {_moment(name) for name in tensors if name.startswith("optimizer.")}
     if not differing:
         return Sign(
-            words="the optimizer's learning rate, weight decay or eps: its own state is the same, weights are not"
+            words="the optimizer's learning rate, weight decay or eps: its own state is the same, weights are not",
+            traces="update",
         )
     if differing < known - {"step"}:
         which, same = ", ".join(sorted(differing)), ", ".join(sorted(known - differing - {"step"}))
@@ -161,8 +181,8 @@ def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sig
             f"the optimizer's betas: loss and gradient norm of step {step} and the optimizer's {same} are the same, "
             f"its {which} is not"
         )
-        return Sign(words=words)
-    return Sign(words="how the backward pass computes: threads, a kernel, vector width, a library")
+        return Sign(words=words, traces="update")
+    return _computation("grad_norm")
 
 
 def _moment(name: str) -> str:
@@ -171,6 +191,16 @@ def _moment(name: str) -> str:
 
 def _state_known(comparison: Comparison, step: int) -> bool:
     return step in comparison.original.states.get(0, {}) and step in comparison.replay.states.get(0, {})
+
+
+def _fed_the_same(comparison: Comparison, first: Divergence) -> bool:
+    """Return True if both sides recorded the batch of every rank in a step; the first difference is after it."""
+    steps = [
+        side.steps.get(rank, {}).get(first.step)
+        for side in (comparison.original, comparison.replay)
+        for rank in comparison.original.steps
+    ]
+    return all(step is not None and step.batch is not None for step in steps)
 
 
 def _of_state(quantity: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from m5ws.comparisons import Change, Divergence, Verdict
 from m5ws.operations import reason, signs
+from m5ws.operations.difference_kinds import kind
 
 _FAULT = "a fault of its machine"
 _FLIP = "memory that flipped a bit"
@@ -33,7 +34,7 @@ def of_original(verdict: Verdict, first: Divergence) -> str:
         return f", which is under suspicion: {said}{f'; if no code did it, {_FLIP}' if flipped else ''}"
     if not reason.is_unknown(said):
         return f": {said}"
-    fault = excludes_plain_causes(verdict.changes, repeats=True) and reason.kind(first) == "arithmetic"
+    fault = excludes_plain_causes(verdict.changes, repeats=True) and kind(first) == "arithmetic"
     hidden = (
         "it may have had an input that is not recorded (a variable, a file outside the snapshot), or bad luck with "
         f"something that seldom differs{f'; if neither, {_FAULT}' if fault else ''}"

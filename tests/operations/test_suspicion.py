@@ -27,8 +27,13 @@ _CHANGES = (
     rated("environment", "distribution.torch", "2.12", "2.13"),
     rated("environment", "kernel", "6.1", "6.2"),
 )
-_LONE = signs.Sign(words=f"model.w alone changed. {signs._LONE}", strong=True)
-_SIGNS = (None, _LONE, signs.Sign(words="how the forward pass computes"), signs.of_record("only the record differs"))
+_LONE = signs.Sign(words=f"model.w alone changed. {signs._LONE}", traces="lone tensor", strong=True)
+_SIGNS = (
+    None,
+    _LONE,
+    signs.Sign(words="how the forward pass computes", traces="computation"),
+    signs.of_record("only the record differs"),
+)
 _QUANTITIES = ("loss", "lr", "batch", "generator torch", "tensor model.w", "file out/a.bin")
 
 _firsts = st.builds(
