@@ -25,16 +25,19 @@ mode_and_stamp: "Callable[[os.stat_result], tuple[int, ...]]" = operator.attrget
 """Returns the mode, then the stamp; called for each file of a workspace, so it is C code."""
 
 
-def write_atomically(path: "str | os.PathLike[str]", data: bytes) -> None:
-    """Write a file that readers see whole: its old content or `data`. After a power cut it may be lost or empty.
+def write_atomically(path: "str | os.PathLike[str]", data: bytes, *, durable: bool = False) -> None:
+    """Write a file that readers see whole: its old content or `data`.
 
-    The folder must exist. Raises OSError, and leaves nothing behind then.
+    After a power cut it may be lost; it may be empty too, unless it is to be `durable`. The folder must exist. Raises OSError, and leaves nothing behind then.
     """
     folder, name = os.path.split(os.fspath(path))
     temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         if os.path.lexists(temporary):

@@ -187,7 +187,7 @@ def keep_verdict(home: Path, verdict: Verdict) -> None:
     """Keep a verdict that the store did not take, for `deliver`."""
     folder = home / "runs" / verdict.replay
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / VERDICT, codec.encode(verdict))
+    write_atomically(folder / VERDICT, codec.encode(verdict), durable=True)
 
 
 def _publish_verdict(repo: Repository, path: Path) -> None:

@@ -154,6 +154,17 @@ def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Reposito
     leftovers.deliver(repo, tmp_path)
 
 
+def test_a_damaged_verdict_keeps_no_other_from_being_published(repo: Repository, tmp_path: Path) -> None:
+    for replay in (_RUN, "c" * 12):
+        planted.run(repo, replay, reproduces="b" * 12)
+        leftovers.keep_verdict(tmp_path, Verdict(run="b" * 12, replay=replay, outcome="reproduced"))
+    damaged = tmp_path / "runs" / min(_RUN, "c" * 12) / leftovers.VERDICT
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    leftovers.deliver(repo, tmp_path)
+    published = {one for one in (_RUN, "c" * 12) if runs.verdict(repo, runs.load(repo, one)) is not None}
+    assert published == {max(_RUN, "c" * 12)} and damaged.exists()
+
+
 class _Tracker:
     """Takes verdicts, but for the first `fails`."""
 

@@ -1,0 +1,18 @@
+"""A file of a tree whose content was not looked up."""
+
+from pathlib import Path
+
+import pytest
+
+import planted
+from m5ws.errors import CorruptObject
+from m5ws.repository import Repository, trees
+
+
+def test_a_file_that_was_not_located_is_an_error_and_no_empty_file(repo: Repository, tmp_path: Path) -> None:
+    digest = planted.tree(repo, tmp_path, {"a": "small"})
+    (stored,) = trees.load(repo.objects, digest).entries
+    with pytest.raises(CorruptObject, match="it was not located"):
+        trees.read_file(repo.objects, stored)
+    (located,) = trees.located(repo.objects, digest).entries
+    assert trees.read_file(repo.objects, located) == b"small"
