@@ -1,12 +1,13 @@
-"""boto3's half of an S3 store: its chain of credentials and settings, and its client, without the package itself.
+"""boto3's half of an S3 store: its chain of credentials and settings, and its client.
 
-`boto3` puts resources and transfers on top of botocore that are not used here. To import botocore and to make a client
-takes a quarter of a second, so a connection does without both for as long as it can.
+To import boto3 and to make a client takes a third of a second, so a connection does without both for as long as it can.
+Settings that boto3's session has no name for are read from the botocore session below it.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import boto3
 import botocore.config
 import botocore.session
 from botocore.exceptions import BotoCoreError, ClientError
@@ -27,9 +28,10 @@ class Control:
     def __init__(self, location: Location) -> None:
         self._location = location
         try:
-            self._session = botocore.session.get_session()
-            self.authorities: str | None = self._session.get_config_variable("ca_bundle")
-            self.here: str | None = self._session.get_config_variable("region")
+            settings = botocore.session.get_session()
+            self.authorities: str | None = settings.get_config_variable("ca_bundle")
+            self._session = boto3.Session(botocore_session=settings)
+            self.here: str | None = self._session.region_name
         except BotoCoreError as error:
             raise translate(error, location, "", None) from error
 
@@ -81,9 +83,7 @@ class Control:
             s3={"addressing_style": "path" if path_style else "auto", "payload_signing_enabled": True},
         )
         try:
-            return self._session.create_client(
-                "s3", region_name=region, endpoint_url=options.endpoint_url, config=config
-            )
+            return self._session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
         except (BotoCoreError, ValueError) as error:
             raise translate(error, self._location, "", None) from error
 
