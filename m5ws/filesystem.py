@@ -28,7 +28,8 @@ mode_and_stamp: "Callable[[os.stat_result], tuple[int, ...]]" = operator.attrget
 def write_atomically(path: "str | os.PathLike[str]", data: bytes, *, durable: bool = False) -> None:
     """Write a file that readers see whole: its old content or `data`.
 
-    After a power cut it may be lost; it may be empty too, unless it is to be `durable`. The folder must exist. Raises OSError, and leaves nothing behind then.
+    After a power cut it may be lost; it may be empty too, unless it is to be `durable`. The folder must exist.
+    Raises OSError, and leaves nothing behind then.
     """
     folder, name = os.path.split(os.fspath(path))
     temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}")

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from m5ws.commits import CommitFacts, CommitsBetween
 from m5ws.comparisons import Elements, JointVerdict, Verdict
 from m5ws.launches import LaunchRequest
 from m5ws.recipes import Recipe
@@ -218,6 +219,14 @@ class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     executable: bool = False
     legacy: bool = False
+
+
+class CommitHistory(Protocol):
+    """History of the commits around a workspace. What is missing is in the answer, and no error."""
+
+    def facts(self, commit: str) -> CommitFacts: ...
+
+    def between(self, old: str, new: str) -> CommitsBetween: ...
 
 
 class DatasetSource(Protocol):

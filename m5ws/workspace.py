@@ -7,7 +7,7 @@ it uses. Every directory under `.m5ws` is made when it is first written to.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from m5ws import configuration, place
 from m5ws.errors import MissingExtra, NotFound
 from m5ws.ports import (
     FORMAT,
+    CommitHistory,
     DatasetSource,
     Environments,
     Launcher,
@@ -199,6 +200,12 @@ class Workspace:
 
         return Git(self.environment)
 
+    def history(self) -> CommitHistory:
+        """Return the history of the repository around this workspace, which is read when it is asked for."""
+        from m5ws.adapters.git_history import GitHistory
+
+        return GitHistory(self.root)
+
     def datasets(self) -> DatasetSource | None:
         """Return the finder of datasets that DVC tracks; None where `m5ws.toml` turns it off."""
         if not self.settings.data.dvc:
@@ -279,6 +286,7 @@ class Workspace:
             tracker=self.tracker(),
             environment=self.environment,
             work_root=self.work_root,
+            history=self.history(),
         )
 
 
@@ -303,6 +311,13 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
     url = settings.url
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
+
+
+def make_repository(root: Path, files: Sequence[str], message: str) -> str:
+    """Make a git repository at `root` with one commit of `files`, and return its id. Raises UsageError, M5Error."""
+    from m5ws.adapters import git_history
+
+    return git_history.make_repository(root, files, message)
 
 
 def signatures() -> Signatures:

@@ -137,7 +137,12 @@ def _told(subject: Subject, verdict: Verdict) -> str:
 
 
 def _change(change: Change) -> str:
-    return f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
+    line = f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
+    if (change.part, change.name) != ("code", "commit") or not change.detail:
+        return line
+    # The commits between both sides, as code: their messages are not Markdown of m5ws's.
+    commits = [f"  - `{one.replace('`', '')}`" for one in change.detail.splitlines()[1:]]
+    return "\n".join([line, *commits])
 
 
 def _joined(ids: Sequence[str]) -> str:

@@ -108,7 +108,7 @@ def _executed(
 
 def plan_text(plan: "Plan") -> str:
     """Return what would be tried, for people."""
-    lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), ""]
+    lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), *_commits(plan), ""]
     if plan.changes:
         lines.append(f"to try, in at most {plan.most_runs:,} runs of {_steps(plan)} each:")
         lines.append(f"  nothing (run {plan.good} itself, done again)")
@@ -125,7 +125,7 @@ def text(report: "Report") -> str:
     """Return what was found, for people: the finding first, then the evidence, then what was not tried."""
     plan = report.plan
     lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]
-    lines += ["", *_first(plan)]
+    lines += ["", *_first(plan), *_commits(plan)]
     if report.trials:
         known = sum(trial.known for trial in report.trials)
         lines += ["", f"tried, in {_count(report.runs, 'run')}{f' and {known} known before' if known else ''}:"]
@@ -139,6 +139,14 @@ def text(report: "Report") -> str:
 
 def _first(plan: "Plan") -> list[str]:
     return verdict.first(plan.first, ("good", "bad"))
+
+
+def _commits(plan: "Plan") -> list[str]:
+    return (
+        ["", f"commits from {plan.good} to {plan.bad}:", *(f"  {line}" for line in plan.commits)]
+        if plan.commits
+        else []
+    )
 
 
 def _steps(plan: "Plan") -> str:

@@ -14,8 +14,9 @@ from m5ws.cli import change_text, names, output
 def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> None:
     """Show what differs between two snapshots or runs.
 
-    Code is shown as a unified diff; config by keys; tokenizer, data, environment and launch by what differs,
-    with what each difference can do to bits. Equal parts are left out. The environments of two runs are those of
+    Code is shown as a unified diff; config by keys; tokenizer, data, environment and launch by what differs, with what
+    each difference can do to bits. The commits between both sides are listed with authors and subjects, if the git
+    repository around the workspace has them. Equal parts are left out. The environments of two runs are those of
     their last attempts; differences between the attempts of one run are listed after them. Of a run and a snapshot,
     the run's snapshot is compared.
 
@@ -23,10 +24,11 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     Example:
       m5ws diff 1f3a9c 7c1d22
     """
-    from m5ws.operations import attempt_environments, diff
+    from m5ws.operations import attempt_environments, commit_history, diff
     from m5ws.repository import refs, runs
 
-    repo = names.settled(names.workspace(context))
+    here = names.workspace(context)
+    repo = names.settled(here)
     (kind_a, id_a), (kind_b, id_b) = refs.resolve(repo, a), refs.resolve(repo, b)
     if kind_a == kind_b == "run":
         found = diff.between_runs(repo, id_a, id_b)
@@ -34,6 +36,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
         snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
         snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
         found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
+    found = commit_history.detailed(found, here.history())
     within = {
         run: attempt_environments.within(repo, run) for run in dict.fromkeys((id_a, id_b)) if kind_a == kind_b == "run"
     }

@@ -14,6 +14,7 @@ from m5ws.errors import UsageError
 @click.option("--store", metavar="STORE", help="A directory, relative to the workspace, or s3://bucket/prefix.")
 @click.option("--region", metavar="NAME", help="The home region of a store in S3.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not AWS.")
+@click.option("--git", "with_git", is_flag=True, help="Make a git repository, with a first commit of the files.")
 @click.option("--list", "list_only", is_flag=True, help="List the templates and do nothing.")
 @output.json_option
 @click.pass_context
@@ -24,6 +25,7 @@ def command(
     store: str | None,
     region: str | None,
     endpoint_url: str | None,
+    with_git: bool,
     list_only: bool,
     as_json: bool,
 ) -> None:
@@ -35,7 +37,7 @@ def command(
 
     \b
     Examples:
-      m5ws init --template gpt-fsdp my-model
+      m5ws init --template gpt-fsdp --git my-model
       m5ws init --store s3://team-training/m5ws --region eu-west-1
     """
     from m5ws import workspace
@@ -51,13 +53,18 @@ def command(
     plan = init.plan(root, template, store=settings)
     if (region or endpoint_url) and "://" not in (store or ""):
         raise UsageError("--region and --endpoint-url are said of a store in S3: --store s3://bucket/prefix")
+    if with_git and init.in_git(root):
+        raise UsageError(f"{root} is in a git repository", hint="Leave --git out.")
     if store is not None:
         workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]
+    message = f"Start from {template}" if template else "Make a workspace"
+    commit = workspace.make_repository(root, (*written, *plan.kept), message) if with_git else None
     if as_json:
-        return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept})
+        made = {"commit": commit} if commit is not None else {}
+        return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept, **made})
     output.echo(f"{root} is a workspace: {', '.join(written)}")
     for path in plan.kept:
         output.note(f"note: {path} stays as it is; the template's rules were not added")

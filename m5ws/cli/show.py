@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli import names, output, outputs, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from m5ws.commits import CommitFacts
     from m5ws.comparisons import Change
     from m5ws.operations.listing import RunRow, RunView, SnapshotView
     from m5ws.operations.state import AttemptState
@@ -24,18 +26,22 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     """Show a snapshot or a run.
 
     Of a snapshot: its parts with digests and sizes, what was said of it, the environment that was observed.
+    Of its commit: author, date, subject and branches, if the git repository around the workspace has it.
     Of a run: how it stands, its attempts, checkpoints, output files, verdicts, and what it was made from.
 
     \b
     Example:
       m5ws show 1f3a9c
     """
-    from m5ws.operations import listing
+    from m5ws.operations import commit_history, listing
     from m5ws.repository import refs
 
-    repo = names.settled(names.workspace(context))
+    here = names.workspace(context)
+    repo = names.settled(here)
     kind, found = refs.resolve(repo, name)
     view = listing.view_run(repo, found) if kind == "run" else listing.view_snapshot(repo, found)
+    snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
+    view = msgspec.structs.replace(view, commit=commit_history.facts(repo, here.history(), snapshot))
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
@@ -48,7 +54,8 @@ def _snapshot(view: "SnapshotView") -> str:
     code, tokenizer = view.snapshot.code, view.snapshot.tokenizer
     state = "with changes" if code.dirty else "clean"
     lines = [f"snapshot {view.id}"]
-    lines.append(output.fields({"commit": f"{code.commit} ({state})" if code.commit else "none"}, "  "))
+    commit = {"commit": f"{code.commit} ({state})" if code.commit else "none", **_commit(view.commit)}
+    lines.append(output.fields(commit, "  "))
     for said in view.annotations:
         told = {
             "when": output.moment(said.created_s),
@@ -80,6 +87,21 @@ def _snapshot(view: "SnapshotView") -> str:
     return "\n".join(lines)
 
 
+def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, str | None]:
+    """Return the facts of a commit as fields, its id too if it is to be `named`."""
+    if facts is None:
+        return {}
+    if facts.commit is None:
+        return {"history": f"not here: {facts.missing}"}
+    commit = facts.commit
+    return {
+        **({"commit": commit.id} if named else {}),
+        "subject": commit.subject,
+        "committed by": f"{commit.author}, {output.moment(commit.authored_s)}",
+        "on": ", ".join(facts.branches) or None,
+    }
+
+
 def _run(view: "RunView") -> str:
     from m5ws.operations import lineage
 
@@ -89,6 +111,7 @@ def _run(view: "RunView") -> str:
         "name": run.name,
         "state": f"{view.standing}, step {state.last_step}{total}",
         "snapshot": run.snapshot,
+        **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
         "starts": lineage.text(view.lineage, view.lineage_whole),
         "begins anew": ", ".join(run.parent.restart) or None if run.parent else None,

@@ -15,6 +15,7 @@ from m5ws.comparisons import Change, Divergence
 from m5ws.errors import UsageError
 from m5ws.operations import (
     attempt_environments,
+    commit_history,
     compare,
     elements,
     history,
@@ -40,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What will be tried: `alone` one by one, or, where there are many, `groups` before single ones.
 
     `environment` is what was observed otherwise and cannot be taken from either run. `most_runs` is a bound for one
-    cause; whether there is another takes one more, and finding it as many again.
+    cause; whether there is another takes one more, and finding it as many again. `commits` are those between the two.
     """
 
     good: str
@@ -52,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     untried: tuple[Untried, ...]
     environment: tuple[Change, ...]
     most_runs: int
+    commits: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         environment=_environment(repo, good, bad, [element.change for element in found]),
         # GOOD itself comes first.
         most_runs=1 + minimise.most(groups) if ordered else 0,
+        commits=commit_history.between(repo, ports.history, good.snapshot, bad.snapshot),
     )
     question = Question(good=good, bad=bad, elements=ordered, first=first, session=session)
     return Task(question=question, groups=groups, plan=shown)

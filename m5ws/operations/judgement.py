@@ -10,7 +10,18 @@ from typing import Literal
 
 from m5ws.comparisons import Divergence, Verdict
 from m5ws.events import COMPLETE
-from m5ws.operations import diff, output_files, outputs, reason, refusals, results, signs, supervise, vouching
+from m5ws.operations import (
+    commit_history,
+    diff,
+    output_files,
+    outputs,
+    reason,
+    refusals,
+    results,
+    signs,
+    supervise,
+    vouching,
+)
 from m5ws.operations.compare import Comparison
 from m5ws.records import Run
 
@@ -36,6 +47,7 @@ def judge(
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
+    changes = commit_history.detailed(changes, ports.history)
     metrics: tuple[str, ...] = ()
     if comparison.original.by_steps and first is None:
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)

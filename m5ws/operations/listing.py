@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from m5ws.commits import CommitFacts
 from m5ws.comparisons import Change, JointVerdict, Verdict
 from m5ws.operations import attempt_environments, lineage, restored_outputs
 from m5ws.operations.restored_outputs import OutputsRow
@@ -76,6 +77,7 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
     annotations: tuple[Annotation, ...]
     observed: Observed | None
     runs: tuple[str, ...]
+    commit: CommitFacts | None = None
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     joint: JointVerdict | None = None
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first one's; those without a difference are left out."""
+    commit: CommitFacts | None = None
 
 
 def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[SnapshotRow]:

@@ -38,7 +38,7 @@ from m5ws.operations import (
 )
 from m5ws.operations.run import SAVE_GRACE_S, Plan
 from m5ws.operations.work_directories import WorkDirectory
-from m5ws.ports import Following, Launcher, Observer, Process, Progress, Tracker
+from m5ws.ports import CommitHistory, Following, Launcher, Observer, Process, Progress, Tracker
 from m5ws.records import Snapshot
 from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
 from m5ws.repository.ledger import LAUNCHER
@@ -64,7 +64,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off.
 
     `python` starts the ranks: this interpreter, or one that the launcher finds in an environment that was made again.
-    `work_root` is the folder below which attempts are at work.
+    `work_root` is the folder below which attempts are at work, `history` that of the commits around the workspace.
     """
 
     repo: Repository
@@ -74,6 +74,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     work_root: Path
     python: str = sys.executable
+    history: CommitHistory | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

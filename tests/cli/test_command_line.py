@@ -43,8 +43,10 @@ def test_the_help_of_a_verb_loads_nothing_heavy(name: str) -> None:
 
 
 def test_reading_verbs_load_nothing_heavy(place: Path, made: Any) -> None:
-    for words in (["ls"], ["show", made.run], ["diff", made.snapshot, made.changed], ["fsck"], ["ls", "--json"]):
+    for words in (["ls"], ["diff", made.snapshot, made.changed], ["fsck"], ["ls", "--json"]):
         assert not _loaded("-C", str(place), *words) & set(HEAVY), words
+    # A commit is looked up in its repository.
+    assert _loaded("-C", str(place), "show", made.run) & set(HEAVY) == {"git"}
 
 
 def test_every_verb_has_the_short_help_that_the_list_shows() -> None:
@@ -204,6 +206,16 @@ def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any,
     done = m5("-C", tmp_path, "init")
     assert done.status == 0 and "git init" not in done.err
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
+
+
+def test_init_with_git_commits_its_files_and_is_refused_within_a_repository(m5: Any, tmp_path: Path) -> None:
+    done = m5("init", "--git", "--template", "gpt-fsdp", tmp_path / "w", "--json")
+    assert done.status == 0 and git(tmp_path / "w", "log", "--format=%H %s") == (
+        f"{done.document['commit']} Start from gpt-fsdp"
+    )
+    assert git(tmp_path / "w", "status", "--porcelain") == ""
+    refused = m5("init", "--git", tmp_path / "w" / "sub")
+    assert refused.status == 2 and "is in a git repository" in refused.err and not (tmp_path / "w" / "sub").exists()
 
 
 def test_init_twice_is_refused_and_lists_what_is_there(m5: Any, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import planted
+from checkouts import git
 from m5ws.repository import Repository
 
 
@@ -80,6 +82,32 @@ def test_diff_names_the_config_key(m5: Any, made: Any) -> None:
     assert "code" not in done.out
     (change,) = m5("diff", made.snapshot, made.changed, "--json").document["changes"]
     assert (change["part"], change["name"], change["old"], change["new"]) == ("config", "lr", "0.1", "0.2")
+
+
+def test_show_and_diff_read_the_git_history(m5: Any, home: Repository, place: Path, tmp_path: Path) -> None:
+    first = git(place, "rev-parse", "HEAD")
+    git(place, "commit", "-q", "--allow-empty", "-m", "Warm up longer\n\nIt diverged.")
+    second = git(place, "rev-parse", "HEAD")
+    code = planted.tree(home, tmp_path / "code", {"train.py": "print('trained')\n"})
+    one, two = (planted.publish(home, planted.snapshot(code, commit=commit)) for commit in (first, second))
+    run = planted.run(home, "7c1d00000009", two)
+    for name in (two, run.id):
+        shown = m5("show", name)
+        assert f"{second}" in shown.out and "Warm up longer" in shown.out and "Ada, " in shown.out
+        assert m5("show", name, "--json").document["commit"]["branches"] == ["main"]
+    changed = m5("diff", one, two).out
+    assert f"    + {second[:10]} " in changed and "Ada: Warm up longer" in changed
+    assert "Ada: Warm up longer" not in m5("diff", one, two, "--brief").out
+
+
+def test_a_commit_that_is_not_here_fails_neither_show_nor_diff(
+    m5: Any, made: Any, home: Repository, tmp_path: Path
+) -> None:
+    shown = m5("show", made.snapshot)
+    assert shown.status == 0 and "history  not here: the repository does not have such a commit" in shown.out
+    code = planted.tree(home, tmp_path / "code", {"train.py": "print('trained')\n"})
+    found = m5("diff", made.snapshot, planted.publish(home, planted.snapshot(code, commit="b" * 40)))
+    assert found.status == 0 and "the history between the commits is not here: the repository does not" in found.out
 
 
 def test_diff_of_the_same_says_so(m5: Any, made: Any) -> None:

@@ -15,7 +15,7 @@ import command_line
 from m5ws.repository import mappings
 from settling import settle
 
-HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers"}
+HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers", "git"}
 
 
 def _store(place: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from mlflow.utils.validation import _validate_param, _validate_tag
 
 import mlflow_runs as written
 from m5ws.adapters import mlflow_note, mlflow_params, mlflow_subject
-from m5ws.comparisons import Verdict
+from m5ws.comparisons import Change, Verdict
 from m5ws.records import Dataset
 from m5ws.repository import Repository
 
@@ -63,3 +63,13 @@ def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path)
     assert again.count(subject.run.snapshot[:16]) == 1
     assert "**not comparable** by run `000000000000`: another GPU" in again
     _validate_tag(mlflow_subject.NOTE_TAG, again)  # type: ignore[no-untyped-call]
+
+
+def test_the_commits_between_two_runs_are_on_the_page_of_the_verdict(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    told = "the files are compared below\n+ bbbbbbbbbb 2026-11-24 Ada: `rm` *now*\n- aaaaaaaaaa 2026-11-23 Bob: first"
+    change = Change(part="code", name="commit", old="a" * 40, new="b" * 40, detail=told)
+    verdict = Verdict(run=subject.run.id, replay="f" * 12, outcome="diverged", changes=(change,))
+    page = mlflow_note.note(subject, [verdict])
+    commits = "  - `+ bbbbbbbbbb 2026-11-24 Ada: rm *now*`\n  - `- aaaaaaaaaa 2026-11-23 Bob: first`"
+    assert f"- changed: code commit: {'a' * 40} → {'b' * 40}\n{commits}" in page

@@ -1,0 +1,33 @@
+"""Commits of the git repository around a workspace, as its history has them. No part of any snapshot's id."""
+
+import msgspec
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit: its author, when it was written, and the first line of its message."""
+
+    id: str
+    author: str
+    authored_s: float
+    subject: str
+
+
+class CommitFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit and the branches that contain it; `missing` is why the history here does not have it."""
+
+    commit: Commit | None = None
+    branches: tuple[str, ...] = ()
+    missing: str | None = None
+
+
+class CommitsBetween(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest commits that only one of two commits has among its ancestors, itself included, and how many there are.
+
+    `missing` is why the history here does not tell.
+    """
+
+    new: tuple[Commit, ...] = ()
+    new_count: int = 0
+    old: tuple[Commit, ...] = ()
+    old_count: int = 0
+    missing: str | None = None
