@@ -61,9 +61,7 @@ def command(
     if dry_run:
         return output.echo("\n".join(plan.lines()))
     done = demo.execute(plan, output.echo)
-    output.echo(f"\nDone in {output.duration(done.seconds)}. These are the commands:\n")
-    output.echo("\n".join(f"  {line}" for line in done.lines))
-    output.echo("\nTo see the runs in MLflow:\n")
+    output.echo(f"\nDone in {output.duration(done.seconds)}. The runs in MLflow:")
     for place in done.workspaces:
         output.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
     return None

@@ -48,13 +48,20 @@ def text(verdict: Verdict) -> str:
         lines += ["", "output files:", *(f"  {what}" for what in verdict.outputs)]
     if verdict.not_compared:
         lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
-    if verdict.changes:
+    if verdict.changes and not _is_told(verdict):
         lines += [
             "",
             "changed since the original:",
             *map(output.plain_text, change_text.lines(verdict.changes, brief=True)),
         ]
     return "\n".join(lines)
+
+
+def _is_told(verdict: Verdict) -> bool:
+    """Return True if the reason has the only change, with both values."""
+    from m5ws.operations import drift
+
+    return len(verdict.changes) == 1 and drift.title(verdict.changes[0]) in (verdict.reason or "")
 
 
 def _replays(verdict: Verdict) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ first divergence is the one at the lowest step; within a step, the one that come
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -120,12 +121,11 @@ class Comparison:
 
     def missing(self) -> tuple[str, ...]:
         """Return the steps that the original recorded and the replay did not, in words."""
-        lines = []
-        for rank, steps in self.original.steps.items():
-            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))
-            if absent:
-                lines.append(f"rank {rank}: steps {_ranges(absent)} of the original were not replayed")
-        return tuple(lines)
+        absent = {
+            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))
+            for rank, steps in self.original.steps.items()
+        }
+        return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
 
     def lost(self) -> tuple[str, ...]:
         """Return the steps that the original did and that its ledger lacks, in words.
@@ -133,9 +133,9 @@ class Comparison:
         The machine of an attempt is gone, with what it had not delivered; a checkpoint after those steps is there.
         """
         return tuple(
-            f"rank {rank}: steps {_ranges(sorted(steps))} of the original are not recorded: the machine of an attempt "
-            "that was resumed elsewhere did not deliver them"
-            for rank, steps in sorted(self._lost.items())
+            f"{ranks}: steps {steps} of the original are not recorded: the machine of an attempt that was resumed "
+            "elsewhere did not deliver them"
+            for ranks, steps in _joined(self._lost)
         )
 
     def extra(self) -> tuple[str, ...]:
@@ -143,10 +143,13 @@ class Comparison:
 
         An attempt that is asked to stop makes one more, at a step where a replay that nobody stops makes none.
         """
-        lines = []
-        for rank, states in self.original.states.items():
-            if absent := sorted(set(states) - set(self.replay.states.get(rank, {}))):
-                lines.append(f"rank {rank}: state after steps {_ranges(absent)} was not recorded by the replay")
+        absent = {
+            rank: sorted(set(states) - set(self.replay.states.get(rank, {})))
+            for rank, states in self.original.states.items()
+        }
+        lines = [
+            f"{ranks}: state after steps {steps} was not recorded by the replay" for ranks, steps in _joined(absent)
+        ]
         if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
             lines.append(f"checkpoints of steps {_ranges(contents)} were not made by the replay")
         return tuple(lines)
@@ -236,6 +239,15 @@ def whole(original: History, replay: History) -> Comparison:
     found.replay.outcome, found.replay.outputs = replay.outcome, replay.outputs
     found.replay.notices = replay.notices
     return found
+
+
+def _joined(by_rank: Mapping[int, Sequence[int]]) -> list[tuple[str, str]]:
+    """Return ranks and their steps as text, ranks with the same steps together; those without steps are left out."""
+    ranks: dict[str, list[int]] = {}
+    for rank, steps in sorted(by_rank.items()):
+        if steps:
+            ranks.setdefault(_ranges(sorted(steps)), []).append(rank)
+    return [(f"rank{'s' * (len(those) > 1)} {_ranges(those)}", steps) for steps, those in ranks.items()]
 
 
 def _ranges(numbers: list[int]) -> str:

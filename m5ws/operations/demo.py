@@ -19,8 +19,9 @@ import msgspec
 from m5ws.errors import M5Error, MissingExtra, UsageError
 
 TEMPLATES = ("gpt-fsdp", "gpt-deepspeed")
+_QUIET = ("m5ws", "-q")
+"""A terminal shows the progress all the same, in one line."""
 _BUILD = ("-m", "m5ws.training.cpu_adam")
-_AUTHOR = ("-c", "user.name=demo", "-c", "user.email=demo@example.org")
 
 
 class DemoFailed(M5Error):
@@ -81,9 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run: the lines as they were typed, `cd` included, and the seconds that all of it took."""
+    """The workspaces that were made, and the seconds that all of it took."""
 
-    lines: tuple[str, ...]
     workspaces: tuple[Path, ...]
     seconds: float
 
@@ -113,10 +113,8 @@ def execute(planned: Plan, show: Callable[[str], None]) -> Done:
     root.mkdir(parents=True, exist_ok=True)
     build = _Build(root / "cpu_adam.log") if any(command.compiled for command in planned.commands) else None
     ids: dict[str, str] = {}
-    lines: list[str] = []
 
     def say(typed: Sequence[str]) -> None:
-        lines.extend(typed)
         for line in typed:
             show(f"$ {line}")
 
@@ -131,7 +129,7 @@ def execute(planned: Plan, show: Callable[[str], None]) -> Done:
         _run(command, ids, show)
         before = command.directory
     workspaces = tuple(root / name for name in planned.options.templates)
-    return Done(lines=tuple(lines), workspaces=workspaces, seconds=time.monotonic() - began)
+    return Done(workspaces=workspaces, seconds=time.monotonic() - began)
 
 
 def _check_installed(deepspeed: bool) -> None:
@@ -154,36 +152,38 @@ def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
     how = "DeepSpeed ZeRO, its optimizer on the CPU" if compiled else "FSDP2"
     # The others are shorter: what they show is that it works by another trainer, too.
     short = () if first else ("--set", "steps=12")
-    git = ("git", *_AUTHOR)
+
+    def told(words: str) -> str:
+        return words if first else ""
+
+    kept = ("--store", options.store) if options.store else ()
     yield Command(
-        says=f"A project: a GPT trained with {how}.",
-        argv=("git", "init", "--quiet", "--initial-branch=main", name),
+        says=f"A project in git: a small GPT, trained with {how}." if first else f"The same with {how}.",
+        argv=("m5ws", "init", "--template", name, "--git", *kept, name),
         directory=root,
     )
-    kept = ("--store", options.store) if options.store else ()
-    yield Command(argv=("m5ws", "init", "--template", name, *kept, name), directory=root)
-    yield Command(argv=("git", "add", "."), directory=here)
-    yield Command(argv=(*git, "commit", "--quiet", "-m", f"Start from {name}"), directory=here)
     text = () if options.text is None else (str(options.text.absolute()),)
     yield Command(
-        says="Real text, and a tokenizer trained on it.", argv=("python", "prepare.py", *text), directory=here
+        says=told("Its data: real text, and a tokenizer trained on it."),
+        argv=("python", "prepare.py", *text),
+        directory=here,
     )
     yield Command(
-        says="Pin code, config, tokenizer, data and environment.",
+        says=told("Pin it all: code, config, tokenizer, data, environment. The digest names every byte."),
         argv=("m5ws", "snapshot", "-m", "first"),
         directory=here,
         keeps="snapshot",
     )
     yield Command(
-        says="Train from the snapshot, and from nothing else.",
-        argv=("m5ws", "run", "{snapshot}", *nproc, *short),
+        says=told(f"Train from the snapshot alone, on {options.nproc} processes."),
+        argv=(*_QUIET, "run", "{snapshot}", *nproc, *short),
         directory=here,
         keeps="run",
         compiled=compiled,
     )
     yield Command(
-        says="Do it again, and compare every step and the whole state, bit for bit.",
-        argv=("m5ws", "reproduce", "{run}"),
+        says=told("Train again, and compare every step and the whole state, bit for bit."),
+        argv=(*_QUIET, "reproduce", "{run}"),
         directory=here,
         compiled=compiled,
     )
@@ -193,14 +193,16 @@ def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
 
 def _change(here: Path, compiled: bool) -> Iterator[Command]:
     yield Command(
-        says="Do it again with one thing changed: it must diverge, and say where and why.",
-        argv=("m5ws", "reproduce", "{run}", "--set", "learning_rate=0.002"),
+        says="Train again with one number changed: the verdict must name it, and the first step that differs.",
+        argv=(*_QUIET, "reproduce", "{run}", "--set", "learning_rate=0.002"),
         directory=here,
         keeps="replay",
         expect=1,
         compiled=compiled,
     )
-    yield Command(says="What differs between the two runs.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here)
+    yield Command(
+        says="The inputs of the two runs, side by side.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here
+    )
 
 
 def _run(command: Command, ids: dict[str, str], show: Callable[[str], None]) -> None:

@@ -13,8 +13,12 @@ from m5ws.operations import demo
 
 def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:
     planned = demo.plan(demo.Options(directory=tmp_path / "d"))
-    assert {command.argv[0] for command in planned.commands} == {"m5ws", "git", "python"}
-    verbs = [command.argv[1] for command in planned.commands if command.argv[0] == "m5ws"]
+    assert {command.argv[0] for command in planned.commands} == {"m5ws", "python"}
+    verbs = [
+        next(word for word in command.argv[1:] if word != "-q")
+        for command in planned.commands
+        if command.argv[0] == "m5ws"
+    ]
     assert verbs == [
         *("init", "snapshot", "run", "reproduce", "reproduce", "diff"),
         *("init", "snapshot", "run", "reproduce"),
