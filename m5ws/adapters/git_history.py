@@ -4,6 +4,7 @@ Nothing that a snapshot or a verdict rests on is read here: a history that is no
 snapshot's files come from git itself (`git`), which answers sooner (docs/design/0001).
 """
 
+import configparser
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,8 @@ def _opened(root: Path) -> "Iterator[Repo]":
                 raise _Missing(f"{shallow}does not have such a commit") from error
     except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
         raise _Missing("the workspace lies in no git repository") from error
+    except (git.GitError, configparser.Error, OSError) as error:
+        raise _Missing(f"the repository cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _check(commit: str) -> None:

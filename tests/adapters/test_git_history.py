@@ -86,6 +86,23 @@ def test_a_shallow_clone_says_that_it_is_shallow(root: Path, tmp_path: Path) -> 
     assert history.between(first, second).missing == "the clone is shallow, and ends before these commits meet"
 
 
+@pytest.mark.parametrize("damaged", ["config", "HEAD", "objects", "refs/heads/main"])
+def test_a_damaged_repository_is_no_error(root: Path, damaged: str) -> None:
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    path = root / ".git" / damaged
+    if path.is_dir():
+        for file in [one for one in path.rglob("*") if one.is_file()]:
+            file.unlink()
+            file.write_bytes(b"damaged")
+    else:
+        path.write_text("[damaged\n= \n")
+    history = GitHistory(root)
+    answers = (history.facts(first), history.between(first, second))
+    # What HEAD and branches are does not matter for commits that are named.
+    expected = damaged in ("HEAD", "refs/heads/main")
+    assert [answer.missing is None for answer in answers] in ([expected, expected], [False, False])
+
+
 def test_a_hook_of_another_repository_does_not_decide_whose_history_it_is(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
