@@ -365,10 +365,3 @@ def write_deepspeed() -> "checkpoint_export.WriteFiles":
     with _extra("writing DeepSpeed's files", "deepspeed"):
         from m5ws.training.export_deepspeed import write
     return write
-
-
-def write_universal() -> "checkpoint_export.WriteFiles":
-    """Return the writer of DeepSpeed's universal format. Raises MissingExtra."""
-    with _extra("writing DeepSpeed's universal format", "deepspeed"):
-        from m5ws.training.export_universal import write
-    return write

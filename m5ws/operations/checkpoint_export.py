@@ -1,10 +1,9 @@
 """A checkpoint as files that other tools read: planned first, then written whole or not at all.
 
-    safetensors          checkpoint.safetensors, names as in `dcp`           weights, or all tensors
-    hf                   model.safetensors, the model's own names, with its configuration and tokenizer: weights
-    dcp                  what torch.distributed.checkpoint reads             all tensors, or weights
-    deepspeed            the files that DeepSpeed itself writes              all that DeepSpeed would have written
-    deepspeed-universal  what DeepSpeed loads on any number of ranks         ZeRO's masters and moments
+    safetensors  checkpoint.safetensors, names as in `dcp`           weights, or all tensors
+    hf           model.safetensors, the model's own names, with its configuration and tokenizer: weights
+    dcp          what torch.distributed.checkpoint reads             all tensors, or weights
+    deepspeed    the files that DeepSpeed itself writes              all that DeepSpeed would have written
 
 Names are those of torch's `get_model_state_dict` and `get_optimizer_state_dict`, joined by dots: `model.NAME` for
 parameters and buffers, `optimizer.state.NAME.KEY`. What a format does not hold is in the plan, and in the file
@@ -26,15 +25,10 @@ from m5ws.repository import Repository
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Layout, Parts, layout
 
-Format = Literal["safetensors", "dcp", "deepspeed", "deepspeed-universal", "hf"]
+Format = Literal["safetensors", "dcp", "deepspeed", "hf"]
 What = Literal["weights", "all"]
-FORMATS: tuple[Format, ...] = ("safetensors", "dcp", "deepspeed", "deepspeed-universal", "hf")
+FORMATS: tuple[Format, ...] = ("safetensors", "dcp", "deepspeed", "hf")
 ORIGIN = "m5ws-checkpoint.json"
-_DEEPSPEED = ("deepspeed", "deepspeed-universal")
-_NOT_UNIVERSAL = (
-    "for DeepSpeed: buffers and parameters that are not trained, which it leaves as the script made them",
-    "for DeepSpeed with ZeRO 3: the settings of parameter groups, which are those of the first for all",
-)
 _STEMS = {"safetensors": "checkpoint", "hf": "model"}
 _HELD_BYTES = 256 * 2**20
 
@@ -49,7 +43,7 @@ class WriteTensors(Protocol):
 
 
 class WriteFiles(Protocol):
-    """Writes a framework's own files below `directory` (training/export_deepspeed.py, export_universal.py)."""
+    """Writes a framework's own files below `directory` (training/export_deepspeed.py)."""
 
     def __call__(
         self, objects: Objects, content: Content, directory: Path, tag: str, progress: Progress | None
@@ -62,7 +56,6 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     rebuild: Callable[[], Rebuild]
     dcp: Callable[[], WriteTensors]
     deepspeed: Callable[[], WriteFiles]
-    universal: Callable[[], WriteFiles]
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +148,6 @@ def apply(repo: Repository, plan: Plan, target: Path, tools: Tools, progress: Pr
     with fresh_directory.filled(target) as folder:
         if form == "deepspeed":
             tools.deepspeed()(repo.objects, plan.content, folder, plan.tag, progress)
-        elif form == "deepspeed-universal":
-            tools.universal()(repo.objects, plan.content, folder, plan.tag, progress)
         elif form == "dcp":
             tools.dcp()(plan.layouts, _parts(repo, plan), folder, progress)
         else:
@@ -186,19 +177,14 @@ def _check(content: Content, form: Format, what: What, which: Named) -> None:
             f"checkpoint {which} holds files that the script wrote, and no tensors",
             hint=f"`m5ws checkpoint show {which}` lists them.",
         )
-    if form in _DEEPSPEED and content.format != "deepspeed/1":
+    if form == "deepspeed" and content.format != "deepspeed/1":
         raise UsageError(
             f"checkpoint {which} was not made by DeepSpeed, so there are no files of DeepSpeed's to write",
             hint="--format dcp holds all of it; --format hf and safetensors hold the weights for any engine.",
         )
     if form == "hf" and what == "all":
         raise UsageError("--format hf holds weights only", hint="--format safetensors --tensors all holds all tensors.")
-    if form == "deepspeed-universal" and not any(name.endswith("_optim_states.pt") for name in content.blobs):
-        raise UsageError(
-            f"checkpoint {which} was made without ZeRO, and DeepSpeed's universal format is for ZeRO",
-            hint="--format deepspeed: without ZeRO, its files load on any number of ranks.",
-        )
-    if form in _DEEPSPEED and what == "weights":
+    if form == "deepspeed" and what == "weights":
         raise UsageError(
             "DeepSpeed's files hold weights and optimizer together", hint="--format safetensors holds the weights."
         )
@@ -218,8 +204,6 @@ def _layouts(
     if what == "weights":
         found = [one for one in found if one.name.startswith("model.")]
         left_out = ["the optimizer's state", *left_out]
-    if form == "deepspeed-universal":
-        left_out = [*left_out, *_NOT_UNIVERSAL]
     if form == "hf":
         found = [msgspec.structs.replace(one, name=one.name.removeprefix("model.")) for one in found]
     return found, left_out
@@ -254,7 +238,7 @@ def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterato
     if "generators" in ranks:
         yield f"the random number generators ({', '.join(sorted(ranks['generators']))})"
     yield from (f"{name.removeprefix('state.')}, the script's own" for name in ranks if name.startswith("state."))
-    if form in _DEEPSPEED and of_rank.get("cpu_adam"):
+    if form == "deepspeed" and of_rank.get("cpu_adam"):
         yield "CPUAdam's running products: DeepSpeed alone does not go on in the same bits"
 
 
@@ -271,10 +255,6 @@ def _file_names(
     elif form == "deepspeed":
         yield from ((f"{_tag(step)}/{name}", None) for name in content.blobs if name.endswith(".pt"))
         yield from ((name, None) for name in ("latest", "zero_to_fp32.py"))
-    elif form == "deepspeed-universal":
-        folder = f"{_tag(step)}_universal"
-        yield from ((f"{folder}/{name}", None) for name in content.blobs if name.endswith("_model_states.pt"))
-        yield from ((name, None) for name in (f"{folder}/zero/", "latest_universal"))
     yield from ((file.name, file.size_bytes) for file in files)
     yield from ((name, len(data)) for name, data in small.items())
     yield from ((name, entry.size_bytes) for name, entry in companions.items())

@@ -20,7 +20,6 @@ TOOLS = Tools(
     rebuild=workspace.rebuild,
     dcp=workspace.write_dcp,
     deepspeed=workspace.write_deepspeed,
-    universal=workspace.write_universal,
 )
 
 

@@ -192,22 +192,6 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
     assert any("noise" in line and "python" in line for line in planned.left_out)
 
 
-def test_a_training_without_zero_has_no_universal_format(saved: Repository, tmp_path: Path) -> None:
-    part = (
-        saved.objects.get_record(
-            saved.objects.get_record(checkpoint_names.resolve(saved, RUN).digest, Checkpoint).content, Content
-        )
-        .tensors[0]
-        .shards[0]
-        .parts[0]
-    )
-    content = Content(format="deepspeed/1", world=1, blobs={"mp_rank_00_model_states.pt": part})
-    planted.checkpoint(saved, RUN, 2, content)
-    with pytest.raises(UsageError, match="ZeRO") as caught:
-        export(saved, f"{RUN}@2", "deepspeed-universal", tmp_path / "out")
-    assert "--format deepspeed" in caught.value.hint
-
-
 def test_a_store_cannot_have_files_written_outside_the_directory(saved: Repository, tmp_path: Path) -> None:
     from m5ws.training import export_deepspeed
 

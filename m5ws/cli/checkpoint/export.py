@@ -6,17 +6,33 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from m5ws.cli import names, output, progress
+from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.operations.checkpoint_export import Planned, Tools
 
-_FORMATS = ("safetensors", "dcp", "deepspeed", "deepspeed-universal", "hf")
+_FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
+_UNIVERSAL = "deepspeed-universal"
+
+
+class _Format(click.Choice[str]):
+    """A format; one that is no longer written names the command that writes it."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        if value == _UNIVERSAL:
+            raise UsageError(
+                f"--format {_UNIVERSAL} is no longer written: DeepSpeed converts the files of --format deepspeed",
+                hint="Export with --format deepspeed, then run `python -m deepspeed.checkpoint.ds_to_universal "
+                "--inject_missing_state --input_folder DIR/global_stepN --output_folder DIR/global_stepN_universal`. "
+                "`m5ws run --resume` needs no conversion: it restores on any number of ranks.",
+            )
+        return str(super().convert(value, parameter, context))
 
 
 @click.command("export")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(_FORMATS), required=True, help="Who is to read it.")
+@click.option("--format", "form", type=_Format(_FORMATS), required=True, help="Who is to read it.")
 @click.option(
     "--tensors",
     "what",
@@ -35,11 +51,10 @@ def command(
     at all. Every byte is checked. What a format cannot hold, as random number generators, is said.
 
     \b
-    safetensors          one file, or several of at most 5 GB with an index
-    hf                   the same with the model's own names, config.json and tokenizer, for from_pretrained
-    dcp                  what torch.distributed.checkpoint loads, on any number of ranks
-    deepspeed            the files that DeepSpeed writes, for engine.load_checkpoint and its tools
-    deepspeed-universal  what DeepSpeed loads on any number of ranks, trained with ZeRO
+    safetensors  one file, or several of at most 5 GB with an index
+    hf           the same with the model's own names, config.json and tokenizer, for from_pretrained
+    dcp          what torch.distributed.checkpoint loads, on any number of ranks
+    deepspeed    the files that DeepSpeed writes, for engine.load_checkpoint and its tools
 
     \b
     Example:
@@ -70,7 +85,6 @@ def _tools() -> "Tools":
         rebuild=workspace.rebuild,
         dcp=workspace.write_dcp,
         deepspeed=workspace.write_deepspeed,
-        universal=workspace.write_universal,
     )
 
 
