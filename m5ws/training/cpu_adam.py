@@ -71,12 +71,9 @@ def ensure_cpu_adam() -> Operator:
     if known is not None:
         return known
     with _shown_on_failure():
-        from deepspeed.accelerator import get_accelerator
-        from deepspeed.ops.op_builder import CPUAdamBuilder
+        from m5ws.training.compat import cpu_adam as internals
 
-        module = _load(CPUAdamBuilder())
-        if get_accelerator().device_name() == "cpu":
-            _load(get_accelerator().create_op_builder("ShareMemCommBuilder"))
+        module, *_ = [_load(builder) for builder in internals.builders()]
     operator = describe(Path(module.__file__))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}")

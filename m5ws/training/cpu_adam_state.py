@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from m5ws.training.backend import Plain
+from m5ws.training.compat import cpu_adam
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,13 @@ def _single(value: float) -> float:
 
 
 class Watched:
-    """An optimizer's operator, with every update's effect on the products kept in `products`."""
+    """A DeepSpeedCPUAdam's products, as they are after every update so far."""
 
-    def __init__(self, operator: Any, products: Products) -> None:
-        self.operator = operator
-        self._update = operator.adam_update
+    def __init__(self, products: Products) -> None:
         self.products = products
 
-    def adam_update(self, number: int, step: int, lr: float, beta1: float, beta2: float, *rest: Any) -> Any:
+    def __call__(self, step: int, beta1: float, beta2: float) -> None:
         self.products = self.products.after(step, beta1, beta2)
-        return self._update(number, step, lr, beta1, beta2, *rest)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.operator, name)
 
 
 def watch(optimizer: Any) -> Watched:
@@ -62,11 +57,12 @@ def watch(optimizer: Any) -> Watched:
 
     If it has taken steps already, its products are made those of a run that took them all in this process.
     """
-    if isinstance(optimizer.ds_opt_adam, Watched):
-        return optimizer.ds_opt_adam
+    known = cpu_adam.followed(optimizer)
+    if known is not None and isinstance(known.follow, Watched):
+        return known.follow
     beta1, beta2 = optimizer.defaults["betas"]
-    watched = Watched(optimizer.ds_opt_adam, Products(_single(beta1), _single(beta2), 0, 0))
-    optimizer.ds_opt_adam = watched
+    watched = Watched(Products(_single(beta1), _single(beta2), 0, 0))
+    cpu_adam.follow(optimizer, watched)
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     if steps:
         groups = {tuple(map(_single, group["betas"])) for group in optimizer.param_groups}
@@ -79,16 +75,8 @@ def watch(optimizer: Any) -> Watched:
 
 def restore(optimizer: Any, products: Products) -> None:
     """Give the operator the products that `products` describes, bit for bit: about 1 µs a step since its anchor."""
-    import torch
-
     watched = watch(optimizer)
-    # An update of no elements moves the products, and nothing else.
-    nothing = [torch.empty(0) for _ in range(4)]
-    update, number, eps = watched.operator.adam_update, optimizer.opt_id, optimizer.defaults["eps"]
-    # With any other betas first, the update at the anchor calls `pow`.
-    update(number, 1, 0.0, 0.0 if products.beta1 else 0.5, products.beta2, eps, 0.0, True, *nothing)
-    for step in range(products.anchor, products.step + 1):
-        update(number, step, 0.0, products.beta1, products.beta2, eps, 0.0, True, *nothing)
+    cpu_adam.replay(cpu_adam.empty_update(optimizer), products.beta1, products.beta2, products.anchor, products.step)
     watched.products = products
 
 

@@ -39,6 +39,7 @@ from m5ws.repository.objects import Objects
 from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import content as content_rules
 from m5ws.training import control, raw
+from m5ws.training.compat.tensors import sharded_like
 from m5ws.training.plain import RestoreError, StateError
 
 _SCRATCH_BYTES = 512 * 2**20
@@ -107,8 +108,7 @@ def _shadow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same layout, all of whose elements are one in memory."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     empty = torch.empty((), dtype=local.dtype).expand(local.shape)
-    # Not `from_local`, which asks other ranks.
-    return DTensor(empty, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else empty  # type: ignore[no-untyped-call]
+    return sharded_like(tensor, empty) if isinstance(tensor, DTensor) else empty
 
 
 def _slice(size_bytes: int) -> Slice:

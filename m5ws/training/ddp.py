@@ -12,42 +12,42 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from m5ws.training.compat import ddp as internals
+from m5ws.training.compat.facts import Fact
+
 _LEAST = 3
 """Of two ranks' values there is one sum."""
 
 
 def fix_buckets(model: torch.nn.Module) -> Iterator[str]:
     """Make the buckets of each DDP in a model the last ones; yield why where that cannot be; collective."""
+    for part in _wrapped(model):
+        if (reason := _hinders(part)) is None:
+            internals.rebuild_buckets(part)
+        elif reason:
+            yield reason
+
+
+def facts(model: torch.nn.Module) -> Iterator[Fact]:
+    """Yield the facts about torch that `fix_buckets` needs for a model."""
+    for part in _wrapped(model):
+        yield from internals.facts(part)
+
+
+def _wrapped(model: torch.nn.Module) -> Iterator[DistributedDataParallel]:
     for part in model.modules():
         if isinstance(part, DistributedDataParallel) and part.process_group.size() >= _LEAST:
-            if (reason := _hinders(part)) is None:
-                _fix(part)
-            elif reason:
-                yield reason
+            yield part
 
 
 def _hinders(ddp: Any) -> str | None:
     """Return why a DDP's buckets cannot be made anew; "" if they do not change anyway."""
     if ddp.find_unused_parameters and not ddp.static_graph:
         return ""
-    if ddp._comm_hooks or ddp._get_ddp_logging_data().get("comm_hook"):
+    if internals.has_comm_hook(ddp):
         return "it has a communication hook"
-    if ddp.mixed_precision is not None or ddp._use_python_reducer or getattr(ddp, "_delay_all_reduce_params", None):
+    if internals.reduces_otherwise(ddp):
         return "it uses mixed_precision=, delayed reduction or compiled autograd"
     if any(parameter.grad is not None for parameter in ddp.parameters()):
         return "it has gradients already"
-    if not hasattr(ddp.reducer, "_push_all_rebuilt_params"):
-        return f"torch {torch.__version__} has no way to do it"
     return None
-
-
-def _fix(ddp: Any) -> None:
-    parameters, sparse = ddp._build_params_for_reducer()
-    # As DDP's own __setstate__ does it, but for the order.
-    parameters, sparse = parameters[::-1], sparse[::-1]
-    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
-    if ddp.static_graph:
-        ddp.reducer._set_static_graph()
-        ddp.logger._set_static_graph()
-    ddp.reducer._push_all_rebuilt_params()
-    ddp.reducer._rebuild_buckets()

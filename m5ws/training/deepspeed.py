@@ -26,6 +26,8 @@ from m5ws.training import (
     deepspeed_state,
 )
 from m5ws.training.backend import Piece, Plain, Saved, Span
+from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
+from m5ws.training.compat import engine as internals
 from m5ws.training.plain import RestoreError, StateError
 from m5ws.training.staging import Copier, Copies
 
@@ -39,7 +41,9 @@ class DeepSpeedBackend:
     format: Literal["deepspeed/1"] = "deepspeed/1"
 
     def __init__(self, engine: Any) -> None:
+        facts.require(internals.facts(engine))
         deepspeed_limits.refuse_unsupported(engine, _base(engine))
+        facts.require(_facts(engine))
         self._engine = engine
         self._module: torch.nn.Module = engine.module
         self._names = deepspeed_layout.names(self._module)
@@ -101,6 +105,8 @@ class DeepSpeedBackend:
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
             return  # Between two optimizer steps, where no checkpoint is made.
         files = self._taken(control.rank(group))
+        if self._engine.zero_optimization():
+            facts.require(zero_files.facts(files))
         names = {name for rank in control.gather(set(files), group) for name in rank}
         if missing := sorted(set(deepspeed_engine.wanted(self._engine)) - names):
             raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it asks for when it loads")
@@ -126,7 +132,7 @@ class DeepSpeedBackend:
                 "the checkpoint falls between two optimizer steps of the DeepSpeed engine",
                 hint="A session's step is as many forward and backward passes as gradient_accumulation_steps says.",
             )
-        if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
+        if engine.zero_optimization() and zero.cuts_parameters(engine.optimizer):
             deepspeed_layout.clear_padding(engine.optimizer, self._module, self._names)
         return self._taken(rank)
 
@@ -164,9 +170,7 @@ class DeepSpeedBackend:
         names = deepspeed_reshard.on_all_ranks(files) if rank is None else content.blobs
         deepspeed_engine.give(self._engine, files, names)
         for parameter in self._module.parameters():
-            # hpZ's second copy; DeepSpeed itself does not let go of that of a frozen parameter.
-            if getattr(parameter, "ds_secondary_tensor", None) is not None:
-                parameter.ds_secondary_tensor = None  # type: ignore[attr-defined]
+            zero.drop_second_copy(parameter)
         self._restore_hidden(buffers, hidden)
 
     def _read(
@@ -251,6 +255,16 @@ def _base(engine: Any) -> Any:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def _facts(engine: Any) -> Iterator[facts.Fact]:
+    """Yield the facts about what is inside an engine that is not refused."""
+    yield from modules.STATED
+    yield from modules.NAMED
+    if engine.zero_optimization():
+        yield from zero.facts(engine.optimizer, engine.module)
+    if isinstance(base := _base(engine), DeepSpeedCPUAdam):
+        yield from cpu_adam.facts(base)
 
 
 def _watched(engine: Any) -> cpu_adam_state.Watched | None:

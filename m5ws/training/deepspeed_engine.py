@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from m5ws.training.compat import engine as internals
 from m5ws.training.plain import RestoreError
 
 TAG = "m5ws"
@@ -71,19 +72,11 @@ def give(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) 
 
 def wanted(engine: Any) -> list[str]:
     """Return the files that this rank's engine asks for when it loads."""
-    paths = [engine._get_ckpt_name("", TAG)]
-    if engine.zero_optimization():
-        paths.append(engine._get_zero_ckpt_name("", TAG))
-    return [os.path.basename(path) for path in paths]
+    return internals.file_names(engine, TAG)
 
 
 @contextmanager
 def _lent(engine: Any, files: dict[str, dict[str, Any]]) -> Iterator[tuple[Lent, str]]:
-    own = engine.checkpoint_engine
-    lent = Lent(own, files)
-    engine.checkpoint_engine = lent
-    try:
-        with tempfile.TemporaryDirectory(prefix="m5ws-deepspeed-") as directory:
-            yield lent, directory
-    finally:
-        engine.checkpoint_engine = own
+    lent = Lent(engine.checkpoint_engine, files)
+    with internals.checkpoint_engine(engine, lent), tempfile.TemporaryDirectory(prefix="m5ws-deepspeed-") as directory:
+        yield lent, directory

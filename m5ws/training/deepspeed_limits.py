@@ -1,40 +1,66 @@
-"""Which DeepSpeed engines m5ws can save and restore exactly, asked before the first step and not after hours."""
+"""DeepSpeed engines that m5ws can save and restore exactly; any other is refused when the session begins.
 
+Invariant: an engine passes only if its class, its optimizer's class and every setting that is on are known.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from m5ws.training import deepspeed_features
+from m5ws.training.compat import engine as internals
+from m5ws.training.compat import zero
 from m5ws.training.plain import StateError
+
+_ENGINES = {"DeepSpeedEngine"}
+_ZERO_OPTIMIZERS = {"BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"}
+_BASE_OPTIMIZERS = {
+    "DeepSpeedCPUAdagrad",
+    "DeepSpeedCPUAdam",
+    "DeepSpeedCPULion",
+    "FusedAdam",
+    "FusedLamb",
+    "FusedLion",
+}
+"""DeepSpeed's own; any torch optimizer is known, since all of its state is in `state`."""
 
 
 def refuse_unsupported(engine: Any, base: Any) -> None:
-    """Raise StateError for what has state that neither DeepSpeed's checkpoints nor ours hold."""
-    optimizer, parameters = engine.optimizer, engine.module.parameters()
-    ranks = torch.distributed.get_world_size()
-    zero = engine.zero_optimization()
-    reasons = {
-        "no optimizer": optimizer is None,
-        "tensor, pipeline or expert parallel ranks": engine.dp_world_size != ranks,
-        "parameters cut over some of the ranks (MiCS)": any(
-            getattr(parameter, "ds_zero_partition_world_size", ranks) != ranks for parameter in parameters
-        ),
-        "mixture-of-experts layers": engine.has_moe_layers,
-        "offload to NVMe": engine.zero_nvme_offload_optimizer() or _parameters_on_nvme(engine),
-        "ZenFlow": bool(engine.zenflow),
-        "SuperOffload": engine.super_offload(),
-        "an offload ratio below 1": getattr(optimizer, "partial_offload", 1.0) != 1.0,
-        "bf16 or fp16 without ZeRO": not zero and base is not optimizer,
-        "elastic_checkpoint": zero and engine.zero_elastic_checkpoint(),
-        "load_from_fp32_weights = false": zero and not engine.zero_load_from_fp32_weights(),
-        "universal checkpoints": engine.load_universal_checkpoint(),
-    }
-    if found := [name for name, present in reasons.items() if present]:
+    """Raise StateError for a feature with state that checkpoints do not hold, or that m5ws does not know."""
+    settings = internals.settings(engine)
+    if found := [*deepspeed_features.limits(settings), *_limits(engine, base)]:
         raise StateError(
-            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(found)}",
+            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(dict.fromkeys(found))}",
             hint="ZeRO stages 1 to 3 are supported, with or without offload of optimizer and parameters to the CPU.",
+        )
+    if found := [*deepspeed_features.unknown(settings), *_unknown_classes(engine, base)]:
+        raise StateError(
+            f"m5ws does not know if it can restore this DeepSpeed engine exactly: it uses {', '.join(found)}",
+            hint="Switch the feature off, or train without a session. To have the feature supported, open an issue "
+            "of m5ws with these names and the versions of torch and DeepSpeed.",
         )
 
 
-def _parameters_on_nvme(engine: Any) -> bool:
-    config = engine.zero_offload_param()
-    return config is not None and str(getattr(config.device, "value", config.device)) == "nvme"
+def _limits(engine: Any, base: Any) -> Iterator[str]:
+    ranks = torch.distributed.get_world_size()
+    if engine.optimizer is None:
+        yield "no optimizer"
+    if engine.dp_world_size != ranks:
+        yield "tensor, pipeline or expert parallel ranks"
+    if any(zero.part_ranks(parameter, ranks) != ranks for parameter in engine.module.parameters()):
+        yield "parameters cut over some of the ranks (MiCS)"
+    if engine.has_moe_layers:
+        yield "mixture-of-experts layers"
+    if not engine.zero_optimization() and base is not engine.optimizer:
+        yield "bf16 or fp16 without ZeRO"
+
+
+def _unknown_classes(engine: Any, base: Any) -> Iterator[str]:
+    """Yield classes of DeepSpeed that are not known; the script's own optimizers are torch's."""
+    if type(engine).__name__ not in _ENGINES:
+        yield f"the engine {type(engine).__name__}"
+    if engine.zero_optimization() and type(engine.optimizer).__name__ not in _ZERO_OPTIMIZERS:
+        yield f"the ZeRO optimizer {type(engine.optimizer).__name__}"
+    if type(base).__module__.startswith("deepspeed.") and type(base).__name__ not in _BASE_OPTIMIZERS:
+        yield f"the optimizer {type(base).__name__}"

@@ -4,7 +4,6 @@ ZeRO's buffers are cut for one number of ranks. What is stored of them is known 
 each rank reads just the elements that it holds now; DeepSpeed then loads its files as any others.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,24 +17,12 @@ from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Layout, Parts, Reader
 from m5ws.training import deepspeed_engine, deepspeed_layout, deepspeed_state, deepspeed_weights
 from m5ws.training.backend import Plain
+from m5ws.training.compat import zero as internals
+from m5ws.training.compat import zero_files
 from m5ws.training.deepspeed_layout import Fragment
 from m5ws.training.plain import RestoreError
 
-_OF_LAYOUT = (
-    "base_optimizer_state",
-    "ds_zero_partition_groups",
-    "fp32_flat_groups",
-    "group_paddings",
-    "optimizer_state_dict",
-    "param_alignment_paddings",
-    "param_slice_mappings",
-    "partition_count",
-    "single_partition_of_fp32_groups",
-    "zero_stage",
-)
-_OF_RANK = ("frozen_param_fragments", "frozen_param_shapes", "param_shapes")
 _OTHER_MODEL = "The model, or which parameters the optimizer has, differs from when the checkpoint was made."
-_RANK = re.compile(r"zero_pp_rank_\d+")
 _READ_BYTES = 64 * 2**20
 _THREADS = 8
 
@@ -86,11 +73,11 @@ def wanted(engine: Any, rank: int, content: Content) -> list[str]:
 def on_all_ranks(files: Files) -> set[str]:
     """Return the names of these files on each rank: DeepSpeed asks whether all are there, and reads its own."""
     ranks = range(torch.distributed.get_world_size())
-    return {_RANK.sub(f"zero_pp_rank_{rank}", name) for rank in ranks for name in files}
+    return {zero_files.RANK.sub(f"zero_pp_rank_{rank}", name) for rank in ranks for name in files}
 
 
 def _first(name: str) -> str:
-    return _RANK.sub("zero_pp_rank_0", name)
+    return zero_files.RANK.sub("zero_pp_rank_0", name)
 
 
 class _Reads:
@@ -139,7 +126,7 @@ class _State:
 
     def model(self, own: Mapping[str, Any], reads: _Reads) -> dict[str, Any]:
         """Return what of the model's file is this rank's: ZeRO 3's part of what is not trained."""
-        found = {key: own[key] for key in _OF_RANK if key in own}
+        found = {key: own[key] for key in zero_files.OF_RANK if key in own}
         layouts = {one.name: one for one in self._zero.frozen}
         fragments = found.get("frozen_param_fragments") or {}
         rank = torch.distributed.get_rank()
@@ -155,10 +142,11 @@ class _State:
 
     def optimizer(self, own: Mapping[str, Any], reads: _Reads) -> dict[str, Any]:
         """Return the optimizer's file: this rank's parts of masters and moments, and the stored numbers."""
-        weights, base = next(names for names in _NAMES if names[0] in own)
-        flats = deepspeed_layout.flats(self._optimizer)
-        kept = {key: value for key, value in self._numbers.items() if key not in _OF_LAYOUT}
-        laid_out = {key: own[key] for key in _OF_LAYOUT if key in own}
+        stage = zero_files.stage(own)
+        weights, base = zero_files.masters_key(stage), zero_files.base_key(stage)
+        flats = internals.flats(self._optimizer)
+        kept = {key: value for key, value in self._numbers.items() if key not in zero_files.OF_LAYOUT}
+        laid_out = {key: own[key] for key in zero_files.OF_LAYOUT if key in own}
         masters = [self._row(flat, lambda one: one.weight, reads) for flat in flats]
         numbers = self._numbers[base]
         states = {
@@ -190,10 +178,6 @@ class _State:
 
     def _of(self, flat: torch.Tensor) -> Iterator[Fragment]:
         return (fragment for fragment in self._fragments if fragment.flat is flat and fragment.size)
-
-
-_NAMES = (("fp32_flat_groups", "optimizer_state_dict"), ("single_partition_of_fp32_groups", "base_optimizer_state"))
-"""What ZeRO 3, and ZeRO 1 and 2, call the masters and the base optimizer's state."""
 
 
 def _apart(value: Any) -> Any:

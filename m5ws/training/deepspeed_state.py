@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 
 from m5ws import codec
 from m5ws.records import Shard, Slice
@@ -21,16 +18,14 @@ from m5ws.repository.parts import Reading, into, read_parts, write_parts
 from m5ws.training import content as content_rules
 from m5ws.training import plain, raw
 from m5ws.training.backend import Plain
+from m5ws.training.compat import engine, modules
 from m5ws.training.plain import RestoreError, StateError
 
 _TAG = "m5ws.kind"
 _LEFT_OUT = ("ds_config",)
 _Make = Callable[[TensorRecord, list[Reading]], torch.Tensor]
-_CLASSES: dict[str, type] = {
-    "LossScaler": LossScaler,
-    "DynamicLossScaler": DynamicLossScaler,
-    "fragment_address": fragment_address,
-}
+_CLASSES = engine.state_classes()
+_STAGE = engine.stage_class()
 
 
 def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
@@ -120,7 +115,7 @@ def _lifted(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return _with_metadata(value, type(value)(items))
     if isinstance(value, torch.dtype):
         return {_TAG: "dtype", "name": str(value).removeprefix("torch.")}
-    if isinstance(value, ZeroStageEnum):
+    if isinstance(value, _STAGE):
         return {_TAG: "stage", "value": int(value)}
     if type(value).__name__ in _CLASSES and type(value) is _CLASSES[type(value).__name__]:
         return {_TAG: type(value).__name__, "fields": _lifted(vars(value), path, tensors)}
@@ -135,7 +130,7 @@ def _key(key: object, path: str) -> str:
 
 def _with_metadata(value: Any, lifted: Any) -> Any:
     """Keep the versions that `Module.state_dict` hangs on its result, which loaders of older layouts look at."""
-    metadata = getattr(value, "_metadata", None)
+    metadata = modules.state_metadata(value)
     return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
 
 
@@ -169,10 +164,10 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
     if kind == "dtype":
         return content_rules.dtype("a stored DeepSpeed state", str(value.get("name")))
     if kind == "stage":
-        return ZeroStageEnum(value["value"])
+        return _STAGE(value["value"])
     if kind == "module":
         module = _restored(value["items"], tensors, make)
-        module._metadata = value["metadata"]
+        modules.set_state_metadata(module, value["metadata"])
         return module
     if kind not in _CLASSES:
         raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")

@@ -17,13 +17,10 @@ from m5ws.records import Content, Tensor
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Box, Layout, item_bytes, layout
 from m5ws.training import deepspeed_layout, plain
+from m5ws.training.compat import zero_files
 from m5ws.training.plain import RestoreError
 
 _KIND = "m5ws.kind"
-_MODEL = re.compile(r"(zero_pp_rank_(?P<rank>\d+)_)?mp_rank_00_model_states\.pt")
-_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_00_optim_states\.pt")
-_FLATS = {3: "fp32_flat_groups"}
-_STATES = {3: "optimizer_state_dict"}
 
 _Span = tuple[int, int, Tensor, int]
 """Elements of a parameter: the first of them, how many, and the stored tensor they are in from which element on."""
@@ -85,8 +82,10 @@ class _Files:
 
     def __init__(self, objects: Objects, content: Content) -> None:
         self._tensors = {tensor.name: tensor for tensor in content.tensors}
-        self._models = _by_rank(objects, content, _MODEL)
-        self.optimizers = [found["optimizer_state_dict"] for found in _by_rank(objects, content, _OPTIMIZER)]
+        self._models = _by_rank(objects, content, zero_files.MODEL_FILE)
+        self.optimizers = [
+            found["optimizer_state_dict"] for found in _by_rank(objects, content, zero_files.OPTIMIZER_FILE)
+        ]
         if not self._models:
             raise RestoreError("the checkpoint has none of DeepSpeed's model_states files")
         self._model = self._models[0]
@@ -109,7 +108,7 @@ class _Files:
 
     def trained(self) -> Iterator[Trained]:
         """Yield each parameter of the optimizer, in the order of its flat buffers."""
-        masters = _FLATS.get(self.stage, "single_partition_of_fp32_groups")
+        masters = zero_files.masters_key(self.stage)
         for group, name, shape, place in self._places():
             flats = [self._record(one[masters][group]) for one in self.optimizers]
             weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
@@ -118,7 +117,7 @@ class _Files:
 
     def _moments(self, group: int, name: str, shape: tuple[int, ...], place: int) -> Iterator[Layout]:
         """Yield what the optimizer keeps of a parameter in its shape; before the first step, that is nothing."""
-        states = [one[_STATES.get(self.stage, "base_optimizer_state")]["state"] for one in self.optimizers]
+        states = [one[zero_files.base_key(self.stage)]["state"] for one in self.optimizers]
         for key, value in states[0].get(group, {}).items():
             # A count of steps is a number, or a tensor without dimensions.
             if _is_tensor(value) and self._record(value).shape:

@@ -6,33 +6,31 @@ https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
 import math
-import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
 
 from m5ws.ports import Progress
 from m5ws.repository.tensors import Layout, Parts, Reader
+from m5ws.training.compat import dcp_files, facts
 
 _BLOCK_BYTES = 256 * 2**20
 _FILE = "__0_0.distcp"
 
 
 def write(layouts: Sequence[Layout], parts: Parts, directory: Path, progress: Progress | None) -> None:
-    """Write tensors into an empty directory. Raises NotFound, CorruptObject."""
+    """Write tensors into an empty directory. Raises NotFound, CorruptObject, UnsupportedVersion."""
+    facts.require(dcp_files.WRITTEN)
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    places: dict[MetadataIndex, dcp_files.Place] = {}
     done, total = 0, sum(found.size_bytes for found in layouts)
     with open(directory / _FILE, "wb") as stream:
         for found in layouts:
@@ -41,15 +39,14 @@ def write(layouts: Sequence[Layout], parts: Parts, directory: Path, progress: Pr
                 begin = stream.tell()
                 torch.save(_block(reader, chunk), stream)
                 index = MetadataIndex(found.name, chunk.offsets)
-                places[index] = _StorageInfo(_FILE, begin, stream.tell() - begin)
+                places[index] = _FILE, begin, stream.tell() - begin
                 chunks.append(chunk)
                 done += math.prod(chunk.sizes) * found.item_bytes
                 if progress:
                     progress("writing tensors", done, total)
             kind = TensorProperties(dtype=getattr(torch, found.dtype))
             tensors[found.name] = TensorStorageMetadata(kind, torch.Size(found.shape), chunks)
-    metadata = Metadata(tensors, storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
-    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    dcp_files.write_metadata(tensors, places, directory)
 
 
 def _blocks(found: Layout) -> Iterator[ChunkStorageMetadata]:

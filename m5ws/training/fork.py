@@ -6,7 +6,6 @@ Weights, optimizer state and position are the checkpoint's, and proven so, befor
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,13 @@ import torch
 from m5ws.errors import UsageError
 from m5ws.records import Parent
 from m5ws.training import rng
+from m5ws.training.compat import facts, schedules
 from m5ws.training.context import Active
 
 if TYPE_CHECKING:
     from m5ws.training.backend import Plain
 
 _OF_THE_SCHEDULE = ("lr", "initial_lr")
-_POSITION = ("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial")
 _LISTED = 8
 
 
@@ -48,6 +47,7 @@ class Fork:
         generators: Mapping[str, torch.Generator],
         of_data: Mapping[str, torch.Generator],
     ) -> None:
+        facts.require(schedules.MOVED if scheduler is not None else ())
         self._active = active
         self._parent = origin
         self._optimizers = optimizers
@@ -126,7 +126,7 @@ class Fork:
         if hasattr(scheduler, "last_batch_iteration"):
             # DeepSpeed's: their state is the position alone.
             scheduler.step(scheduler.last_batch_iteration)
-        elif isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR) or hasattr(scheduler, "_get_closed_form_lr"):
+        elif schedules.has_rates(scheduler):
             self._place(scheduler.state_dict())
         else:
             yield (
@@ -141,16 +141,13 @@ class Fork:
     def _place(self, now: Mapping[str, Any]) -> None:
         """Put the script's schedule at the position that `now` says, and set the learning rates it has there."""
         scheduler = self._scheduler
-        constants = {key for key in self._schedule if key not in _POSITION and key != "lr_lambdas"}
+        constants = {key for key in self._schedule if key not in schedules.POSITION and key != "lr_lambdas"}
         function = isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         if not function and all(_same(now.get(key), self._schedule[key]) for key in constants):
             return  # It is the same schedule: its own recursion has other last bits than the closed form.
-        position = {key: now[key] for key in _POSITION if key in now}
+        position = {key: now[key] for key in schedules.POSITION if key in now}
         scheduler.load_state_dict(copy.deepcopy(self._schedule) | position)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a rate is asked for outside of a step
-            closed = getattr(scheduler, "_get_closed_form_lr", scheduler.get_lr)
-            rates = closed()
+        rates = schedules.rates(scheduler)
         # Of several optimizers, a schedule sets one's.
         planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}
         groups = list(zip(_groups(self._optimizers), self._groups, strict=True))
@@ -160,7 +157,7 @@ class Fork:
             if "initial_lr" in own:
                 _assign(group, "initial_lr", own["initial_lr"])
             _assign(group, "lr", rate)
-        scheduler._last_lr = list(rates)
+        schedules.set_last_rates(scheduler, rates)
 
 
 def _groups(optimizers: Sequence[Any]) -> list[dict[str, Any]]:

@@ -21,11 +21,10 @@ from m5ws.records import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training import control, ddp, layouts, optimizer_state, plain, subclasses
 from m5ws.training.backend import Box, Piece, Plain, Saved
+from m5ws.training.compat import facts, modules, tensors
 from m5ws.training.plain import RestoreError, StateError
 from m5ws.training.staging import Copier, Live
 
-# What torch.compile and activation checkpointing put into the path of a parameter.
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
 
@@ -49,6 +48,7 @@ class FsdpBackend:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         objects: Mapping[str, Any] = {},
     ) -> None:
+        facts.require((*modules.NAMED, *tensors.sharded(model), *ddp.facts(model)))
         self._model = model
         self._optimizers = as_optimizers(optimizer)
         self._modules = module_names(model)
@@ -395,8 +395,7 @@ def _copied(name: str, tensor: torch.Tensor, copier: Copier) -> torch.Tensor:
         return copier.copy(name, tensor)
     local = tensor.to_local()
     copy = copier.copy(name, local)
-    # Not `from_local`, which would bring a copy on the host back to the mesh's devices.
-    return tensor if copy is local else DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return tensor if copy is local else tensors.sharded_like(tensor, copy)
 
 
 def module_names(model: torch.nn.Module) -> dict[str, str]:
@@ -406,7 +405,7 @@ def module_names(model: torch.nn.Module) -> dict[str, str]:
     for path in parts:
         outer, _, leaf = path.rpartition(".")
         # Any model may have a part called `module`; DDP's is the only one that is a wrapping.
-        wrapped = leaf in _WRAPPED or (leaf == "module" and isinstance(parts[outer], DistributedDataParallel))
+        wrapped = leaf in modules.WRAPPERS or (leaf == "module" and isinstance(parts[outer], DistributedDataParallel))
         names[path] = names[outer] if wrapped or not path else _join(names[outer], leaf)
     return names
 
@@ -438,12 +437,10 @@ def _join(path: str, leaf: str) -> str:
 
 
 def _sharded(name: str, tensor: DTensor) -> Piece:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     if any(placement.is_partial() for placement in tensor.placements):
         raise StateError(f"{name} has sums that are not reduced yet ({tensor.placements})")
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Piece(name, tensor.to_local(), Box(tuple(tensor.shape), tuple(offsets), tuple(sizes)))
+    sizes, offsets = tensors.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Piece(name, tensor.to_local(), Box(tuple(tensor.shape), offsets, sizes))
 
 
 def _stored_name(name: str, stored: Mapping[str, object], rank: int) -> str:

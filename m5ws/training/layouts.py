@@ -14,6 +14,7 @@ from m5ws.records import Tensor as TensorRecord
 from m5ws.training import content as content_rules
 from m5ws.training import subclasses
 from m5ws.training.backend import Plain
+from m5ws.training.compat import tensors
 from m5ws.training.plain import RestoreError, StateError
 
 
@@ -95,5 +96,4 @@ def as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tup
         )
     if not isinstance(parameter, DTensor):
         return local
-    # Not `from_local`, which would bring state on the host to the mesh's devices.
-    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return tensors.sharded_like(parameter, local)

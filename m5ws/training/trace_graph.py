@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from m5ws.training.compat.tensors import is_accumulator, leaf_of
+
 Ran = Callable[[str, int, str, Mapping[str, Any], Mapping[str, Any]], None]
 """Called with (module, count of that operation in it, operation, gradients that went in, gradients that came out)."""
 
@@ -31,7 +33,7 @@ class Graph:
         found = []
         while waiting:
             node = waiting.pop()
-            if node in self._known or _accumulates(node):
+            if node in self._known or is_accumulator(node):
                 continue
             self._known[node] = None
             self._watch(module, node)
@@ -55,13 +57,9 @@ class Graph:
             return _numbered(gradients)
         found: dict[str, Any] = {}
         for place, ((node, _), gradient) in enumerate(zip(following, gradients, strict=True)):
-            owner = self._names.get(id(node.variable)) if _accumulates(node) else None
+            owner = self._names.get(id(leaf_of(node))) if is_accumulator(node) else None
             found[f"gradient of {owner}" if owner else f"gradient {place}"] = gradient
         return {name: gradient for name, gradient in found.items() if gradient is not None}
-
-
-def _accumulates(node: Any) -> bool:
-    return node is not None and hasattr(node, "variable")
 
 
 def _numbered(gradients: Sequence[Any]) -> dict[str, Any]:

@@ -4,27 +4,25 @@ Nothing here changes a value, draws a number or keeps a tensor alive.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import blake3
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils import _python_dispatch
-from torch.utils import _pytree as pytree
 
 from m5ws import exact
 from m5ws.training import feed, fingerprint
+from m5ws.training.compat.tensors import is_wrapper, tree_leaves
 
-_WRAPPING: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
 _ROWS = 512
 """More samples in a batch than these are not told apart."""
 
 
 def named(kind: str, values: Any) -> dict[str, str]:
     """Return what is in nested values, named by `kind` and place: `input 0`, `input 1`."""
-    leaves = pytree.tree_leaves(values)
+    leaves = tree_leaves(values)
     return digests({f"{kind} {place}": leaf for place, leaf in enumerate(leaves)})
 
 
@@ -52,7 +50,7 @@ def batch(value: Any) -> dict[str, str]:
     whole = blake3.blake3()
     feed.update(whole, value)
     found = {"batch": whole.hexdigest()[:16]}
-    leaves = [leaf for leaf in pytree.tree_leaves(value) if _has_rows(leaf)]
+    leaves = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
     counts = {len(leaf) for leaf in leaves}
     if len(counts) != 1 or not 0 < (count := counts.pop()) <= _ROWS:
         return found
@@ -78,7 +76,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
     """Return why a tensor's bits cannot be had here, None if they can."""
-    if _WRAPPING(tensor):
+    if is_wrapper(tensor):
         return type(tensor).__name__
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         return f"{str(tensor.layout).removeprefix('torch.')}, quantized, nested or without data"

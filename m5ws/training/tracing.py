@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.utils import _pytree as pytree
 
 from m5ws.launches import Trace
 from m5ws.repository.spool import SpoolWriter, genesis
 from m5ws.traces import Seen
 from m5ws.training import rng, trace_values
+from m5ws.training.compat import facts, modules
+from m5ws.training.compat import tensors as tensor_internals
+from m5ws.training.compat.tensors import tree_leaves
 from m5ws.training.context import Active
 from m5ws.training.fsdp import module_names
 from m5ws.training.trace_graph import Graph
@@ -36,6 +38,7 @@ class Tracer:
     def __init__(
         self, active: Active, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
     ) -> None:
+        facts.require((*tensor_internals.TRACED, *modules.TRACED, *modules.NAMED))
         self._trace = trace
         self._model = model
         self._optimizers = [found for given in optimizers if (found := _base(given)) is not None]
@@ -108,15 +111,15 @@ class _Step:
 
     def enter(self, name: str) -> Callable[..., None]:
         def look(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            tensors = pytree.tree_leaves((args, kwargs))
+            tensors = tree_leaves((args, kwargs))
             # What made them, and belongs to no module that was left, is code of the module that calls this one.
             self._graph.claim(self._inside[-1][0] if self._inside else "", tensors)
             own: dict[str, Any] = {}
-            for leaf, held in module._parameters.items():
-                if held is not None:
-                    own[f"parameter {leaf}"] = held
-                    self._names.setdefault(id(held), f"{name}.{leaf}" if name else leaf)
-            own |= {f"buffer {leaf}": held for leaf, held in module._buffers.items() if held is not None}
+            for leaf, held in module.named_parameters(recurse=False, remove_duplicate=False):
+                own[f"parameter {leaf}"] = held
+                self._names.setdefault(id(held), f"{name}.{leaf}" if name else leaf)
+            buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+            own |= {f"buffer {leaf}": held for leaf, held in buffers}
             states = self._random()
             given = trace_values.named("input", (args, kwargs)) | trace_values.digests(own)
             self.write("enter", name, what=_what(module), given=given | states)
@@ -134,7 +137,7 @@ class _Step:
                     break
             after = self._random()
             drew = tuple(one.partition(" ")[2] for one in after if before.get(one, after[one]) != after[one])
-            ops = self._graph.claim(name, pytree.tree_leaves(output))
+            ops = self._graph.claim(name, tree_leaves(output))
             made = trace_values.named("output", output)
             self.write("leave", name, what=_what(module), made=made, drew=drew, op=" ".join(dict.fromkeys(ops)))
 
@@ -185,12 +188,7 @@ def _base(optimizer: Any) -> torch.optim.Optimizer | None:
 
 def _compiled(model: torch.nn.Module) -> list[str]:
     """Return the modules, by path, whose inside is compiled: a hook in there would have it compiled anew."""
-    return [path for path, module in model.named_modules() if _is_compiled(module)]
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+    return [path for path, module in model.named_modules() if modules.is_compiled(module)]
 
 
 def _watched(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -120,6 +120,8 @@ def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
     assert found(three, "refusals", rank) == {
         "bf16 without ZeRO": "StateError: bf16 or fp16 without ZeRO",
         "elastic": "StateError: elastic_checkpoint",
+        "not known": "StateError: levitation",
+        "other engine": "UnsupportedVersion: _get_ckpt_name",
         "between steps": "StateError: between two optimizer steps",
         "other stage": "RestoreError: the checkpoint has no",
         "damaged on one rank": "CorruptObject" if rank == 1 else "RestoreError: rank 1 could not read",

@@ -133,6 +133,7 @@ _SLOW = [
     Row("zero2_fp32", 2),
     Row("zero2_overlap", 2),
     Row("zero2_accumulated", 2),
+    Row("zero2_aligned", 2, source="zero2_aligned-3"),
     Row("zero3", 3, source="zero3-2"),
     Row("zero3_offloaded", 2),
     Row("zero3_shards", 4),

@@ -246,6 +246,8 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
     repo = Repository.create(open_store(repo.store.url.removeprefix("file://") + "-damaged"))
     for what, case in (("bf16 without ZeRO", "zero0-bf16"), ("elastic", "zero2-elastic")):
         found[what] = refusal(lambda case=case: Training(case, group))
+    found["not known"] = refusal(lambda: DeepSpeedBackend(engine_of(config(2, "bf16") | {"levitation": True}, Model())))
+    found["other engine"] = refusal(lambda: without_names("zero2-bf16", group))
     training = Training("zero2-bf16", group)
     content, rank = training.save(repo)
     record = repo.objects.get_record(content, Content)
@@ -266,6 +268,13 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
     return found
 
 
+def without_names(case: str, group: Any) -> None:
+    """Make a backend of an engine that names its files in another way, as a later DeepSpeed may."""
+    training = Training(case, group)
+    training.engine._get_ckpt_name = None
+    DeepSpeedBackend(training.engine)
+
+
 def refusal(action: Any) -> str:
     """Return the error that an action raises, by its type and the part of its message that says why."""
     try:
@@ -273,7 +282,7 @@ def refusal(action: Any) -> str:
     except M5Error as error:
         parts = (
             "bf16 or fp16 without ZeRO", "elastic_checkpoint", "between two optimizer steps", "the checkpoint has no",
-            "rank 1 could not read",
+            "rank 1 could not read", "levitation", "_get_ckpt_name",
         )  # fmt: skip
         return ": ".join([type(error).__name__, *(part for part in parts if part in str(error))])
     return "nothing is raised"

@@ -167,6 +167,7 @@ FEATURES: dict[str, Callable[[int], Made]] = {
     "zero2": _zero(2),
     "zero2_fp32": _zero(2, "fp32"),
     "zero2_overlap": _zero(2, overlap_comm=True, contiguous_gradients=True, round_robin_gradients=True),
+    "zero2_aligned": _zero(2, parameter_alignment=True),
     "zero3": _zero(3),
     "zero3_offloaded": _zero(3, offload_param={"device": "cpu", "pin_memory": False}),
     "zero3_shards": _zero(3, zero_hpz_partition_size=2),

@@ -1,0 +1,128 @@
+"""Internals of DeepSpeed's CPUAdam: the operator behind it, and what the operator does to the products of the betas.
+
+https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/csrc/includes/cpu_adam.h (`IncrementStep`)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from m5ws.training.compat.facts import Fact
+
+_PROBE = 2**30
+"""A number of an operator's optimizer that no training has."""
+_BETAS = (0.9, 0.999)
+
+Update = Callable[[int, float, float], None]
+"""A call with the step and the two betas of an update. An update of no elements moves the products alone."""
+
+
+class Followed:
+    """Stands in an optimizer for its operator, and calls `follow` before each update."""
+
+    def __init__(self, compiled: Any, follow: Update) -> None:
+        self.compiled = compiled
+        self.follow = follow
+        self._update = compiled.adam_update
+
+    def adam_update(self, number: int, step: int, lr: float, beta1: float, beta2: float, *rest: Any) -> Any:
+        self.follow(step, beta1, beta2)
+        return self._update(number, step, lr, beta1, beta2, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def followed(optimizer: Any) -> Followed | None:
+    """Return what stands in a DeepSpeedCPUAdam for its operator; None before `follow`."""
+    found = optimizer.ds_opt_adam
+    return found if isinstance(found, Followed) else None
+
+
+def follow(optimizer: Any, follower: Update) -> None:
+    """Have `follower` called before each update of the optimizer."""
+    optimizer.ds_opt_adam = Followed(_compiled(optimizer), follower)
+
+
+def _compiled(optimizer: Any) -> Any:
+    return optimizer.ds_opt_adam if (found := followed(optimizer)) is None else found.compiled
+
+
+def empty_update(optimizer: Any) -> Update:
+    """Return the update of no elements of an optimizer; it is not followed."""
+    return _empty_update(_compiled(optimizer), optimizer.opt_id, optimizer.defaults["eps"])
+
+
+def _empty_update(compiled: Any, number: int, eps: float) -> Update:
+    nothing = [torch.empty(0) for _ in range(4)]
+
+    def update(step: int, beta1: float, beta2: float) -> None:
+        compiled.adam_update(number, step, 0.0, beta1, beta2, eps, 0.0, True, *nothing)
+
+    return update
+
+
+def replay(update: Update, beta1: float, beta2: float, anchor: int, step: int) -> None:
+    """Make the products those that were computed by `pow` at `anchor`, then by a multiplication a step until `step`."""
+    # With any other betas first, the update at the anchor calls `pow`.
+    update(1, 0.0 if beta1 else 0.5, beta2)
+    for number in range(anchor, step + 1):
+        update(number, beta1, beta2)
+
+
+def builders() -> Iterator[Any]:
+    """Yield the builders of the operators that an engine loads: CPUAdam's, and on a CPU that of `init_distributed`."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    yield CPUAdamBuilder()
+    if get_accelerator().device_name() == "cpu":
+        yield get_accelerator().create_op_builder("ShareMemCommBuilder")
+
+
+def facts(optimizer: Any) -> tuple[Fact, ...]:
+    """Return the facts about a DeepSpeedCPUAdam."""
+    name = "adam_update moves the products of the betas as IncrementStep of 0.19.8 does"
+    return (
+        Fact("deepspeed", "DeepSpeedCPUAdam.ds_opt_adam.adam_update", lambda: _compiled(optimizer).adam_update),
+        Fact("deepspeed", "DeepSpeedCPUAdam.opt_id", lambda: type(optimizer.opt_id) is int),
+        Fact("deepspeed", name, lambda: moves_as_replayed(_compiled(optimizer))),
+    )
+
+
+_WALKS: tuple[tuple[tuple[int, ...], int], ...] = (
+    (tuple(range(1, 30)), 0),  # One multiplication a step.
+    ((1, 2, 2, 3, 3), 0),  # The same step again changes nothing.
+    ((1, 2, 20, 21, 22), 20),  # After a jump, `pow`.
+)
+"""Steps of updates, and the anchor of the products after them."""
+
+
+def moves_as_replayed(compiled: Any) -> bool:
+    """Return True if a replay gives the products that updates one after the other give, bit for bit."""
+    return all(_bits(compiled, steps, None) == _bits(compiled, steps, anchor) for steps, anchor in _WALKS)
+
+
+def _bits(compiled: Any, steps: Sequence[int], anchor: int | None) -> bytes:
+    """Return the bits of a parameter after one update, which follows these steps or their replay."""
+    with _optimizer(compiled) as number:
+        update = _empty_update(compiled, number, 1e-8)
+        if anchor is None:
+            for step in steps:
+                update(step, *_BETAS)
+        else:
+            replay(update, *_BETAS, anchor, steps[-1])
+        values = [torch.full((1,), value) for value in (0.0, 0.3, 0.0, 0.0)]
+        compiled.adam_update(number, steps[-1] + 1, 1.0, *_BETAS, 1e-8, 0.0, True, *values)
+        return values[0].numpy().tobytes()
+
+
+@contextmanager
+def _optimizer(compiled: Any) -> Iterator[int]:
+    compiled.create_adam(_PROBE, 1.0, *_BETAS, 1e-8, 0.0, True, False)
+    try:
+        yield _PROBE
+    finally:
+        compiled.destroy_adam(_PROBE)

@@ -1,0 +1,60 @@
+"""A fact about the internals of a library, checked before a session relies on it.
+
+Invariant: a check imports nothing that the session does not import, and changes no state of the training.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from m5ws.errors import M5Error
+
+Package = Literal["torch", "deepspeed"]
+SUPPORTED: dict[Package, str] = {"torch": ">=2.13,<2.14", "deepspeed": ">=0.19.8,<0.20"}
+"""Versions that the tests pass with, as pyproject.toml has them: the ranks have no metadata of m5ws."""
+
+_ABSENT = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class UnsupportedVersion(M5Error):
+    """A library lacks an internal that m5ws relies on."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`name` is the internal, as the library's source has it. `holds` returns false, or raises, if it is not there."""
+
+    package: Package
+    name: str
+    holds: Callable[[], object]
+
+
+def require(facts: Iterable[Fact]) -> None:
+    """Raise UnsupportedVersion for the first fact that does not hold."""
+    for fact in facts:
+        try:
+            reason = "" if fact.holds() else "it has another form"
+        except (
+            ArithmeticError,
+            AttributeError,
+            ImportError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            package, version = fact.package, _version(fact.package)
+            raise UnsupportedVersion(
+                f"{package} {version} does not have an internal that m5ws relies on: {fact.name} ({reason})",
+                hint=f"m5ws supports {package} {SUPPORTED[package]}. Install a supported version, or a newer m5ws.",
+            )
+
+
+def _version(package: Package) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"

@@ -1,0 +1,52 @@
+"""Internals of torch's modules: names in the paths of wrapped ones, compiled ones, metadata of state dictionaries."""
+
+import sys
+from typing import Any
+
+import torch
+
+from m5ws.training.compat.facts import Fact
+
+_COMPILED, _CHECKPOINTED = "_orig_mod", "_checkpoint_wrapped_module"
+WRAPPERS = (_COMPILED, _CHECKPOINTED)
+"""Attributes in which torch.compile and activation checkpointing hold the module that they wrap."""
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return True for a module whose forward pass is compiled, in place or by a wrapper."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+
+
+def state_metadata(state: Any) -> Any:
+    """Return the versions that `Module.state_dict` puts on its result, which loaders of older layouts read."""
+    return getattr(state, "_metadata", None)
+
+
+def set_state_metadata(state: Any, value: Any) -> None:
+    """Put the versions back on a state dictionary."""
+    state._metadata = value
+
+
+def _compile_wraps() -> bool:
+    # Imported by torch.compile alone; without it, no module has been wrapped.
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is None or _COMPILED in frames.OptimizedModule._opt_mod_attributes
+
+
+def _checkpoint_wraps() -> bool:
+    wrapper: Any = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return wrapper is None or f"{wrapper._CHECKPOINT_WRAPPED_MODULE}" == _CHECKPOINTED
+
+
+NAMED = (
+    Fact("torch", "OptimizedModule._orig_mod", _compile_wraps),
+    Fact("torch", "CheckpointWrapper._checkpoint_wrapped_module", _checkpoint_wraps),
+)
+TRACED = (
+    Fact("torch", "Module._compiled_call_impl", lambda: torch.nn.Identity()._compiled_call_impl is None),
+    Fact("torch", "torch.jit.ScriptModule", lambda: isinstance(torch.jit.ScriptModule, type)),
+)
+STATED = (
+    Fact("torch", "Module.state_dict()._metadata", lambda: "" in state_metadata(torch.nn.Identity().state_dict())),
+)

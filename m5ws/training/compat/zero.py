@@ -1,0 +1,127 @@
+"""Internals of ZeRO: the flat fp32 buffers, how parameters lie in them, and the parts of ZeRO 3's parameters.
+
+https://github.com/deepspeedai/DeepSpeed/tree/v0.19.8/deepspeed/runtime/zero
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from m5ws.training.compat.facts import Fact
+
+_FLATS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+_GROUPS = ("fp16_groups", "round_robin_bit16_groups", "bf16_groups")
+
+
+def flats(optimizer: Any) -> list[torch.Tensor]:
+    """Return a ZeRO optimizer's flat fp32 buffers, by which its base optimizer's state is keyed."""
+    return list(_first(optimizer, _FLATS))
+
+
+def groups(optimizer: Any) -> list[list[torch.nn.Parameter]]:
+    """Return the parameters that lie in each of `flats` on any rank, in order."""
+    return [list(group) for group in _first(optimizer, _GROUPS)]
+
+
+def _first(optimizer: Any, names: Sequence[str]) -> Any:
+    return next((getattr(optimizer, name) for name in names if hasattr(optimizer, name)), ())
+
+
+def cuts_parameters(optimizer: Any) -> bool:
+    """Return True for ZeRO 3, which cuts each parameter; the others cut a buffer of a whole group."""
+    return hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+
+def group_rank(optimizer: Any, number: int) -> int:
+    """Return this rank's place among those that a group's buffer is cut over."""
+    return torch.distributed.get_rank(optimizer.real_dp_process_group[number])
+
+
+def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, int]]:
+    """Yield a group's parameters in the order in which they lie in the flat buffer, and where each begins."""
+    if hasattr(optimizer, "round_robin_bit16_groups"):
+        yield from zip(
+            optimizer.round_robin_bit16_groups[number], optimizer.round_robin_bit16_offsets[number], strict=True
+        )
+        return
+    offset = 0
+    for parameter in optimizer.bf16_groups[number]:
+        yield parameter, offset
+        offset += parameter.numel()
+
+
+def place(optimizer: Any, parameter: torch.nn.Parameter) -> tuple[int, int, int]:
+    """Return, with ZeRO 3, the number of a parameter's flat buffer, where its part begins there, and its length."""
+    number, offset, partition = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    return number, offset, partition
+
+
+def part(parameter: Any) -> torch.Tensor | None:
+    """Return this rank's part of a parameter that ZeRO 3 has cut, padded; None for any other."""
+    return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else None
+
+
+def part_elements(parameter: Any) -> int:
+    """Return the length of this rank's part, with its padding."""
+    return int(parameter.ds_tensor.ds_numel)
+
+
+def part_rank(parameter: Any) -> int:
+    """Return this rank's place among those that a parameter is cut over."""
+    return int(parameter.ds_zero_partition_rank)
+
+
+def part_ranks(parameter: Any, default: int) -> int:
+    """Return the number of ranks that a parameter is cut over, `default` for one that is not cut."""
+    return int(getattr(parameter, "ds_zero_partition_world_size", default))
+
+
+def elements(parameter: Any) -> int:
+    """Return the number of elements of a whole parameter that ZeRO 3 has cut."""
+    return int(parameter.ds_numel)
+
+
+def shape(parameter: Any) -> tuple[int, ...]:
+    """Return the shape of the whole parameter."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def drop_second_copy(parameter: Any) -> None:
+    """Let go of hpZ's second copy of a parameter, which DeepSpeed itself keeps of a frozen one."""
+    if getattr(parameter, "ds_secondary_tensor", None) is not None:
+        parameter.ds_secondary_tensor = None
+
+
+def facts(optimizer: Any, module: torch.nn.Module) -> tuple[Fact, ...]:
+    """Return the facts about a ZeRO optimizer, of the stage that it has, and its model's parameters."""
+    if cuts_parameters(optimizer):
+        return (*_of_all(optimizer), *_of_stage_3(optimizer, module))
+    return (*_of_all(optimizer), *_of_stages_1_and_2(optimizer))
+
+
+def _of_all(optimizer: Any) -> Iterator[Fact]:
+    yield Fact("deepspeed", "flat fp32 buffers of ZeRO: " + ", ".join(_FLATS), lambda: _are_flat(flats(optimizer)))
+    yield Fact("deepspeed", "parameter groups of ZeRO: " + ", ".join(_GROUPS), lambda: any(groups(optimizer)))
+    yield Fact("deepspeed", "ZeroOptimizer.optimizer.state", lambda: optimizer.optimizer.state is not None)
+
+
+def _are_flat(found: list[torch.Tensor]) -> bool:
+    return bool(found) and all(flat.ndim == 1 for flat in found)
+
+
+def _of_stages_1_and_2(optimizer: Any) -> Iterator[Fact]:
+    yield Fact("deepspeed", "ZeroOptimizer.real_dp_process_group", lambda: group_rank(optimizer, 0) >= 0)
+    yield Fact("deepspeed", "round_robin_bit16_offsets, or bf16_groups", lambda: list(offsets(optimizer, 0)))
+
+
+def _of_stage_3(optimizer: Any, module: torch.nn.Module) -> Iterator[Fact]:
+    first = groups(optimizer)[0][0]
+    names = ("ds_tensor", "ds_numel", "ds_shape", "ds_zero_partition_rank")
+
+    def cut() -> bool:
+        return all(hasattr(parameter, name) for parameter in module.parameters() for name in names)
+
+    yield Fact("deepspeed", "Parameter." + ", Parameter.".join(names), cut)
+    yield Fact("deepspeed", "ZeroOptimizer.grad_position and get_param_id", lambda: len(place(optimizer, first)) == 3)
+    yield Fact("deepspeed", "Parameter.ds_tensor.ds_numel", lambda: part_elements(first) * 1 > 0)
