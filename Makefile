@@ -11,7 +11,7 @@ export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-services lint check bench mutations soak clean
+.PHONY: help venv demo test test-services lint check bench mutations soak canary clean
 
 help: ## Show what can be made.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -52,6 +52,9 @@ mutations: $(stamp) ## Plant faults in a copy of the core, each of which the tes
 
 soak: $(stamp) ## Run the campaigns.
 	$(bin)/python -m pytest -m soak $(ARGS)
+
+canary: ## Run the training tests with the newest torch and DeepSpeed, or with those in CANARY="torch==… deepspeed==…".
+	PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/canary $(CANARY)
 
 clean: ## Remove what was made, but for demo directories.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
