@@ -262,7 +262,7 @@ def _facts(engine: Any) -> Iterator[facts.Fact]:
     yield from modules.STATED
     yield from modules.NAMED
     if engine.zero_optimization():
-        yield from zero.facts(engine.optimizer, engine.module)
+        yield from zero.facts(engine.optimizer)
     if isinstance(base := _base(engine), DeepSpeedCPUAdam):
         yield from cpu_adam.facts(base)
 

@@ -136,8 +136,8 @@ def _of_plan(world: World, key: str) -> Commands:
     return [("gc", "--execute", re.split("[/.]", key)[1], "--take-over", "--grace", "0s")]
 
 
-ALL_PAIRS = [pytest.param(2, id="2 pairs"), pytest.param(None, id="all pairs", marks=pytest.mark.long)]
-"""How many pairs of a kind are exchanged: `make test-services` exchanges all."""
+ALL_PAIRS = [pytest.param(2, id="2 pairs"), pytest.param(None, id="all pairs", marks=pytest.mark.soak)]
+"""How many pairs of a kind are exchanged: `make soak` exchanges all."""
 
 READERS: dict[str, Callable[[World, str], Commands]] = {
     "snapshots/<id>/<time>-<nonce>": _of_annotation,

@@ -15,8 +15,13 @@ from forks import ForkLauncher, ForkParents
 from m5ws.cli import main
 from m5ws.launch import local
 
-_OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
+OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
 """DeepSpeed and torch set them in a process that imports them, as the tests' own does sooner or later."""
+
+
+def inherited() -> dict[str, str]:
+    """Return the variables that a user's shell would have: this process' own, without those of libraries."""
+    return {name: value for name, value in os.environ.items() if name not in OF_LIBRARIES}
 
 
 @contextmanager
@@ -31,7 +36,7 @@ def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "Comp
     """Run `m5ws` here, with variables added, and return what a process of its own would have printed and ended with."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     kept, handlers, level = dict(os.environ), list(logging.root.handlers), logging.root.level
-    for name in _OF_LIBRARIES:
+    for name in OF_LIBRARIES:
         os.environ.pop(name, None)
     os.environ.update(environment or {})
     try:

@@ -16,11 +16,7 @@ from m5ws.records import Checkpoint, Content
 from m5ws.repository import Repository
 from m5ws.training import fingerprint
 
-TOOLS = Tools(
-    rebuild=workspace.rebuild,
-    dcp=workspace.write_dcp,
-    deepspeed=workspace.write_deepspeed,
-)
+TOOLS = Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
 def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:

@@ -75,7 +75,10 @@ class Workspace(msgspec.Struct, frozen=True):
     def process(self, *arguments: str, expect: int | None = 0) -> "subprocess.CompletedProcess[str]":
         """Run `m5ws` as a process of its own, which starts ranks as it does for a user; as `m5ws` otherwise."""
         command = [sys.executable, "-m", "m5ws", "-C", str(self.root), *arguments]
-        return self._judged(subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S), expect)
+        return self._judged(
+            subprocess.run(command, env=command_line.inherited(), capture_output=True, text=True, timeout=_PATIENCE_S),
+            expect,
+        )
 
     def _judged(
         self, done: "subprocess.CompletedProcess[str]", expect: int | None
@@ -98,7 +101,9 @@ class Workspace(msgspec.Struct, frozen=True):
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start `m5ws` in the background."""
         command = [sys.executable, "-m", "m5ws", "-C", str(self.root), *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, env=command_line.inherited(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     @property
     def repo(self) -> Repository:

@@ -61,8 +61,9 @@ def test_without_the_level_other_vector_widths_give_other_bits() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: no C compiler to imitate another vendor with")
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.soak), pytest.param("bfloat16", marks=pytest.mark.long)]
+)
 def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) -> None:
     amd, intel = vendors(tmp_path)
     first, second = (trained("portable", dtype, **vendor) for vendor in (amd, intel))
@@ -74,7 +75,9 @@ def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) 
 
 @pytest.mark.services
 @pytest.mark.skipif(EMULATOR is None, reason="NOT TESTED on an emulated processor: qemu-x86_64 is not installed")
-@pytest.mark.parametrize(("processor", "dtype"), [("Haswell", "float32"), ("EPYC-v2", "bfloat16")])
+@pytest.mark.parametrize(
+    ("processor", "dtype"), [pytest.param("Haswell", "float32", marks=pytest.mark.soak), ("EPYC-v2", "bfloat16")]
+)
 def test_an_emulated_processor_gives_equal_bits(processor: str, dtype: str) -> None:
     assert EMULATOR is not None
     assert trained("portable", dtype, EMULATOR, "-cpu", processor) == trained("portable", dtype)

@@ -177,12 +177,12 @@ def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
     assert not secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=${NPM_TOKEN}\n")
 
 
-@pytest.mark.long
-def test_texts_that_are_installed_are_not_refused() -> None:
+@pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)])
+def test_texts_that_are_installed_are_not_refused(every: int) -> None:
     """At most one of 10,000 text files; two private keys that moto brings are what they look like."""
     keys = ("moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key")
     texts, refused = 0, []
-    for path in Path(sysconfig.get_paths()["purelib"]).rglob("*"):
+    for path in sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*"))[::every]:
         if path.suffix in {".pyc", ".so"} or not path.is_file():
             continue
         with path.open("rb") as file:

@@ -81,11 +81,7 @@ def _tools() -> "Tools":
     from m5ws import workspace
     from m5ws.operations.checkpoint_export import Tools
 
-    return Tools(
-        rebuild=workspace.rebuild,
-        dcp=workspace.write_dcp,
-        deepspeed=workspace.write_deepspeed,
-    )
+    return Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
 def _said(planned: "Planned", directory: Path, dry_run: bool) -> str:

@@ -93,17 +93,12 @@ def drop_second_copy(parameter: Any) -> None:
         parameter.ds_secondary_tensor = None
 
 
-def facts(optimizer: Any, module: torch.nn.Module) -> tuple[Fact, ...]:
-    """Return the facts about a ZeRO optimizer, of the stage that it has, and its model's parameters."""
-    if cuts_parameters(optimizer):
-        return (*_of_all(optimizer), *_of_stage_3(optimizer, module))
-    return (*_of_all(optimizer), *_of_stages_1_and_2(optimizer))
-
-
-def _of_all(optimizer: Any) -> Iterator[Fact]:
+def facts(optimizer: Any) -> Iterator[Fact]:
+    """Yield the facts about a ZeRO optimizer, of the stage that it has, and its parameters."""
     yield Fact("deepspeed", "flat fp32 buffers of ZeRO: " + ", ".join(_FLATS), lambda: _are_flat(flats(optimizer)))
     yield Fact("deepspeed", "parameter groups of ZeRO: " + ", ".join(_GROUPS), lambda: any(groups(optimizer)))
     yield Fact("deepspeed", "ZeroOptimizer.optimizer.state", lambda: optimizer.optimizer.state is not None)
+    yield from _of_stage_3(optimizer) if cuts_parameters(optimizer) else _of_stages_1_and_2(optimizer)
 
 
 def _are_flat(found: list[torch.Tensor]) -> bool:
@@ -111,17 +106,25 @@ def _are_flat(found: list[torch.Tensor]) -> bool:
 
 
 def _of_stages_1_and_2(optimizer: Any) -> Iterator[Fact]:
+    def laid_out() -> bool:
+        return any(list(offsets(optimizer, number)) for number in range(len(flats(optimizer))))
+
     yield Fact("deepspeed", "ZeroOptimizer.real_dp_process_group", lambda: group_rank(optimizer, 0) >= 0)
-    yield Fact("deepspeed", "round_robin_bit16_offsets, or bf16_groups", lambda: list(offsets(optimizer, 0)))
+    yield Fact("deepspeed", "round_robin_bit16_offsets, or bf16_groups", laid_out)
 
 
-def _of_stage_3(optimizer: Any, module: torch.nn.Module) -> Iterator[Fact]:
-    first = groups(optimizer)[0][0]
-    names = ("ds_tensor", "ds_numel", "ds_shape", "ds_zero_partition_rank")
+def _of_stage_3(optimizer: Any) -> Iterator[Fact]:
+    def first() -> Any:
+        return next((parameter for group in groups(optimizer) for parameter in group), None)
 
-    def cut() -> bool:
-        return all(hasattr(parameter, name) for parameter in module.parameters() for name in names)
+    def is_cut() -> bool:
+        return part(first()) is not None and 0 <= elements(first()) <= part_elements(first()) * _ranks()
 
-    yield Fact("deepspeed", "Parameter." + ", Parameter.".join(names), cut)
-    yield Fact("deepspeed", "ZeroOptimizer.grad_position and get_param_id", lambda: len(place(optimizer, first)) == 3)
-    yield Fact("deepspeed", "Parameter.ds_tensor.ds_numel", lambda: part_elements(first) * 1 > 0)
+    yield Fact("deepspeed", "Parameter.ds_tensor.ds_numel and ds_numel", is_cut)
+    yield Fact("deepspeed", "Parameter.ds_shape", lambda: first().ds_shape.numel() == elements(first()))
+    yield Fact("deepspeed", "Parameter.ds_zero_partition_rank", lambda: part_rank(first()) < _ranks())
+    yield Fact("deepspeed", "ZeroOptimizer.grad_position and get_param_id", lambda: len(place(optimizer, first())) == 3)
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size()
