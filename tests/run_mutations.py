@@ -92,10 +92,10 @@ MUTATIONS = (
     Mutation(
         "a rank that the replay does not have is not missed",
         "m5ws/operations/compare.py",
-        "        for rank, steps in self.original.steps.items():\n"
-        "            absent = sorted(set(steps) - set(self.replay.steps.get(rank, {})))\n",
-        "        for rank, steps in self.replay.steps.items():\n"
-        "            absent = sorted(set(self.original.steps.get(rank, {})) - set(steps))\n",
+        "            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))\n"
+        "            for rank, steps in self.original.steps.items()\n",
+        "            rank: sorted(set(self.original.steps.get(rank, {})) - set(steps))\n"
+        "            for rank, steps in self.replay.steps.items()\n",
         ("operations/test_compare.py",),
     ),
     Mutation(
