@@ -35,15 +35,7 @@ def require(facts: Iterable[Fact]) -> None:
     for fact in facts:
         try:
             reason = "" if fact.holds() else "it has another form"
-        except (
-            ArithmeticError,
-            AttributeError,
-            ImportError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except _ABSENT as error:
             reason = f"{type(error).__name__}: {error}"
         if reason:
             package, version = fact.package, _version(fact.package)
