@@ -89,6 +89,7 @@ def test_another_number_of_processes(two: tuple[Workspace, str]) -> None:
     assert _causes(found)[0] == ("reduction order, world size", True)
 
 
+@pytest.mark.long
 def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
     workspace, _ = one
     settings = workspace.root / "m5ws.toml"

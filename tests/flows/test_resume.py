@@ -100,7 +100,11 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize(
     ("step", "whom"),
-    [(7, "m5ws"), pytest.param(5, "1", marks=pytest.mark.long), pytest.param(9, "0", marks=pytest.mark.soak)],
+    [
+        pytest.param(7, "m5ws", marks=pytest.mark.long),
+        pytest.param(5, "1", marks=pytest.mark.long),
+        pytest.param(9, "0", marks=pytest.mark.soak),
+    ],
 )
 def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], step: int, whom: str) -> None:
     workspace, reference = unbroken

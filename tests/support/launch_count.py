@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-MOST_REAL = 14
+MOST_REAL = 12
 """How many real launches `make test` may make: each costs seconds of two cores. docs/testing.md says which are real."""
 
 

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 LAYOUTS = ("one", "ddp-2", "fsdp-2", "fsdp-3", "fsdp-4", "hsdp-2x2", "tp-2", "fsdp-2-tp-2")
 
 
+@pytest.mark.long
 def test_a_save_from_any_layout_loads_exactly_into_any(fork_parents: forks.ForkParents, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     Repository.create(store, Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))

@@ -266,6 +266,7 @@ def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> No
     assert cpu_adam._known(note) is None
 
 
+@pytest.mark.long
 def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
     """No compiler is to be found, and nothing is built yet."""
     done = subprocess.run(

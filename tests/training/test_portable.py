@@ -55,6 +55,7 @@ def vendors(folder: Path) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(WIDTH != "AVX512", reason="NOT TESTED: this processor has one vector width alone")
 def test_without_the_level_other_vector_widths_give_other_bits() -> None:
     assert trained("strict").split()[1] != trained("strict", ATEN_CPU_CAPABILITY="avx2").split()[1]

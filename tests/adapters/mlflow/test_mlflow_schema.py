@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.tracking.dbmodels.initial_models import Base
@@ -15,6 +16,7 @@ from m5ws.adapters.mlflow_schema import installed
 _MIGRATE = "import sys; from m5ws.adapters.mlflow import Mlflow; Mlflow(sys.argv[1], 'tests', '').migrate()"
 
 
+@pytest.mark.long
 def test_parallel_starts_make_it_once(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/deep/mlflow.db"
     started = [subprocess.Popen([sys.executable, "-c", _MIGRATE, uri]) for _ in range(4)]
