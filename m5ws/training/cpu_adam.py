@@ -31,10 +31,19 @@ _STALE_LOCK_S = 900.0
 _LOADED_S = 120.0
 _ROOT = "TORCH_EXTENSIONS_DIR"
 _OWN = re.compile(r"m5ws-[0-9a-f]{16}")
-# Variables that choose the compiler or the instructions; with DS_* and TORCH_*.
-_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDA_HOME", "HOME")
-# The place is no part of the key. Of the others, torchrun sets one in ranks; no build reads any of them.
-_NO_VARIABLES = (_ROOT, "TORCH_NCCL_")
+# Variables that choose the compiler or the instructions; with DS_*.
+_VARIABLES = {"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "HOME"}
+# Of TORCH_* and PYTORCH_* alone those that a build reads: torchrun, m5ws and people set others in some processes of an
+# environment, each of which would compile for itself.
+_TORCH_VARIABLES = {
+    "PYTORCH_NVCC",
+    "PYTORCH_ROCM_ARCH",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_DONT_CHECK_COMPILER_ABI",
+    "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES",
+    "TORCH_NO_COMPILER_WRAPPER",
+    "TORCH_XPU_ARCH_LIST",
+}
 _NOTE_NAME = "cpu_adam.json"
 _ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
 
@@ -90,7 +99,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
     relevant = {
         name: value
         for name, value in environment.items()
-        if (name in _VARIABLES or name.startswith(("DS_", "TORCH_"))) and not name.startswith(_NO_VARIABLES)
+        if name in _VARIABLES | _TORCH_VARIABLES or name.startswith("DS_")
     }
     versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
     # Which GPUs are visible changes no build; that none is does.

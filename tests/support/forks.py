@@ -33,7 +33,7 @@ from m5ws.records import Determinism
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.005
-_GRACE_S = 1.0
+_GRACE_S = 5.0
 """Given to the other ranks when one has failed."""
 _READ_AT_START = (
     "ATEN_", "BLIS_", "CUDA_", "CUBLAS_", "DNNL_", "GLIBC_", "GOMP_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",

@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +204,20 @@ def test_two_environments_have_two_folders(
     assert first != second
 
 
+def test_the_variables_of_torch_that_a_build_reads_are_known() -> None:
+    """Of the names in the sources, one is the place and one is a macro."""
+    builders = metadata.distribution("deepspeed").locate_file("deepspeed/ops/op_builder")
+    sources = [Path(torch.__file__).parent / "utils" / "cpp_extension.py", *Path(str(builders)).glob("*.py")]
+    assert len(sources) > 10
+    named = {name for path in sources for name in re.findall(r"""['"]((?:PY)?TORCH_[A-Z_]+)['"]""", path.read_text())}
+    assert named - {"TORCH_EXTENSIONS_DIR", "TORCH_EXTENSION_NAME"} == cpu_adam._TORCH_VARIABLES
+
+
 def test_an_environment_has_one_folder_wherever_it_is_asked_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # torchrun sets the variable in ranks, and not in the process that builds.
-    in_rank = {"HOME": "/home/a", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    # torchrun and m5ws set these in ranks, and not in the process that builds.
+    in_rank = {"HOME": "/home/a", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "130"}
     monkeypatch.setenv("HOME", "/home/a")
     default = cpu_adam._folder({"HOME": "/home/a"})
     assert default.parent == Path("/home/a/.cache/torch_extensions")
