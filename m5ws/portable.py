@@ -32,7 +32,7 @@ def is_asked(determinism: Determinism) -> bool:
 
 
 def refuse(determinism: Determinism, launch: LaunchSpec) -> None:
-    """Raise UsageError if the level is asked for and this launch could not keep it, before any rank starts."""
+    """Raise UsageError if the snapshot has the level and this launch cannot keep it, before any rank starts."""
     if not is_asked(determinism):
         return
     if launch.trainer == "deepspeed":

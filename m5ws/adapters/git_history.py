@@ -27,7 +27,7 @@ _READS_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINA
 
 
 class GitHistory:
-    """`ports.CommitHistory` of the repository that `root` lies in."""
+    """`ports.CommitHistory` of the repository around `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -36,7 +36,7 @@ class Followed:
 
 
 def followed(optimizer: Any) -> Followed | None:
-    """Return what stands in a DeepSpeedCPUAdam for its operator; None before `follow`."""
+    """Return the proxy of the operator in a DeepSpeedCPUAdam; None before `follow`."""
     found = optimizer.ds_opt_adam
     return found if isinstance(found, Followed) else None
 

@@ -1,4 +1,4 @@
-"""Internals of DistributedDataParallel: which way it reduces gradients, and how its buckets are made anew."""
+"""Internals of DistributedDataParallel: how it reduces gradients, and how its buckets are rebuilt."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ def reduces_otherwise(ddp: Any) -> bool:
 
 
 def rebuild_buckets(ddp: Any) -> None:
-    """Make the buckets anew of all parameters, in reverse order of registration; collective.
+    """Rebuild the buckets with all parameters, in reverse order of registration; collective.
 
     As DDP's own `__setstate__` does it, but for the order.
     """

@@ -21,7 +21,7 @@ def has_rates(scheduler: Any) -> bool:
 def rates(scheduler: Any) -> list[Any]:
     """Return the learning rates at the schedule's position; `has_rates` is true."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a rate is asked for outside of a step
+        warnings.simplefilter("ignore")  # torch warns about a rate that is read outside of a step
         closed = getattr(scheduler, "_get_closed_form_lr", scheduler.get_lr)
         return list(closed())
 

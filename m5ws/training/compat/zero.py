@@ -1,4 +1,4 @@
-"""Internals of ZeRO: the flat fp32 buffers, how parameters lie in them, and the parts of ZeRO 3's parameters.
+"""Internals of ZeRO: the flat fp32 buffers, the places of parameters in them, and the parts of ZeRO 3's parameters.
 
 https://github.com/deepspeedai/DeepSpeed/tree/v0.19.8/deepspeed/runtime/zero
 """
@@ -20,7 +20,7 @@ def flats(optimizer: Any) -> list[torch.Tensor]:
 
 
 def groups(optimizer: Any) -> list[list[torch.nn.Parameter]]:
-    """Return the parameters that lie in each of `flats` on any rank, in order."""
+    """Return the parameters in each of `flats` on any rank, in order."""
     return [list(group) for group in _first(optimizer, _GROUPS)]
 
 
@@ -39,7 +39,7 @@ def group_rank(optimizer: Any, number: int) -> int:
 
 
 def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, int]]:
-    """Yield a group's parameters in the order in which they lie in the flat buffer, and where each begins."""
+    """Yield a group's parameters in the order of the flat buffer, and the offset of each in elements."""
     if hasattr(optimizer, "round_robin_bit16_groups"):
         yield from zip(
             optimizer.round_robin_bit16_groups[number], optimizer.round_robin_bit16_offsets[number], strict=True
