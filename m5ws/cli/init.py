@@ -53,8 +53,8 @@ def command(
     plan = init.plan(root, template, store=settings)
     if (region or endpoint_url) and "://" not in (store or ""):
         raise UsageError("--region and --endpoint-url are said of a store in S3: --store s3://bucket/prefix")
-    if with_git and init.in_git(root):
-        raise UsageError(f"{root} is in a git repository", hint="Leave --git out.")
+    if with_git and (root / ".git").exists():
+        raise UsageError(f"{root} is a git repository already", hint="Leave --git out.")
     if store is not None:
         workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)

@@ -208,14 +208,18 @@ def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any,
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
 
 
-def test_init_with_git_commits_its_files_and_is_refused_within_a_repository(m5: Any, tmp_path: Path) -> None:
+def test_init_with_git_commits_its_files_and_leaves_a_repository_as_it_is(m5: Any, tmp_path: Path) -> None:
     done = m5("init", "--git", "--template", "gpt-fsdp", tmp_path / "w", "--json")
     assert done.status == 0 and git(tmp_path / "w", "log", "--format=%H %s") == (
         f"{done.document['commit']} Start from gpt-fsdp"
     )
     assert git(tmp_path / "w", "status", "--porcelain") == ""
-    refused = m5("init", "--git", tmp_path / "w" / "sub")
-    assert refused.status == 2 and "is in a git repository" in refused.err and not (tmp_path / "w" / "sub").exists()
+    # As `m5ws demo` does in a checkout.
+    assert m5("init", "--git", tmp_path / "w" / "sub").status == 0 and git(tmp_path / "w" / "sub", "rev-list", "HEAD")
+    git(tmp_path, "init", "-q", "other")
+    refused = m5("init", "--git", tmp_path / "other")
+    assert refused.status == 2 and "git repository already" in refused.err
+    assert not (tmp_path / "other" / "m5ws.toml").exists()
 
 
 def test_init_twice_is_refused_and_lists_what_is_there(m5: Any, tmp_path: Path) -> None:
