@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from m5ws.events import Step
-from m5ws.repository.spool import SpoolWriter, genesis
-from m5ws.training import fingerprint
-from m5ws.training.backend import Piece
+from m5ws.records.ledger import Step
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.training.backends.base import Piece
+from m5ws.training.fingerprint import fingerprint
 
 _EVENTS = 2000
 _EVERY = (1, 10, 100, 1000)

@@ -16,8 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from m5ws import determinism
-from m5ws.records import Determinism
+from m5ws.records import determinism
+from m5ws.records.environment import Determinism
 
 SCRIPT = Path(__file__).parent / "scripts" / "portable_step.py"
 LEVELS = ("strict", "pinned", "portable")

@@ -59,11 +59,11 @@ def _open_standard_streams() -> None:
 
 def _begin_git() -> None:
     """Start git on the workspace, so that it works while Python imports the rest."""
-    from m5ws import place
-    from m5ws.adapters import git_start
+    from m5ws.config import discovery
+    from m5ws.snapshot.sources import git_start
 
     try:
-        root = place.nearest(os.getcwd())
+        root = discovery.nearest(os.getcwd())
     except FileNotFoundError:
         # The folder that this was started in is gone.
         return

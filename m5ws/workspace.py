@@ -13,29 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws import configuration, place
+from m5ws.attest.interface import Signatures
+from m5ws.config import discovery as place
+from m5ws.config import reader
+from m5ws.config.settings import Settings, StoreSettings
+from m5ws.environment.interface import Environments, Observer
 from m5ws.errors import MissingExtra, NotFound
-from m5ws.ports import (
-    FORMAT,
-    CommitHistory,
-    DatasetSource,
-    Environments,
-    Launcher,
-    ObjectStore,
-    Observer,
-    Signatures,
-    SourceControl,
-    TokenizerProbe,
-    Tracker,
-)
-from m5ws.records import Format
-from m5ws.settings import Settings, StoreSettings
+from m5ws.launch.interface import Launcher
+from m5ws.records.store import Format
+from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
+from m5ws.store.interface import FORMAT, ObjectStore
+from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
-    from m5ws.operations import checkpoint_export
-    from m5ws.operations.supervise import Ports
-    from m5ws.ports import CompareBits
-    from m5ws.repository import Repository
+    from m5ws.checkpoints.export import export as checkpoint_export
+    from m5ws.checkpoints.interface import CompareBits
+    from m5ws.repository.repository import Repository
+    from m5ws.runs.supervise import Ports
 
 _log = logging.getLogger(__name__)
 STATE = place.STATE
@@ -144,14 +138,14 @@ class Workspace:
         repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined, form=form)
         if not near or self.cache_dir is None:
             return repository
-        from m5ws.store.cache import cached
+        from m5ws.store.cache.cache import cached
 
         limit_bytes = self.settings.store.cache_limit_bytes or 0
         return repository.through(cached(repository.store, self.cache_dir, limit_bytes))
 
     def kept(self, folder: Path) -> "Repository":
         """Open a store in a folder of this machine. Raises NotFound if there is none."""
-        from m5ws.repository import Repository
+        from m5ws.repository.repository import Repository
         from m5ws.store import open_store
 
         return Repository.open(open_store(os.fspath(folder)))
@@ -163,8 +157,9 @@ class Workspace:
 
         One that is made gets the format `form`. Raises UsageError if one that is there has another.
         """
-        from m5ws.repository import Repository
-        from m5ws.store import joined, open_store
+        from m5ws.repository.repository import Repository
+        from m5ws.store import open_store
+        from m5ws.store.s3 import joined
 
         where = self._located(url)
         store = open_store(where)
@@ -186,7 +181,7 @@ class Workspace:
         return repository
 
     def _open(self, store: ObjectStore, form: Format | None, *, imagined: bool) -> "Repository":
-        from m5ws.repository import Repository
+        from m5ws.repository.repository import Repository
 
         try:
             return Repository.open(store)
@@ -196,13 +191,13 @@ class Workspace:
             raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
 
     def source(self) -> SourceControl:
-        from m5ws.adapters.git import Git
+        from m5ws.snapshot.sources.git import Git
 
         return Git(self.environment)
 
     def history(self) -> CommitHistory:
         """Return the history of the repository around this workspace, which is read when it is asked for."""
-        from m5ws.adapters.git_history import GitHistory
+        from m5ws.snapshot.sources.git_history import GitHistory
 
         return GitHistory(self.root)
 
@@ -210,13 +205,13 @@ class Workspace:
         """Return the finder of datasets that DVC tracks; None where `m5ws.toml` turns it off."""
         if not self.settings.data.dvc:
             return None
-        from m5ws.adapters.dvc import Dvc
+        from m5ws.snapshot.sources.dvc import Dvc
 
         return Dvc()
 
     def tokenizers(self) -> TokenizerProbe:
         """Return the reader of tokenizers, for the token ids of the probe text."""
-        from m5ws.adapters.tokenizer import Tokenizers
+        from m5ws.snapshot.sources.tokenizer import Tokenizers
 
         return Tokenizers()
 
@@ -225,7 +220,7 @@ class Workspace:
 
         `provides`: with the modules of each distribution, which only attempts need.
         """
-        from m5ws.adapters import machine
+        from m5ws.environment.observe import machine
 
         return machine.Machine(
             root=self.root,
@@ -242,7 +237,7 @@ class Workspace:
 
     def environments(self, *, containers: bool) -> Environments:
         """Return what makes environments again: container images, or virtual environments."""
-        from m5ws.adapters.observing import Orders
+        from m5ws.environment.observe.observing import Orders
         from m5ws.launch import local
 
         orders = Orders(
@@ -252,10 +247,10 @@ class Workspace:
         )
         folder, launcher, here = self.environments_dir, local.LocalLauncher, self.observer()
         if not containers:
-            from m5ws.adapters.virtual_environments import VirtualEnvironments
+            from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
 
             return VirtualEnvironments(folder, self.environment, launcher, here, orders)
-        from m5ws.adapters.containers import Containers
+        from m5ws.environment.rebuild.containers import Containers
 
         url = self.store_url
         stores = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
@@ -271,13 +266,13 @@ class Workspace:
         """Return the follower of runs in MLflow; None where `m5ws.toml` switches it off."""
         if not self.settings.mlflow.enabled:
             return None
-        from m5ws.adapters.mlflow import Mlflow
+        from m5ws.tracking.mlflow.tracker import Mlflow
 
         return Mlflow(self.tracking_uri, self.settings.mlflow.experiment or self.name, self.store_url)
 
     def ports(self, repo: "Repository") -> "Ports":
         """Return the outside, as the operations on runs take it."""
-        from m5ws.operations.supervise import Ports
+        from m5ws.runs.supervise import Ports
 
         return Ports(
             repo=repo,
@@ -301,12 +296,12 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     root = place.nearest(os.fspath(here))
     if root is None:
         raise NotFound(f"no {place.FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
-    return Workspace(Path(root), configuration.read(Path(root, place.FILE)), dict(environment))
+    return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
 
 
 def try_store(root: Path, settings: StoreSettings) -> None:
     """Make or join the store that a workspace at `root` is to use. Raises what keeps it from that."""
-    from m5ws.repository import Repository
+    from m5ws.repository.repository import Repository
     from m5ws.store import open_store
 
     url = settings.url
@@ -315,14 +310,14 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
 def make_repository(root: Path, files: Sequence[str], message: str) -> str:
     """Make a git repository at `root` with one commit of `files`, and return its id. Raises UsageError, M5Error."""
-    from m5ws.adapters import git_history
+    from m5ws.snapshot.sources import git_history
 
     return git_history.make_repository(root, files, message)
 
 
 def signatures() -> Signatures:
     """Return the maker and checker of signatures; it needs no workspace."""
-    from m5ws.adapters.ssh_signatures import SshSignatures
+    from m5ws.attest.ssh_signatures import SshSignatures
 
     return SshSignatures()
 
@@ -342,26 +337,26 @@ def _extra(feature: str, extra: str) -> Iterator[None]:
 def compare_bits() -> "CompareBits":
     """Return the comparison of tensors by their bits. Raises MissingExtra."""
     with _extra("saying how much tensors differ", "train"):
-        from m5ws.training.elements import compare
+        from m5ws.training.tools.compare_bits import compare
     return compare
 
 
 def rebuild() -> "checkpoint_export.Rebuild":
     """Return the finder of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
     with _extra("finding the weights in a DeepSpeed checkpoint", "train"):
-        from m5ws.training.deepspeed_weights import rebuilt
+        from m5ws.training.backends.deepspeed.weights import rebuilt
     return rebuilt
 
 
 def write_dcp() -> "checkpoint_export.WriteTensors":
     """Return the writer of torch's distributed checkpoints. Raises MissingExtra."""
     with _extra("writing a checkpoint of torch's", "train"):
-        from m5ws.training.export_dcp import write
+        from m5ws.training.tools.export_dcp import write
     return write
 
 
 def write_deepspeed() -> "checkpoint_export.WriteFiles":
     """Return the writer of DeepSpeed's files. Raises MissingExtra."""
     with _extra("writing DeepSpeed's files", "deepspeed"):
-        from m5ws.training.export_deepspeed import write
+        from m5ws.training.tools.export_deepspeed import write
     return write

@@ -12,7 +12,7 @@ import ceph as ceph_server
 import golden
 import launch_count
 from forks import ForkParents
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from s3_client import connect, fresh_bucket
 from s3_servers import ENVIRONMENT, S3Server, moto
@@ -102,16 +102,16 @@ _SLOWEST = (
     # modules that do not wait for them.
     "training/test_deepspeed.py",
     "services/test_frameworks.py", "templates/test_training.py", "flows/test_evidence.py",
-    "services/test_two_machines.py", "flows/test_rebuild.py", "adapters/test_virtual_environments.py",
-    "flows/test_resume.py", "cli/test_running.py", "operations/test_unchanged.py", "flows/test_reproduce.py",
-    "flows/test_explain.py", "flows/test_elsewhere.py", "adapters/mlflow/test_mlflow_follower.py",
-    "flows/test_segments.py", "training/test_features.py", "adapters/test_machine.py", "flows/test_isolation.py",
+    "services/test_two_machines.py", "flows/test_rebuild.py", "environment/test_virtual_environments.py",
+    "flows/test_resume.py", "cli/test_running.py", "snapshot/test_unchanged.py", "flows/test_reproduce.py",
+    "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
+    "flows/test_segments.py", "training/test_features.py", "environment/test_machine.py", "flows/test_isolation.py",
     "flows/test_environments.py", "flows/test_recheck.py", "training/test_store_in_trouble.py",
-    "operations/test_crash.py", "training/test_deepspeed_cpu_adam.py", "training/test_dcp.py", "flows/test_fork.py",
+    "snapshot/test_crash.py", "training/test_deepspeed_cpu_adam.py", "training/test_dcp.py", "flows/test_fork.py",
     "flows/test_bisect.py", "training/test_export_deepspeed.py", "repository/test_bindings.py",
     "training/test_reshard_deepspeed.py", "contract/test_launchers.py", "contract/test_store.py",
-    "adapters/mlflow/test_mlflow_crashes.py", "operations/test_bisect.py", "flows/test_s3_store.py",
-    "training/test_portable.py", "flows/test_work_directories.py", "operations/test_killed.py",
+    "tracking/test_crashes.py", "bisect/test_bisect.py", "flows/test_s3_store.py",
+    "training/test_portable.py", "flows/test_work_directories.py", "snapshot/test_killed.py",
 )  # fmt: skip
 """Modules that begin first, so that no worker is left with one when all others have ended."""
 

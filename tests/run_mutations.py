@@ -43,10 +43,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a record is read without checking its seal",
-        "m5ws/codec.py",
+        "m5ws/records/codec.py",
         "    if blake3.blake3(record).digest() != seal:\n",
         "    if len(seal) != _SEAL_BYTES:\n",
-        ("unit/test_codec.py", "repository/test_fsck_bits.py"),
+        ("records/test_codec.py", "repository/test_fsck_bits.py"),
     ),
     Mutation(
         "a checkpoint's reference is published before its record",
@@ -76,7 +76,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch need not follow the batch before it",
-        "m5ws/repository/ledger.py",
+        "m5ws/repository/ledger/ledger.py",
         "    if batch.previous != head:\n"
         '        raise CorruptObject(f"batch {key} does not follow the batch before it")\n',
         "    head = batch.previous\n",
@@ -91,30 +91,30 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank that the replay does not have is not missed",
-        "m5ws/operations/compare.py",
+        "m5ws/reproduce/compare.py",
         "            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))\n"
         "            for rank, steps in self.original.steps.items()\n",
         "            rank: sorted(set(self.original.steps.get(rank, {})) - set(steps))\n"
         "            for rank, steps in self.replay.steps.items()\n",
-        ("operations/test_compare.py",),
+        ("reproduce/test_compare.py",),
     ),
     Mutation(
         "a quantity that one side lacks is not compared",
-        "m5ws/operations/compare.py",
+        "m5ws/reproduce/compare.py",
         "        for name in dict.fromkeys([*before, *after]):\n            old, new",
         "        for name in (name for name in before if name in after):\n            old, new",
-        ("operations/test_compare.py",),
+        ("reproduce/test_compare.py",),
     ),
     Mutation(
         "the last step of a segment is not compared",
-        "m5ws/operations/history.py",
+        "m5ws/runs/history.py",
         "for step, value in by_step.items() if first < step <= last}",
         "for step, value in by_step.items() if first < step < last}",
-        ("operations/test_compare.py",),
+        ("reproduce/test_compare.py",),
     ),
     Mutation(
         "generators are restored before the loader draws from them",
-        "m5ws/training/recorder.py",
+        "m5ws/training/loop/recorder.py",
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
         "        self._probe()\n"
@@ -132,38 +132,38 @@ MUTATIONS = (
     ),
     Mutation(
         "restored tensors are not held against what was saved",
-        "m5ws/training/recorder.py",
+        "m5ws/training/loop/recorder.py",
         '            checkpointing.prove("tensors", *_on_their_ranks(tensors, loaded.fingerprints), loaded.step)\n',
         "",
         ("training/test_session.py",),
     ),
     Mutation(
         "a fingerprint does not depend on where an element is",
-        "m5ws/training/cpu_sums.py",
+        "m5ws/training/fingerprint/cpu_sums.py",
         "    ramp = _ramp(index & _MASK)\n",
         "    index, ramp = 0, _ramp(0)\n",
-        ("unit/test_fingerprint.py",),
+        ("training/test_fingerprint.py",),
     ),
     Mutation(
         "a file that was allowed to hold a secret is clean for ever",
-        "m5ws/operations/inspection.py",
+        "m5ws/snapshot/inspection.py",
         "        elif not suspicious:\n",
         "        elif permitted or not suspicious:\n",
-        ("operations/test_snapshot_refusals.py",),
+        ("snapshot/test_snapshot_refusals.py",),
     ),
     Mutation(
         "gc deletes what a writer asked it to keep",
-        "m5ws/operations/gc_execute.py",
+        "m5ws/repository/gc/execute.py",
         "            if digest not in kept and digest not in found.reach.digests\n",
         "            if digest not in found.reach.digests\n",
-        ("operations/test_gc.py", "operations/test_gc_schedules.py"),
+        ("repository/test_gc.py", "repository/test_gc_schedules.py"),
     ),
     Mutation(
         "a replay of which nothing was compared is called reproduced",
-        "m5ws/operations/judgement.py",
+        "m5ws/reproduce/verdict/judgement.py",
         "    if not comparison.equal:\n",
         "    if comparison.equal is None:\n",
-        ("operations/test_compare.py",),
+        ("reproduce/test_compare.py",),
     ),
 )
 

@@ -19,19 +19,23 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from m5ws import codec
-from m5ws.events import AttemptStarted
-from m5ws.launches import Context
-from m5ws.records import Determinism, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
-from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.records import codec
+from m5ws.records.environment import Determinism, Observed
+from m5ws.records.launch import Context
+from m5ws.records.ledger import AttemptStarted
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import checkpointing, control
-from m5ws.training.context import Active
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.saver import Saver
-from m5ws.training.staging import Buffers, Live
-from m5ws.training.stop import Stop
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.checkpoint.background_save import Saver
+from m5ws.training.runtime import collectives
+from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.stop import Stop
+from m5ws.training.state.staging import Buffers, Live
 
 _LAYERS = 20
 _PART_BYTES = 64 * 2**20
@@ -44,7 +48,7 @@ class Tool(ABC):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, place: str) -> None:
         self.model, self.optimizer, self.place = model, optimizer, place
-        self.group = control.new_group()
+        self.group = collectives.new_group()
 
     def state(self) -> dict[str, Any]:
         """Return the live state by name."""

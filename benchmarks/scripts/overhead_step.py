@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from m5ws.records import Determinism
-from m5ws.training import determinism
+from m5ws.records.environment import Determinism
+from m5ws.training.determinism import apply
 
 out, steps, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if mode == "deterministic":
-    determinism.apply(Determinism())
+    apply.apply(Determinism())
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from m5ws.records import Determinism
-from m5ws.training import determinism, portable
+from m5ws.records.environment import Determinism
+from m5ws.training.determinism import apply, portable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "templates" / "gpt"))
 from model import GPT
 
 level, dtype = sys.argv[1], getattr(torch, sys.argv[2])
 steps, threads, width = map(int, sys.argv[3:6])
-determinism.apply(Determinism(level="portable" if level == "portable" else "strict", threads=threads))
+apply.apply(Determinism(level="portable" if level == "portable" else "strict", threads=threads))
 if level != "strict":
     portable.require()
 torch.manual_seed(1)

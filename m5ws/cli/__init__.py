@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 import m5ws
-from m5ws.cli.group import LazyGroup
+from m5ws.cli.lazy_group import LazyGroup
 from m5ws.errors import M5Error
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _formatter() -> "logging.Formatter":
     """Return how a line of the log is written: its level in lower case, and nothing that controls a terminal."""
     import logging
 
-    from m5ws.cli import output
+    from m5ws.cli.terminal import output
 
     class Escaping(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -165,7 +165,7 @@ def _report_bug() -> int:
     """Print the traceback of the current exception."""
     import traceback
 
-    from m5ws.cli import output
+    from m5ws.cli.terminal import output
 
     output.warn(traceback.format_exc().rstrip())
     return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
@@ -183,7 +183,7 @@ def _usage_hint(error: click.ClickException) -> str:
 
 
 def _report(message: str, hint: str, status: int) -> int:
-    from m5ws.cli import output
+    from m5ws.cli.terminal import output
 
     output.echo((output.Styled("error:", "red", bold=True), f" {message}"), err=True)
     if hint:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.attestations import Predicate
+    from m5ws.records.attestation import Predicate
 
 
 @click.command("attest")
@@ -35,21 +36,22 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
       m5ws attest 7c1d -o 7c1d.verdict.json
       m5ws attest 7c1d --key ~/.ssh/id_ed25519 -o 7c1d.verdict.json
     """
-    from m5ws import attestations, workspace
-    from m5ws.operations import attest
-    from m5ws.repository import refs
+    from m5ws import workspace
+    from m5ws.attest import attest
+    from m5ws.records import attestation
+    from m5ws.repository import ids
 
     if target is not None and target.exists():
         raise UsageError(f"{target} is there already", hint="Give another name, or move it away.")
     repo = names.settled(names.workspace(context))
-    statement = attest.build(repo, refs.resolve(repo, run, ("run",))[1])
-    body = attestations.payload(statement)
-    signed: tuple[attestations.Signature, ...] = ()
+    statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
+    body = attestation.payload(statement)
+    signed: tuple[attestation.Signature, ...] = ()
     if key is not None:
         port = workspace.signatures()
-        armoured = port.sign(key, attestations.pae(attestations.PAYLOAD_TYPE, body))
-        signed = (attestations.Signature(sig=attestations.to_base64(armoured), keyid=port.keyid(armoured)),)
-    data = attestations.envelope(body, signed)
+        armoured = port.sign(key, attestation.pae(attestation.PAYLOAD_TYPE, body))
+        signed = (attestation.Signature(sig=attestation.to_base64(armoured), keyid=port.keyid(armoured)),)
+    data = attestation.envelope(body, signed)
     lines = _text(statement.predicate, signed[0].keyid if signed else None)
     if target is None:
         output.echo(data.decode(), nl=False)

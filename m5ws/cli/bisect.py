@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import interrupt, names, output, verdict
-from m5ws.cli.steps import RunProgress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import interrupt, output, verdict
+from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
-    from m5ws.comparisons import Change
-    from m5ws.operations.bisect import Plan, Report, Task
-    from m5ws.operations.elements import Untried
-    from m5ws.operations.hybrid_runs import Trial
-    from m5ws.operations.supervise import Ports
-    from m5ws.recipes import Recipe
+    from m5ws.bisect.bisect import Plan, Report, Task
+    from m5ws.bisect.differences import Untried
+    from m5ws.bisect.trials import Trial
+    from m5ws.records.recipe import Recipe
+    from m5ws.records.verdict import Change
+    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 _LISTED = 6
@@ -64,13 +65,13 @@ def command(
       m5ws bisect 7c1d 9a04
       m5ws bisect 7c1d 9a04 --env rebuild
     """
-    from m5ws.operations import bisect
-    from m5ws.repository import refs
+    from m5ws.bisect import bisect
+    from m5ws.repository import ids
 
     here = names.workspace(context)
     repo = names.settled(here)
     ports = here.ports(repo)
-    good, bad = (refs.resolve(repo, name, ("run",))[1] for name in (good, bad))
+    good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
     task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
     if dry_run:
         output.print_json(task.plan) if as_json else output.echo(plan_text(task.plan))
@@ -84,9 +85,9 @@ def _executed(
     here: "Workspace", ports: "Ports", task: "Task", max_runs: int, *, rebuild: bool, shown: bool
 ) -> "Report":
     """Run hybrids, saying what is tried and what came of it; steps are `shown`, or not."""
+    from m5ws.bisect import bisect
+    from m5ws.bisect.trials import Shown
     from m5ws.cli import environment
-    from m5ws.operations import bisect
-    from m5ws.operations.hybrid_runs import Shown
 
     plan = task.plan
     output.note(f"{_count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs")
@@ -176,14 +177,14 @@ def _answer(trial: "Trial") -> str:
 
 
 def _untried(untried: "Sequence[Untried]") -> list[str]:
-    from m5ws.operations import drift
+    from m5ws.environment import drift
 
     lines = [f"  {drift.title(one.change)}: {one.why}" for one in untried]
     return ["", "not tried:", *lines] if lines else []
 
 
 def _environment(head: str, changes: "Sequence[Change]") -> list[str]:
-    from m5ws.operations import drift
+    from m5ws.environment import drift
 
     lines = [f"  {drift.describe(change).removeprefix('environment').lstrip()}" for change in changes]
     if any(change.name.startswith("distribution.") and change.rating != "cannot" for change in changes):

@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import interrupt, launch_options, names, output, segments, verdict
+from m5ws.cli.parameters import launch_options, names, segments
 from m5ws.cli.snapshot import start
-from m5ws.cli.steps import RunProgress
+from m5ws.cli.terminal import interrupt, output, verdict
+from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
-from m5ws.records import Trainer
+from m5ws.records.run import Trainer
 
 if TYPE_CHECKING:
-    from m5ws.operations.certify import Certificate
-    from m5ws.operations.supervise import Ports
-    from m5ws.records import Run
+    from m5ws.records.run import Run
+    from m5ws.reproduce.certify import Certificate
+    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 
@@ -61,8 +62,8 @@ def command(
       m5ws certify
       m5ws certify --trainer deepspeed --set zero_stage=3 --steps 20 --parallel 2
     """
-    from m5ws.operations import certify, reproduce
-    from m5ws.operations import run as runs
+    from m5ws.reproduce import certify, reproduce
+    from m5ws.runs import run as runs
 
     here = names.workspace(context)
     repo = names.settled(here, create=True)
@@ -81,7 +82,7 @@ def command(
 
 def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
     """Do the training that does not stop. Raises NothingToCertify."""
-    from m5ws.operations import run, supervise
+    from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, here.home, here.root, ports.environment, ports.tracker)
     output.note(f"training {whole.spec.nproc} ranks for {plan.context.until} steps, as {whole.id}")

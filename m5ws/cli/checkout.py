@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 
 @click.command("checkout")
@@ -22,10 +23,11 @@ def command(context: click.Context, snapshot: str, directory: Path, as_json: boo
     Example:
       m5ws checkout 1f3a9c /tmp/as-it-was
     """
-    from m5ws.repository import materialise, refs, runs, snapshots, trees
+    from m5ws.repository import ids, runs, snapshots
+    from m5ws.repository.files import materialise, trees
 
     repo = names.workspace(context).repository()
-    kind, found = refs.resolve(repo, snapshot)
+    kind, found = ids.resolve(repo, snapshot)
     snapshot_id = runs.load(repo, found).snapshot if kind == "run" else found
     parts = [
         trees.located(repo.objects, repo.locations, tree) for tree in snapshots.load(repo, snapshot_id).trees.values()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 
 
 @click.command("demo")
@@ -46,7 +47,7 @@ def command(
     Example:
       m5ws demo --text ~/books
     """
-    from m5ws.operations import demo
+    from m5ws.projects import demo
 
     parent: Path = context.find_root().params["directory"]
     plan = demo.plan(

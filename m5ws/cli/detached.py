@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws import codec, secret_scan
+from m5ws import secret_scan
 from m5ws.errors import M5Error
-from m5ws.launches import open_log
-from m5ws.records import Run
+from m5ws.records import codec
+from m5ws.records.launch import open_log
+from m5ws.records.run import Run
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
-    from m5ws.operations.run import Plan
-    from m5ws.repository import Repository
+    from m5ws.repository.repository import Repository
+    from m5ws.runs.run import Plan
 
 _POLL_S = 0.05
 _PLANNED = "planned"
@@ -64,7 +65,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str])
 
 
 def _wait(repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", log: Path, begin: int) -> None:
-    from m5ws.repository import ledger
+    from m5ws.repository.ledger import ledger
 
     while plan.attempt not in ledger.attempts(repo, plan.run.id):
         if process.poll() is not None:

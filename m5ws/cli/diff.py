@@ -2,7 +2,8 @@
 
 import click
 
-from m5ws.cli import change_text, names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import change_text, output
 
 
 @click.command("diff")
@@ -24,12 +25,13 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     Example:
       m5ws diff 1f3a9c 7c1d22
     """
-    from m5ws.operations import attempt_environments, commit_history, diff
-    from m5ws.repository import refs, runs
+    from m5ws.diff import commit_history, diff
+    from m5ws.environment import attempt_environments
+    from m5ws.repository import ids, runs
 
     here = names.workspace(context)
     repo = names.settled(here)
-    (kind_a, id_a), (kind_b, id_b) = refs.resolve(repo, a), refs.resolve(repo, b)
+    (kind_a, id_a), (kind_b, id_b) = ids.resolve(repo, a), ids.resolve(repo, b)
     if kind_a == kind_b == "run":
         found = diff.between_runs(repo, id_a, id_b)
     else:

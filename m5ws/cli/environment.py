@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 import msgspec
 
-from m5ws.cli import output
+from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.comparisons import Change
-    from m5ws.operations.run import Plan
-    from m5ws.operations.supervise import Ports
-    from m5ws.ports import Progress
-    from m5ws.recipes import Recipe
+    from m5ws.progress import Progress
+    from m5ws.records.recipe import Recipe
+    from m5ws.records.verdict import Change
+    from m5ws.runs.run import Plan
+    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 Policy = Literal["fail", "warn", "ignore"]
@@ -48,8 +48,8 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
     """
     if _REBUILD not in said:
         return given
-    from m5ws.cli.progress import Bar
-    from m5ws.operations import rebuild
+    from m5ws.cli.terminal.progress import Bar
+    from m5ws.environment.rebuild import rebuild
 
     recipe = rebuild.recipe(given.repo, run, snapshot)
     if recipe.image is not None and here.inside(recipe.image):
@@ -63,7 +63,7 @@ def made(
     here: "Workspace", given: "Ports", recipe: "Recipe", progress: "Progress", *, same_patch: bool = True
 ) -> "Ports":
     """Return the outside of runs in the environment of a recipe, which is made unless it is there. Raises M5Error."""
-    from m5ws.operations import rebuild
+    from m5ws.environment.rebuild import rebuild
 
     there = here.environments(containers=recipe.image is not None).build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
@@ -76,7 +76,7 @@ def made(
 
 def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
     """Compare the environment before the launch of an attempt. Raises EnvironmentDiffers with `--env fail`."""
-    from m5ws.operations import environment_check
+    from m5ws.runs import environment_check
 
     wanted = policy(said)
     found = environment_check.differences(given, plan) if wanted != "ignore" else ()
@@ -97,7 +97,7 @@ def announce(drifted: "tuple[Change, ...]") -> None:
 
 
 def _table(drifted: "tuple[Change, ...]", old: str) -> str:
-    from m5ws.operations import drift
+    from m5ws.environment import drift
 
     rows = [
         (change.name, _value(change.old), _value(change.new), drift.says(change.rating), change.detail or "")

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.rehash import Rehashed
-    from m5ws.repository.damage import Report
+    from m5ws.repository.fsck.damage import Report
+    from m5ws.snapshot.rehash import Rehashed
 
 DAMAGED = 1
 
@@ -34,8 +35,8 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
       m5ws fsck
       m5ws -q fsck --read-data --json
     """
-    from m5ws.operations import rehash
-    from m5ws.repository import fsck
+    from m5ws.repository.fsck import fsck
+    from m5ws.snapshot import rehash
 
     here = names.workspace(context)
     # What is checked is the store, not the copies of it that this machine has.

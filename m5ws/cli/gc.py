@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.gc_records import Done, GcPlan
-    from m5ws.operations.gc import Planned
-    from m5ws.repository import Repository
+    from m5ws.records.gc import Done, GcPlan
+    from m5ws.repository.gc.gc import Planned
+    from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -88,8 +89,8 @@ def command(
 
 
 def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "Planned":
-    from m5ws.gc_records import Rules
-    from m5ws.operations import gc
+    from m5ws.records.gc import Rules
+    from m5ws.repository.gc import gc
 
     rules = Rules(last=here.settings.retention.last, every=here.settings.retention.every)
     with progress.Bar() as bar:
@@ -100,20 +101,20 @@ def _went_on(
     here: "Workspace", repo: "Repository", grace: float, wanted: str | None, take_over: bool, as_json: bool
 ) -> bool:
     """Execute a plan that is due, and print what came of it; return whether there was any that is not done."""
-    from m5ws.operations import gc_execute
+    from m5ws.repository.gc import execute
 
-    name = gc_execute.resolve(repo, wanted) if wanted else None
-    with gc_execute.alone(here.prepare()) as holder, progress.Bar() as bar:
+    name = execute.resolve(repo, wanted) if wanted else None
+    with execute.alone(here.prepare()) as holder, progress.Bar() as bar:
         if name is None:
-            due = gc_execute.due(repo, grace)
+            due = execute.due(repo, grace)
             if due is None:
                 return False
             if due.wait_s > 0:
                 _print_waiting(due.plan, due.wait_s, as_json)
                 return True
             name = due.plan
-        done = gc_execute.execute(repo, name, holder, grace_s=grace, take_over=take_over, progress=bar)
-        gc_execute.clear(repo, name)
+        done = execute.execute(repo, name, holder, grace_s=grace, take_over=take_over, progress=bar)
+        execute.clear(repo, name)
     _print_done(name, done, as_json)
     return True
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 
@@ -41,8 +42,8 @@ def command(
       m5ws init --store s3://team-training/m5ws --region eu-west-1
     """
     from m5ws import workspace
-    from m5ws.operations import init
-    from m5ws.settings import StoreSettings
+    from m5ws.config.settings import StoreSettings
+    from m5ws.projects import init
 
     if list_only:
         known = init.templates()

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from m5ws import secret_scan
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 
 _POLL_S = 0.25
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -35,8 +36,8 @@ def command(
       m5ws logs 7c1d --rank 0 -f
     """
     from m5ws.errors import NotFound, UsageError
-    from m5ws.operations import state
-    from m5ws.repository import ledger
+    from m5ws.repository.ledger import ledger
+    from m5ws.runs import state
 
     if follow and as_json:
         raise UsageError("--follow and --json exclude each other: a document has an end")

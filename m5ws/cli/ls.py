@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.listing import RunRow, SnapshotRow
+    from m5ws.runs.listing import RunRow, SnapshotRow
 
 
 @click.command("ls")
@@ -24,7 +25,7 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
     Example:
       m5ws ls --runs
     """
-    from m5ws.operations import listing
+    from m5ws.runs import listing
 
     repo = names.settled(names.workspace(context))
     with progress.Bar() as bar:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 from m5ws.errors import NotFound
 
 if TYPE_CHECKING:
-    from m5ws.operations.restored_outputs import OutputsRow
-    from m5ws.repository import Repository
+    from m5ws.repository.repository import Repository
+    from m5ws.runs.outputs.restored_outputs import OutputsRow
 
 
 @click.command("outputs")
@@ -31,7 +32,7 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
     Example:
       m5ws outputs 7c1d /tmp/model
     """
-    from m5ws.operations import restored_outputs
+    from m5ws.runs.outputs import restored_outputs
 
     repo = names.settled(names.workspace(context))
     run_id = names.found(repo, run, "run")
@@ -56,7 +57,8 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
 
 
 def _list(repo: "Repository", run_id: str, as_json: bool) -> None:
-    from m5ws.operations import restored_outputs, state
+    from m5ws.runs import state
+    from m5ws.runs.outputs import restored_outputs
 
     rows = restored_outputs.listing(repo, run_id, state.load(repo, run_id))
     if as_json:

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.prefetch import Plan
+    from m5ws.repository.transfer.prefetch import Plan
 
 
 @click.command("prefetch")
@@ -26,11 +27,11 @@ def command(context: click.Context, identifier: str, dry_run: bool, as_json: boo
     Example:
       m5ws prefetch 7c1d
     """
-    from m5ws.operations import prefetch
-    from m5ws.repository import refs
+    from m5ws.repository import ids
+    from m5ws.repository.transfer import prefetch
 
     repo = names.workspace(context).repository()
-    planned = prefetch.plan(repo, *refs.resolve(repo, identifier))
+    planned = prefetch.plan(repo, *ids.resolve(repo, identifier))
     if planned.cached and not dry_run:
         with progress.Bar() as bar:
             prefetch.apply(repo, planned, bar)

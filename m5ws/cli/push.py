@@ -2,7 +2,7 @@
 
 import click
 
-from m5ws.cli import names, transfer
+from m5ws.cli.parameters import names, transfer
 
 
 @click.command("push")

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Unpack
 import click
 import msgspec
 
-from m5ws.cli import environment, interrupt, names, output, segments
-from m5ws.cli.steps import RunProgress
-from m5ws.comparisons import Change
+from m5ws.cli import environment
+from m5ws.cli.parameters import names, segments
+from m5ws.cli.terminal import interrupt, output
+from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import NotFound
+from m5ws.records.verdict import Change
 
 if TYPE_CHECKING:
-    from m5ws.operations.reproduce import Request
-    from m5ws.operations.supervise import Ports
+    from m5ws.reproduce.reproduce import Request
+    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 
@@ -116,7 +118,7 @@ def command(
 
 def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]) -> "Request":
     """Return what is asked for, but for segments. Raises NotFound, AmbiguousId."""
-    from m5ws.operations import reproduce
+    from m5ws.reproduce import reproduce
 
     snapshot = given["snapshot"]
     return reproduce.Request(
@@ -136,8 +138,9 @@ def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given
 
 def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: bool, as_json: bool) -> int:
     """Replay a run or a segment of it, print the verdict, and return the exit status."""
-    from m5ws.cli import explanation, verdict
-    from m5ws.operations import drift, reproduce
+    from m5ws.cli.terminal import explanation, verdict
+    from m5ws.environment import drift
+    from m5ws.reproduce import reproduce
 
     drifted: list[Change] = []
 

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import click
 from click.core import ParameterSource
 
-from m5ws.cli import detached, environment, interrupt, launch_options, names, output
-from m5ws.cli.script import ScriptCommand, script
+from m5ws.cli import detached, environment
+from m5ws.cli.parameters import launch_options, names
+from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.snapshot import start
-from m5ws.cli.steps import RunProgress
+from m5ws.cli.terminal import interrupt, output
+from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error, UsageError
-from m5ws.events import COMPLETE
+from m5ws.records.ledger import COMPLETE
 
 if TYPE_CHECKING:
-    from m5ws.operations.run import Options, Plan
-    from m5ws.operations.supervise import Ports, Result
-    from m5ws.records import Run
-    from m5ws.repository import Repository
+    from m5ws.records.run import Run
+    from m5ws.repository.repository import Repository
+    from m5ws.runs.run import Options, Plan
+    from m5ws.runs.supervise import Ports, Result
     from m5ws.workspace import Workspace
 
 
@@ -116,8 +118,8 @@ def command(
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
-    from m5ws.operations import leftovers
-    from m5ws.operations import run as operation
+    from m5ws.runs import recovery
+    from m5ws.runs import run as operation
 
     _refuse_useless(context)
     here = names.workspace(context)
@@ -128,7 +130,7 @@ def command(
     elif resume is not None:
         run = operation.resumed(repo, names.found(repo, resume, "run"))
         if not take_over:
-            leftovers.refuse_elsewhere(repo, run.id, here.home)
+            recovery.refuse_elsewhere(repo, run.id, here.home)
     elif from_ is not None:
         run = _fork(repo, from_, snapshot, overrides, options, restart)
     else:
@@ -150,7 +152,7 @@ def _plan(
 
     Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
     """
-    from m5ws.operations import run as operation
+    from m5ws.runs import run as operation
 
     ports = here.ports(repo)
     if resumes:
@@ -176,7 +178,7 @@ def _fork(
     restart: tuple[Literal["data", "schedule", "generators"], ...],
 ) -> "Run":
     """Return a new run that starts from a checkpoint, and say what differs from its parent."""
-    from m5ws.operations import fork
+    from m5ws.runs import fork
 
     named = names.found(repo, snapshot, "snapshot") if snapshot else None
     run = fork.new_run(
@@ -188,7 +190,7 @@ def _fork(
 
 def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> None:
     """Execute a plan to its end and say how it ended. Raises RunFailed, RunInterrupted."""
-    from m5ws.operations import supervise
+    from m5ws.runs import supervise
 
     if not as_json:
         output.echo(plan.run.id)
@@ -202,7 +204,8 @@ def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> N
 
 def _say_provable(ports: "Ports", run: str) -> None:
     """Print how a finished run is verified, or that nothing of it can be."""
-    from m5ws.operations import refusals, results
+    from m5ws.reproduce import refusals
+    from m5ws.reproduce.outputs import results
 
     if not results.are_missing(ports.repo, ports.tracker, run):
         output.note(f"run {run} finished; `m5ws reproduce {run}` proves it")
@@ -213,7 +216,8 @@ def _say_provable(ports: "Ports", run: str) -> None:
 
 def _say_changes(repo: "Repository", run: "Run") -> None:
     """Say where a fork starts and what it is given otherwise than its parent."""
-    from m5ws.operations import drift, fork
+    from m5ws.environment import drift
+    from m5ws.runs import fork
 
     if run.parent is None:
         return

@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from m5ws.cli import names, output, outputs, verdict
+from m5ws.cli import outputs
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from m5ws.commits import CommitFacts
-    from m5ws.comparisons import Change
-    from m5ws.operations.listing import RunRow, RunView, SnapshotView
-    from m5ws.operations.state import AttemptState
-    from m5ws.records import Observed, Parent
+    from m5ws.records.commit import CommitFacts
+    from m5ws.records.environment import Observed
+    from m5ws.records.run import Parent
+    from m5ws.records.verdict import Change
+    from m5ws.runs.listing import RunRow, RunView, SnapshotView
+    from m5ws.runs.state import AttemptState
 
 
 @click.command("show")
@@ -33,8 +36,9 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     Example:
       m5ws show 1f3a9c
     """
-    from m5ws.operations import commit_history, listing
-    from m5ws.repository import refs
+    from m5ws.diff import commit_history
+    from m5ws.repository import ids as refs
+    from m5ws.runs import listing
 
     here = names.workspace(context)
     repo = names.settled(here)
@@ -103,7 +107,7 @@ def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, st
 
 
 def _run(view: "RunView") -> str:
-    from m5ws.operations import lineage
+    from m5ws.repository import lineage
 
     run, spec, state = view.run, view.run.spec, view.state
     total = f" of {state.total_steps}" if state.total_steps else ""
@@ -173,7 +177,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
 
 def _differences(changes: "Sequence[Change]") -> list[str]:
     """Return how the environment of a later attempt differs from the first one's; of what is harmless the number."""
-    from m5ws.operations import drift
+    from m5ws.environment import drift
 
     if not changes:
         return []

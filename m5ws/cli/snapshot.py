@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.snapshot import Captured
-    from m5ws.repository import Repository
+    from m5ws.repository.repository import Repository
+    from m5ws.snapshot.snapshot import Captured
     from m5ws.workspace import Workspace
 
 
@@ -41,12 +42,12 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
 
 
 def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
-    """Take a snapshot of a workspace, and print a summary to stderr. Raises as `operations.snapshot` does."""
-    from m5ws.operations.ahead import Ahead
+    """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
+    from m5ws.snapshot.observation import Ahead
 
     # Git works while this process imports the rest.
     source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
-    from m5ws.operations import snapshot
+    from m5ws.snapshot import snapshot
 
     ports = (source, here.datasets(), here.tokenizers(), here.observer(provides=False), here.index_path)
     with progress.Bar() as bar:
@@ -65,7 +66,7 @@ def start(
     here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
 ) -> str:
     """Return the one snapshot a run starts from: the named one or a new one, with the overrides made to it."""
-    from m5ws.operations import overrides as operation
+    from m5ws.snapshot.config import overrides as operation
 
     snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id
     return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id

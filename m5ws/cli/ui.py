@@ -4,7 +4,8 @@ import os
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 
@@ -24,7 +25,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     Example:
       m5ws ui --port 5001
     """
-    from m5ws.operations import leftovers
+    from m5ws.runs import recovery
 
     here = names.workspace(context)
     tracker = here.tracker()
@@ -34,11 +35,11 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     if as_json:
         output.print_json({"url": url, "command": argv})
         return
-    problems = leftovers.retell(here.repository(), tracker, here.home) if leftovers.untold(here.home) else []
+    problems = recovery.retell(here.repository(), tracker, here.home) if recovery.untold(here.home) else []
     if argv:
         here.prepare()
         tracker.migrate()
-        problems += leftovers.catch_up(tracker, here.home)
+        problems += recovery.catch_up(tracker, here.home)
     for problem in problems:
         output.note(f"note: {problem}")
     output.echo(url)

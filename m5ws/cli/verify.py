@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.attestations import Statement
-    from m5ws.operations.claims import Finding
-    from m5ws.operations.verify import Checked
-    from m5ws.ports import Signed
+    from m5ws.attest.claims import Finding
+    from m5ws.attest.interface import Signed
+    from m5ws.attest.verify import Checked
+    from m5ws.records.attestation import Statement
 
 DOES_NOT_HOLD = 1
 
@@ -62,13 +63,14 @@ def command(
       m5ws verify 7c1d.verdict.json --allowed-signers team.allowed
       m5ws verify 7c1d.verdict.json --read-data
     """
-    from m5ws import attestations, workspace
-    from m5ws.operations import claims
+    from m5ws import workspace
+    from m5ws.attest import claims
+    from m5ws.records import attestation
 
-    envelope, body = attestations.opened(file.read_bytes(), str(file))
+    envelope, body = attestation.opened(file.read_bytes(), str(file))
     signed = claims.signatures(envelope, body, workspace.signatures(), allowed)
     findings = claims.unsigned(signed, asked=allowed is not None)
-    statement = attestations.statement(body, str(file))
+    statement = attestation.statement(body, str(file))
     findings += claims.said(statement)
     checked = _against_store(context, statement, read_data=read_data) if with_store else None
     findings += checked.findings if checked is not None else ()
@@ -88,7 +90,7 @@ def command(
 
 
 def _against_store(context: click.Context, statement: "Statement", *, read_data: bool) -> "Checked":
-    from m5ws.operations import verify
+    from m5ws.attest import verify
 
     # What is checked is the store, not the copies of it that this machine has.
     repo = names.workspace(context).repository(near=False)

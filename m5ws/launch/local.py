@@ -14,8 +14,8 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.launch import mounts
-from m5ws.launches import LaunchRequest, open_log
-from m5ws.ports import Process
+from m5ws.launch.interface import Process
+from m5ws.records.launch import LaunchRequest, open_log
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,7 +25,7 @@ class LaunchFailed(M5Error):
 
 
 class LocalLauncher:
-    """`ports.Launcher` on this machine; `environment` is what the processes inherit."""
+    """`Launcher` on this machine; `environment` is what the processes inherit."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
@@ -79,7 +79,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """`ports.Process` of a launched torchrun."""
+    """`Process` of a launched torchrun."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from m5ws import codec
-from m5ws.comparisons import JointVerdict, Verdict
 from m5ws.errors import CorruptObject, Misplaced
-from m5ws.events import Batch, CheckpointPublished, OutputsStored
-from m5ws.gc_records import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
-from m5ws.ports import ObjectStore
-from m5ws.records import ANY_OUTPUTS, Annotation, Checkpoint, Digest, Format, OutputFiles, Placed, Record, Run
+from m5ws.records import codec
+from m5ws.records.base import Digest, Placed, Record
+from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.gc import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
+from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
+from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Annotation
+from m5ws.records.store import Format
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.store.interface import ObjectStore
 
 if TYPE_CHECKING:
     from m5ws.repository.objects import Objects

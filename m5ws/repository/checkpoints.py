@@ -9,16 +9,20 @@ import re
 from collections.abc import Iterator, Mapping
 
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
-from m5ws.events import AttemptStarted, CheckpointPublished
-from m5ws.records import Checkpoint, Digest
-from m5ws.repository import Repository, bindings, ledger, plans, publishing
-from m5ws.repository.reach import Reach
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.ledger import AttemptStarted, CheckpointPublished
+from m5ws.repository import bindings
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import gc_plans, publishing
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
 
 Recorded = Mapping[str, CheckpointPublished]
 """What a run's ledger records of its checkpoints, by their names."""
 
 # Ranks wait for the one that publishes, and give up after minutes; a save that fails is tried again.
-_PATIENCE = plans.Patience(limit_s=60.0)
+_PATIENCE = gc_plans.Patience(limit_s=60.0)
 
 PINS = "pins/"
 """Where checkpoints are named that are kept for ever: `pins/<run>/<checkpoint>`, a line as the reference's."""

@@ -13,10 +13,12 @@ from typing import Any, Protocol, TypeVar
 
 import blake3
 
-from m5ws import codec
 from m5ws.errors import CorruptObject, ObjectExists
-from m5ws.ports import Buffer, Flowing, Near, ObjectStore
-from m5ws.records import Digest, Format, Record, Slice
+from m5ws.records import codec
+from m5ws.records.base import Digest, Record
+from m5ws.records.store import Format
+from m5ws.records.tree import Slice
+from m5ws.store.interface import Buffer, Flowing, Near, ObjectStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3

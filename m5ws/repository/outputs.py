@@ -7,9 +7,13 @@ final ones, and `reproduce` compares them. No step has them, so no run resumes o
 import re
 
 from m5ws.errors import Fenced, ObjectExists
-from m5ws.records import Digest, OutputFiles
-from m5ws.repository import Repository, bindings, ledger, publishing
-from m5ws.repository.reach import Reach
+from m5ws.records.base import Digest
+from m5ws.records.outputs import OutputFiles
+from m5ws.repository import bindings
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import publishing
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
 
 FINAL = "final"
 """The moment of what an attempt left at its end."""

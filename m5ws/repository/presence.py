@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from m5ws.errors import CorruptObject
-from m5ws.records import Digest
+from m5ws.records.base import Digest
 from m5ws.repository.objects import Objects, key
 
 _THREADS = 16

@@ -3,12 +3,15 @@
 import os
 from collections.abc import Iterable, Sequence
 
-from m5ws import codec, errors
-from m5ws.comparisons import JointVerdict, Verdict
+from m5ws import errors
 from m5ws.errors import NotFound, UsageError
-from m5ws.records import Run
-from m5ws.repository import Repository, bindings, flight, presence, publishing
-from m5ws.repository.reach import Reach
+from m5ws.records import codec
+from m5ws.records.run import Run
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository import bindings, concurrency, presence
+from m5ws.repository.publishing import publishing
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
 
 
 def new_id() -> str:
@@ -93,7 +96,7 @@ def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) 
     """
     run, everyone = load(repo, run_id), readable(repo) if among is None else among
     replayed = [run, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
-    found = flight.each(lambda one: verdict(repo, one), {one.id: one for one in replayed}.values())
+    found = concurrency.each(lambda one: verdict(repo, one), {one.id: one for one in replayed}.values())
     said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
     return sorted(said, key=lambda one: one.created_s)
 
@@ -120,4 +123,4 @@ def readable(repo: Repository) -> list[Run]:
         except UNREADABLE:
             return None
 
-    return [run for run in flight.each(one, ids(repo)) if run is not None]
+    return [run for run in concurrency.each(one, ids(repo)) if run is not None]

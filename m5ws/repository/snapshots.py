@@ -11,11 +11,15 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import msgspec
 
 from m5ws.errors import NotFound
-from m5ws.records import Annotation, Digest, Snapshot
-from m5ws.repository import Repository, bindings, flight, presence, publishing, trees
-from m5ws.repository.plans import Patience
-from m5ws.repository.publishing import Vanished
-from m5ws.repository.reach import Reach
+from m5ws.records.base import Digest
+from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.repository import bindings, concurrency, presence
+from m5ws.repository.files import trees
+from m5ws.repository.publishing import publishing
+from m5ws.repository.publishing.gc_plans import Patience
+from m5ws.repository.publishing.publishing import Vanished
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
 
 
 def thread() -> Executor:
@@ -82,7 +86,7 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return what has been said about a snapshot, oldest first."""
     found = repo.store.list(f"snapshots/{snapshot_id}/")
-    return list(flight.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), found))
+    return list(concurrency.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), found))
 
 
 def ids(repo: Repository) -> list[Digest]:

@@ -15,7 +15,9 @@ from concurrent.futures import Future
 import msgspec
 
 from m5ws.errors import CorruptObject, UnknownSchema
-from m5ws.records import Digest, Slice, Tensor
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Tensor
+from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 
 WINDOW_BYTES = 16 * 2**20

@@ -1,4 +1,4 @@
-"""Where bytes live. One contract (`ports.ObjectStore`), one conformance suite in tests/contract.
+"""Where bytes live. One contract (`ObjectStore`), one conformance suite in tests/contract.
 
 A store is opened by its URL alone: what else an S3 store needs is in the URL's query (`url_of` puts it there), so that
 launched processes and followers open the same one.
@@ -6,9 +6,9 @@ launched processes and followers open the same one.
 
 from pathlib import Path
 
+from m5ws.config.settings import StoreOptions
 from m5ws.errors import MissingExtra, UsageError
-from m5ws.ports import ObjectStore
-from m5ws.settings import StoreOptions
+from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 
 
@@ -30,17 +30,17 @@ def url_of(url: str, options: StoreOptions) -> str:
     """Return a URL that opens the same store without options. Raises UsageError."""
     if not url.startswith("s3://"):
         return url
-    from m5ws.store.s3_location import parse
+    from m5ws.store.s3.location import parse
 
     return parse(url, options).url
 
 
 def _open_s3(url: str, options: StoreOptions | None) -> ObjectStore:
-    from m5ws.store.s3_location import parse
+    from m5ws.store.s3.location import parse
 
     location = parse(url, options)
     try:
-        from m5ws.store.s3 import S3Store
+        from m5ws.store.s3.store import S3Store
     except ModuleNotFoundError as error:
         raise MissingExtra("a store in S3", "s3") from error
     return S3Store(location)

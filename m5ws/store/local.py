@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
-from m5ws.ports import FORMAT, Buffer, ObjectStat
-from m5ws.records import OBJECT_BYTES
+from m5ws.records.base import OBJECT_BYTES
+from m5ws.store.interface import FORMAT, Buffer, ObjectStat
 from m5ws.store.keys import checked
 
 _TEMPORARY = "tmp"
@@ -49,7 +49,7 @@ class Draft:
 
 
 class LocalStore:
-    """`ports.ObjectStore` on a directory, which is made with the first object.
+    """`ObjectStore` on a directory, which is made with the first object.
 
     A store whose objects can be had again (a cache) need not be `durable`: nothing is synced, and a torn file
     after a power failure is found by its digest. Once its format was read or written, the directory is a store, and an

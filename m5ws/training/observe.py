@@ -23,10 +23,10 @@ _NAMES = (
 
 
 def facts() -> dict[str, str | None]:
-    """Return the facts of `records.Observed` that only torch knows, and DeepSpeed's version."""
+    """Return the facts of `Observed` that only torch knows, and DeepSpeed's version."""
     found: dict[str, str | None] = dict.fromkeys(_NAMES)
     try:
-        from m5ws.training.facts import versions
+        from m5ws.training.runtime.facts import versions
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

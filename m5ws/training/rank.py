@@ -14,16 +14,20 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from m5ws import codec, secret_scan
+from m5ws import secret_scan
 from m5ws.errors import M5Error, UsageError
-from m5ws.events import RankEnded, RankStarted
-from m5ws.launches import Context, open_log
-from m5ws.repository import Repository
-from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.records import codec
+from m5ws.records.launch import Context, open_log
+from m5ws.records.ledger import RankEnded, RankStarted
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.store.cache import cached
-from m5ws.training import context, determinism, facts, imports, isolation, portable, rng, saver
-from m5ws.training.stop import Stop
+from m5ws.store.cache.cache import cached
+from m5ws.training.checkpoint import background_save
+from m5ws.training.determinism import apply, portable
+from m5ws.training.runtime import context, facts, imports, isolation
+from m5ws.training.runtime.stop import Stop
+from m5ws.training.state import rng
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     repo = Repository.open(open_store(orders.store))
     if orders.copies:
         repo = repo.through(cached(repo.store, Path(orders.copies), orders.copies_bytes))
-    determinism.apply(orders.determinism)
+    apply.apply(orders.determinism)
     if orders.determinism.level != "off":
         # Or the system would, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
@@ -62,7 +66,7 @@ def _facts(orders: Context) -> dict[str, str | None]:
     """Return the effective values in this rank, and the digest of the operator that was built for the launch."""
     found = dict(facts.effective())
     if orders.spec.trainer == "deepspeed":
-        from m5ws.training.cpu_adam import ensure_cpu_adam
+        from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam
 
         found["deepspeed.cpu_adam"] = ensure_cpu_adam().digest
     return found
@@ -152,7 +156,7 @@ def _redirect(log: Path) -> None:
 
 def _leave(status: int) -> None:
     """End the process. A save that is still under way is left behind: at exit, Python would crash in its thread."""
-    if any(thread.name == saver.THREAD for thread in threading.enumerate()):
+    if any(thread.name == background_save.THREAD for thread in threading.enumerate()):
         os._exit(status)
     sys.exit(status)
 

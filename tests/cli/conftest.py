@@ -10,12 +10,17 @@ import pytest
 
 import planted
 from checkouts import commit_all, write
-from m5ws import codec, workspace
+from m5ws import workspace
 from m5ws.cli import main
-from m5ws.comparisons import Verdict
-from m5ws.events import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
-from m5ws.records import Content, Declared, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.environment import Declared, Observed
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
 
 
 class Outcome(msgspec.Struct, frozen=True):

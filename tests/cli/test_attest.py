@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from m5ws import attestations
-from m5ws.adapters.ssh_signatures import NoSshKeygen, SshSignatures
+from m5ws.attest.ssh_signatures import NoSshKeygen, SshSignatures
+from m5ws.records import attestation
 from tests.conftest import loud_skip
 
 _PAGE = Path(__file__).parents[2] / "docs" / "what-a-verdict-proves.md"
@@ -68,17 +68,17 @@ def _edit(file: Path, old: bytes, new: bytes) -> None:
 
 def test_the_encoding_that_is_signed_is_dsse_s() -> None:
     """The vector of DSSE 1.0.2, protocol.md."""
-    encoded = attestations.pae("http://example.com/HelloWorld", b"hello world")
+    encoded = attestation.pae("http://example.com/HelloWorld", b"hello world")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
-    assert attestations.pae("é", b"") == b"DSSEv1 2 \xc3\xa9 0 "
+    assert attestation.pae("é", b"") == b"DSSEv1 2 \xc3\xa9 0 "
 
 
 def test_both_alphabets_of_base64_are_read_and_nothing_else() -> None:
     for text in ("+/8=", "-_8="):
-        assert attestations.from_base64(text) == b"\xfb\xff"
+        assert attestation.from_base64(text) == b"\xfb\xff"
     for wrong in ("+/8", "+/ 8=", "+/8=\n", "é"):
         with pytest.raises(ValueError, match=r"base64|ASCII"):
-            attestations.from_base64(wrong)
+            attestation.from_base64(wrong)
 
 
 def test_a_statement_names_what_it_stands_on(m5: Any, made: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_signature_by_another_key_or_none_is_no_signature(m5: Any, signed: Pat
 
 def test_a_signature_that_was_made_for_something_else_is_not_good(m5: Any, signed: Path, key: Path) -> None:
     envelope = json.loads(signed.read_text())
-    encoded = attestations.pae(envelope["payloadType"], base64.b64decode(envelope["payload"]))
+    encoded = attestation.pae(envelope["payloadType"], base64.b64decode(envelope["payload"]))
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", "git"]
     made_for_git = subprocess.run(command, input=encoded, capture_output=True, check=True).stdout
     good = envelope["signatures"]

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 import planted
-from m5ws import codec
 from m5ws.cli import cli
 from m5ws.errors import MissingExtra
-from m5ws.records import Content, Shard, Tensor
-from m5ws.repository import Repository, checkpoints
-from m5ws.repository.parts import write_parts
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content, Shard, Tensor
+from m5ws.repository import checkpoints
+from m5ws.repository.buffers import write_parts
+from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 
 _BASE = [float(number) for number in range(400_000)]

@@ -32,7 +32,7 @@ def _loaded(*words: str) -> set[str]:
 def test_help_loads_click_and_the_command_line_and_nothing_else_of_ours() -> None:
     loaded = _loaded("--help")
     assert {name for name in loaded if name.split(".")[0] == "m5ws"} == {
-        "m5ws", "m5ws.cli", "m5ws.cli.group", "m5ws.errors"
+        "m5ws", "m5ws.cli", "m5ws.cli.lazy_group", "m5ws.errors"
     }  # fmt: skip
     assert not loaded & {*HEAVY, "msgspec", "blake3", "logging", "subprocess"}
 
@@ -127,7 +127,7 @@ def test_a_store_of_a_newer_m5ws_is_named(m5: Any, place: Path) -> None:
 
 def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is a bug would be mended, not tested: so one is made.
-    monkeypatch.setattr("m5ws.operations.init.plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("m5ws.projects.init.plan", lambda *_, **__: 1 / 0)
     done = m5("init")
     assert done.status == 70
     assert "Traceback" in done.err and "bug" in done.err.splitlines()[-2]

@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 
 import planted
-from m5ws import codec
-from m5ws.gc_records import Executing
-from m5ws.operations import gc_execute
-from m5ws.records import Content
-from m5ws.repository import Repository, checkpoints, fsck, plans
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.gc import Executing
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute
+from m5ws.repository.publishing import gc_plans
+from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 
 
@@ -77,12 +80,12 @@ def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
     denied = m5("gc", "--grace", "0s")
     assert denied.status == 2
     assert "permission" in denied.err
-    assert not plans.look(left.store).executing
+    assert not gc_plans.look(left.store).executing
 
 
 def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, left: Repository) -> None:
     plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
-    left.store.create(plans.executing_key(plan), codec.encode(Executing(holder="another", host="far")))
+    left.store.create(gc_plans.executing_key(plan), codec.encode(Executing(holder="another", host="far")))
     refused = m5("gc", "--grace", "0s")
     assert refused.status == 2 and " far" in refused.err and "--take-over" in refused.err
     assert m5("gc", "--execute", plan, "--take-over").status == 0
@@ -91,7 +94,7 @@ def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, 
 
 
 def test_two_gcs_of_one_workspace_are_never_at_work_together(m5: M5, left: Repository, place: Path) -> None:
-    with gc_execute.alone(place / ".m5ws"):
+    with execute.alone(place / ".m5ws"):
         refused = m5("gc")
         assert refused.status == 2 and "another gc" in refused.err
 
@@ -107,9 +110,9 @@ def test_old_plans_are_cleared_away_but_what_they_did_stays(m5: M5, left: Reposi
     left.objects.put(b"more")
     second = m5("gc", "--older-than", "0s", "--json").document["plan"]
     m5("gc", "--grace", "0s")
-    gc_execute.clear(left, second)
-    assert list(left.store.list(plans.folder(first)))
-    gc_execute.clear(left, second, older_than_s=-1e9)
-    assert not list(left.store.list(plans.folder(first)))
-    assert plans.look(left.store).done == {first, second}
+    execute.clear(left, second)
+    assert list(left.store.list(gc_plans.folder(first)))
+    execute.clear(left, second, older_than_s=-1e9)
+    assert not list(left.store.list(gc_plans.folder(first)))
+    assert gc_plans.look(left.store).done == {first, second}
     assert fsck.check(left).clean

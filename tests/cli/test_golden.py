@@ -18,9 +18,9 @@ import golden
 from checkouts import write
 from known_machine import KnownMachine
 from m5ws import workspace
-from m5ws.adapters import machine
 from m5ws.cli import reference
-from m5ws.repository import Repository
+from m5ws.environment.observe import machine
+from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made, Outcome
 
 _COLUMNS = "100"

@@ -10,11 +10,13 @@ import planted
 from counting_store import CountingStore
 from m5ws import workspace
 from m5ws.errors import M5Error
-from m5ws.operations import prefetch
-from m5ws.records import Content
-from m5ws.repository import Repository, closure, materialise, parts, runs, snapshots, trees
+from m5ws.records.checkpoint import Content
+from m5ws.repository import buffers, runs, snapshots
+from m5ws.repository.files import materialise, trees
 from m5ws.repository.objects import key
-from m5ws.store.cache import Cached
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure, prefetch
+from m5ws.store.cache.cache import Cached
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_what_is_not_there_is_named(m5: Any, made: Any, cache: Path) -> None:
 
 def _blob(repo: Repository, made: Any, step: int) -> str:
     """Publish a checkpoint with bytes of its own, and return the object that holds them."""
-    blob = parts.write_parts(repo.objects, [("w", bytes([step]) * 5000)])["w"][0]
+    blob = buffers.write_parts(repo.objects, [("w", bytes([step]) * 5000)])["w"][0]
     planted.checkpoint(repo, made.run, step, Content(format="dcp/1", world=1, blobs={"w": blob}))
     return blob.object
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.cli import output
-from m5ws.cli.progress import Bar
-from m5ws.cli.steps import RunProgress
-from m5ws.events import AttemptEnded, CheckpointPublished, Notice, Step
+from m5ws.cli.terminal import output
+from m5ws.cli.terminal.progress import Bar
+from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Step
 
 
 class Clock:
@@ -120,8 +120,8 @@ def test_paths_that_are_not_text_are_printed_as_json_all_the_same(capsys: pytest
 
 
 _LIVE = """
-from m5ws.cli.steps import RunProgress
-from m5ws.events import Notice, Step
+from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.records.ledger import Notice, Step
 with RunProgress() as progress:
     progress.prepare("materialising", 1, 2)
     progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))

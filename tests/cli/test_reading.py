@@ -9,7 +9,7 @@ import pytest
 
 import planted
 from checkouts import git
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
 
 
 def test_ls_shows_snapshots_and_runs_the_newest_first(m5: Any, made: Any) -> None:

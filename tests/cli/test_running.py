@@ -16,7 +16,9 @@ import pytest
 import command_line
 import planted
 from forks import ForkParents
-from m5ws.repository import Repository, snapshots, trees
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
 
 _LIMIT_S = 120.0
 

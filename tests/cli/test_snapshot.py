@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import command_line
-from m5ws.repository import mappings
+from m5ws.repository.files import mappings
 from settling import settle
 
 HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers", "git"}
@@ -119,7 +119,7 @@ def test_help_and_a_folder_without_a_workspace_begin_no_git(place: Path, tmp_pat
 
 
 def test_a_glance_is_begun_with_little_imported() -> None:
-    code = "import sys, json, m5ws.place, m5ws.adapters.git_start; print(json.dumps([*sys.modules]))"
+    code = "import sys, json, m5ws.config.discovery, m5ws.snapshot.sources.git_start; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"click", "msgspec", "logging", "pathlib"} & set(json.loads(done.stdout)) - set(_bare())
 

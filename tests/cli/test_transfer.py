@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from m5ws import workspace
-from m5ws.records import Format
-from m5ws.repository import Repository
+from m5ws.records.store import Format
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 
 

@@ -1,4 +1,4 @@
-"""The contract of `ports.Launcher`: the launcher that users have, and the forks that most tests have in its place."""
+"""The contract of `Launcher`: the launcher that users have, and the forks that most tests have in its place."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from forks import ForkLauncher, ForkParents, wait
-from m5ws import codec
+from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
-from m5ws.launches import LaunchRequest
-from m5ws.ports import Launcher, Process
-from m5ws.records import LaunchSpec
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.launch import LaunchRequest
+from m5ws.records.run import LaunchSpec
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from orders import orders
 from tests.conftest import loud_skip

@@ -1,4 +1,4 @@
-"""The contract of `ports.ObjectStore`, on every store there is."""
+"""The contract of `ObjectStore`, on every store there is."""
 
 import os
 import threading
@@ -13,9 +13,9 @@ import pytest
 
 import soak_page
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.ports import ObjectStore
 from m5ws.store import open_store
-from m5ws.store.cache import cached
+from m5ws.store.cache.cache import cached
+from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 from memory_store import MemoryStore
 from s3_client import REGION, connect, fresh_bucket

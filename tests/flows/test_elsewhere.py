@@ -18,11 +18,14 @@ import soak_page
 from checkouts import git
 from histories import assert_alike, assert_equal
 from kills import Scale
-from m5ws.events import AttemptEnded
-from m5ws.operations import history
-from m5ws.ports import Buffer
-from m5ws.repository import Repository, checkpoints, fsck, ledger, runs
+from m5ws.records.ledger import AttemptEnded
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.runs import history
 from m5ws.store import open_store
+from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
 from warm import PATHS, Ended, Warm
 from workspaces import Workspace, make_workspace

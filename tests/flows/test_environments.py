@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from checkouts import commit_all
-from m5ws.adapters import mlflow_note, mlflow_subject
-from m5ws.events import Imported, RankEnded
-from m5ws.repository import ledger
+from m5ws.records.ledger import Imported, RankEnded
+from m5ws.repository.ledger import ledger
+from m5ws.tracking.mlflow import description, tags
 from workspaces import make_workspace
 
 _MODULES = ("greeting", "late", "inworker", "idle")
@@ -118,9 +118,9 @@ def test_a_killed_attempt_says_what_it_had_loaded_and_another_one_shows_where_it
     compared = place.workspace.json("diff", run, run)
     assert compared["changes"] == [] and list(compared["attempts"][run]) == ["2"]
     assert f"attempt 2 of run {run}" in place.workspace.m5ws("diff", run, run).stdout
-    subject = mlflow_subject.load(place.workspace.repo, run)
-    assert mlflow_subject.tags(subject)["m5ws.other_environment"] == "attempt 2: distribution.late: 1.0 → 2.0"
-    assert "Attempt 2 ran in another environment than the first: distribution.late" in mlflow_note.note(subject, [])
+    subject = tags.load(place.workspace.repo, run)
+    assert tags.tags(subject)["m5ws.other_environment"] == "attempt 2: distribution.late: 1.0 → 2.0"
+    assert "Attempt 2 ran in another environment than the first: distribution.late" in description.note(subject, [])
 
 
 def _failed(place: _Place) -> Any:
@@ -134,5 +134,5 @@ def test_a_run_goes_on_beside_a_new_distribution_that_no_rank_imported(place: _P
     place.fails.unlink()
     place.install("idle", "1.0")
     place.workspace.m5ws("run", "--resume", run)
-    subject = mlflow_subject.load(place.workspace.repo, run)
-    assert mlflow_subject.tags(subject)["m5ws.other_environment"] == "absent"
+    subject = tags.load(place.workspace.repo, run)
+    assert tags.tags(subject)["m5ws.other_environment"] == "absent"

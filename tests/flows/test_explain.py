@@ -1,6 +1,6 @@
 """`reproduce --explain` on planted faults, in real runs: the module that differs first, and the cause, or `unknown`.
 
-tests/operations/test_recorded_traces.py judges what these runs saw without running them.
+tests/reproduce/test_recorded_traces.py judges what these runs saw without running them.
 """
 
 from pathlib import Path

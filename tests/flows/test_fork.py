@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from base_runs import BaseRuns
-from m5ws.operations import listing, transfer
-from m5ws.repository import Repository, fsck
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import transfer
+from m5ws.runs import listing
 from m5ws.store.local import LocalStore
 from workspaces import Workspace, make_workspace
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.operations import attest
+from m5ws.attest import attest
 from m5ws.repository import checkpoints, outputs
 from workspaces import Workspace, make_workspace
 

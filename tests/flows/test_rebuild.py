@@ -14,11 +14,11 @@ import pytest
 
 import wheels
 from checkouts import commit_all, write
-from m5ws.adapters import own_package
+from m5ws.environment import recorded
+from m5ws.environment.observe import own_package
 from m5ws.launch import mounts
-from m5ws.operations import pinned_environment
-from m5ws.records import Observed
-from m5ws.repository import Repository
+from m5ws.records.environment import Observed
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from tests.conftest import loud_skip
 
@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def observed(self, run: str) -> Observed:
         repo = Repository.open(open_store(str(self.root / ".m5ws" / "store")))
-        return pinned_environment.of_run(repo, run)
+        return recorded.of_run(repo, run)
 
 
 def place(folder: Path, python: str, own: Path, settings: str = _SETTINGS, links: Path | None = None) -> Place:

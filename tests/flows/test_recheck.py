@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from m5ws.cli import verdict
-from m5ws.cli.steps import RunProgress
-from m5ws.events import AnyEvent
+from m5ws.cli.terminal import verdict
+from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.records.ledger import AnyEvent
 from workspaces import Workspace, make_workspace
 
 _RECORD = "    step.record(loss=loss"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from histories import assert_equal
-from m5ws.events import RankStarted, Step
-from m5ws.repository.ledger import decode_event
-from m5ws.repository.spool import SpoolReader
+from m5ws.records.ledger import RankStarted, Step
+from m5ws.repository.ledger.ledger import decode_event
+from m5ws.repository.ledger.spool import SpoolReader
 from workspaces import Workspace, make_workspace
 
 _TIMEOUT_S = 120

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from s3_servers import S3Server
 from workspaces import Workspace, make_workspace

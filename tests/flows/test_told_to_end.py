@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.operations import state
 from m5ws.repository import checkpoints
+from m5ws.runs import state
 from workspaces import make_workspace
 
 _LIMIT_S = 240.0

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from m5ws.launches import UNSAVED
-from m5ws.operations import history, saved_outputs
-from m5ws.repository import Repository
+from m5ws.records.launch import UNSAVED
+from m5ws.repository.repository import Repository
+from m5ws.runs import history
+from m5ws.runs.outputs import saved_outputs
 from m5ws.store import open_store
 from proxies import FaultProxy
 from s3_servers import S3Server
@@ -28,7 +29,8 @@ def away():
 _AWAY = """
 import os
 from pathlib import Path
-from m5ws.training import checkpointing, context
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.runtime import context
 checkpointing._PAUSE_S = 0.01
 {}
 from m5ws.repository import checkpoints

@@ -12,8 +12,8 @@ from checkouts import git
 from forks import ForkLauncher
 from m5ws import workspace as workspaces
 from m5ws.launch import mounts
-from m5ws.operations import work_directories
 from m5ws.repository import runs
+from m5ws.runs import work_directories
 from tests.conftest import loud_skip
 from workspaces import Workspace, make_workspace
 

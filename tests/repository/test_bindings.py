@@ -12,13 +12,17 @@ import pytest
 import command_line
 import referenced
 from counting_store import CountingStore
-from m5ws import codec
-from m5ws.comparisons import Verdict
 from m5ws.errors import Misplaced
-from m5ws.gc_records import Garbage
-from m5ws.operations import history, refusals
-from m5ws.records import Parent, Placed, Segment
-from m5ws.repository import Repository, bindings, checkpoints, fsck, runs
+from m5ws.records import codec
+from m5ws.records.base import Placed
+from m5ws.records.gc import Garbage
+from m5ws.records.run import Parent, Segment
+from m5ws.records.verdict import Verdict
+from m5ws.repository import bindings, checkpoints, runs
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import refusals
+from m5ws.runs import history
 from referenced import DIVERGED, EQUAL, OTHER, A, B, World
 
 ROWS = {row.pattern: row for row in referenced.rows()}
@@ -363,4 +367,4 @@ def test_no_module_decodes_a_reference_by_itself() -> None:
     package = Path(bindings.__file__).parents[1]
     direct = re.compile(r"decode\([^\n]*store\.get")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if direct.search(path.read_text())}
-    assert found == {"repository/bindings.py", "repository/ledger.py", "operations/verify.py"}
+    assert found == {"repository/bindings.py", "repository/ledger/ledger.py", "attest/verify.py"}

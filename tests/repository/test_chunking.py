@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from m5ws.repository.chunking import Memory, read_chunks
+from m5ws.repository.files.chunking import Memory, read_chunks
 
 
 def test_memory_that_was_given_back_is_used_again_whatever_the_size_asked_for() -> None:

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 import planted
-from m5ws.records import Annotation, Content
-from m5ws.repository import Repository, bindings, checkpoints, fsck, parts, snapshots, trees
+from m5ws.records.checkpoint import Content
+from m5ws.records.snapshot import Annotation
+from m5ws.repository import bindings, buffers, checkpoints, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
 
 
 @pytest.fixture
@@ -18,7 +22,7 @@ def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
     snapshot_id = planted.publish(repo, planted.snapshot(tree, config=config))
     planted.run(repo, "a" * 12, snapshot_id)
     planted.begin(repo, "a" * 12)
-    blob = parts.write_parts(repo.objects, [("w", bytes(5000))])["w"][0]
+    blob = buffers.write_parts(repo.objects, [("w", bytes(5000))])["w"][0]
     planted.checkpoint(repo, "a" * 12, 3, Content(format="dcp/1", world=1, blobs={"w": blob}))
     return repo, snapshot_id
 

@@ -9,8 +9,9 @@ import pytest
 import soak_page
 from bit_flips import Bits, Flip, Tally
 from filled_store import Scale, fill
-from m5ws.records import Format
-from m5ws.repository import Repository, fsck
+from m5ws.records.store import Format
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 
 _LARGE = Scale(

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from hostile import RUN, World, packed, plain
-from m5ws import codec
-from m5ws.events import Batch
-from m5ws.records import Entry, Slice, Tree
+from m5ws.records import codec
+from m5ws.records.ledger import Batch
+from m5ws.records.tree import Entry, Slice, Tree
 from m5ws.repository.checkpoints import name
-from m5ws.repository.spool import chain, genesis
+from m5ws.repository.ledger.spool import chain, genesis
 
 
 def _refused_everywhere(world: World, tree: str, saying: str) -> None:

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from hostile import RUN, World, packed, plain
-from m5ws import codec
-from m5ws.events import AttemptEnded, AttemptStarted, Batch, Step
-from m5ws.gc_records import Garbage, GcPlan, PlanPart, Retirements, Rules
-from m5ws.records import Annotation, Format, Observed
+from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Garbage, GcPlan, PlanPart, Retirements, Rules
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Batch, Step
+from m5ws.records.snapshot import Annotation
+from m5ws.records.store import Format
 from m5ws.repository.checkpoints import name
-from m5ws.repository.spool import chain, genesis
+from m5ws.repository.ledger.spool import chain, genesis
 
 PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)

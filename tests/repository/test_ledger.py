@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 import planted
-from m5ws import codec
 from m5ws.errors import CorruptObject, Fenced
-from m5ws.events import Step
-from m5ws.operations.delivery import DELIVERED, Delivery
-from m5ws.records import Checkpoint, Content
-from m5ws.repository import Repository, checkpoints, ledger
-from m5ws.repository.spool import SpoolReader, SpoolWriter, chain, genesis
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import Step
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesis
+from m5ws.repository.repository import Repository
+from m5ws.runs.delivery import DELIVERED, Delivery
 
 
 def _steps(first: int, last: int) -> list[bytes]:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import settling
-from m5ws.ports import SourceFile
-from m5ws.repository import Repository, mappings, trees
-from m5ws.repository.index import Index
+from m5ws.repository.files import mappings, trees
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.repository import Repository
 
 _SIZE = 3 * mmap.PAGESIZE
 

@@ -13,11 +13,14 @@ import planted
 from counting_store import CountingStore
 from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject
-from m5ws.ports import ObjectStore, SourceFile
-from m5ws.records import Entry, Format, Slice, Tree
-from m5ws.repository import Repository, copying, materialise, trees
+from m5ws.records.store import Format
+from m5ws.records.tree import Entry, Slice, Tree
+from m5ws.repository.files import materialise, trees, verified_copy
+from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.objects import key
-from m5ws.store.cache import Cached
+from m5ws.repository.repository import Repository
+from m5ws.store.cache.cache import Cached
+from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 
 _SMALL = Format(chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
@@ -218,5 +221,5 @@ def test_a_chunk_that_is_copied_or_cloned_is_verified(repo: Repository, tmp_path
     (tmp_path / "other").write_bytes(other)
     for name, expected in ((tmp_path / "store" / key(part.object), True), (tmp_path / "other", False)):
         with open(name, "rb") as source, open(tmp_path / "target", "w+b") as target:
-            assert copying.copy(repo.objects, source.fileno(), part, target.fileno(), 0) is expected
+            assert verified_copy.copy(repo.objects, source.fileno(), part, target.fileno(), 0) is expected
             assert (target.read() == data) is expected

@@ -2,7 +2,8 @@
 
 import pytest
 
-from m5ws.repository import Repository, objects
+from m5ws.repository import objects
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
 

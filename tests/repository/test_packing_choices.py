@@ -10,12 +10,18 @@ import pytest
 
 import planted
 from m5ws.errors import CorruptObject
-from m5ws.gc_records import Rules
-from m5ws.operations import overrides, transfer
-from m5ws.records import Digest, Entry, Pack, Packing, Tree
-from m5ws.repository import Repository, fsck, roots, snapshots, trees
-from m5ws.repository.materialise import materialise
+from m5ws.records.base import Digest
+from m5ws.records.gc import Rules
+from m5ws.records.tree import Entry, Pack, Packing, Tree
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import roots
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import transfer
+from m5ws.snapshot.config import overrides
 from passing_store import PassingStore
 from small_files import FORM, Workspace, annotate
 

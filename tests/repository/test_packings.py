@@ -14,14 +14,20 @@ from hypothesis import strategies as st
 
 import planted
 from m5ws.errors import CorruptObject, NotFound
-from m5ws.gc_records import Rules
-from m5ws.ports import SourceFile
-from m5ws.records import Digest, Entry, Pack, Packing, Tree
-from m5ws.repository import Repository, closure, fsck, roots, snapshots, trees
-from m5ws.repository.capture import FileChanged
-from m5ws.repository.index import Index
-from m5ws.repository.materialise import materialise
-from m5ws.repository.publishing import Vanished
+from m5ws.records.base import Digest
+from m5ws.records.gc import Rules
+from m5ws.records.tree import Entry, Pack, Packing, Tree
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.files.writer import FileChanged
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import roots
+from m5ws.repository.publishing.publishing import Vanished
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
 from small_files import FORM, Workspace, annotate, read

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, NotFound
-from m5ws.ports import Buffer, ObjectStat
-from m5ws.records import Format
+from m5ws.records.store import Format
 from m5ws.repository import presence
 from m5ws.repository.objects import Objects, key
+from m5ws.store.interface import Buffer, ObjectStat
 
 
 class Counting:
-    """`ports.ObjectStore` that holds names and lengths alone, and counts what is asked; a listing has pages of 1000."""
+    """`ObjectStore` that holds names and lengths alone, and counts what is asked; a listing has pages of 1000."""
 
     url = "counting"
 

@@ -5,13 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planted
-from m5ws.comparisons import Divergence, Recheck, Verdict
 from m5ws.errors import NotFound, UsageError
-from m5ws.events import AttemptEnded
-from m5ws.gc_records import Rules
-from m5ws.records import Content, Tree
-from m5ws.repository import Repository, checkpoints, closure, fsck, ledger, roots, runs
+from m5ws.records.checkpoint import Content
+from m5ws.records.gc import Rules
+from m5ws.records.ledger import AttemptEnded
+from m5ws.records.tree import Tree
+from m5ws.records.verdict import Divergence, Recheck, Verdict
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import roots
+from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure
 
 RUN = "a" * 12
 _LABELS = [checkpoints.name(step, 1) for step in range(10, 110, 10)]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, UnknownSchema
-from m5ws.records import Shard, Slice, Tensor
-from m5ws.repository import Repository
+from m5ws.records.checkpoint import Shard, Tensor
+from m5ws.records.tree import Slice
+from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Box, Layout, Parts, Reader, layout
 from memory_store import MemoryStore
 

@@ -11,14 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.ports import ObjectStore, SourceFile
-from m5ws.records import Entry, Format, Tree
-from m5ws.repository import Repository, capture, entries, parts, trees
-from m5ws.repository.capture import FileChanged
-from m5ws.repository.chunking import read_chunks
-from m5ws.repository.index import Index
-from m5ws.repository.materialise import materialise
+from m5ws.records.store import Format
+from m5ws.records.tree import Entry, Tree
+from m5ws.repository import buffers
+from m5ws.repository.files import trees
+from m5ws.repository.files import validation as entries
+from m5ws.repository.files import writer as capture
+from m5ws.repository.files.chunking import read_chunks
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.objects import Objects
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
 from settling import settle
@@ -259,7 +265,7 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
     (tmp_path / "source" / "large").write_bytes(data)
     (entry,) = trees.load(objects, trees.write_tree(objects, locations, _sources(tmp_path / "source")).digest).entries
     assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, locations, entry) == data
-    assert [part.size_bytes for part in parts.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
+    assert [part.size_bytes for part in buffers.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
 def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> None:

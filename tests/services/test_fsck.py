@@ -6,9 +6,10 @@ import pytest
 
 from ceph import Ceph
 from filled_store import Scale, fill
-from m5ws.repository import Repository, fsck
-from m5ws.store.s3 import S3Store
-from m5ws.store.s3_location import parse
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.store import S3Store
 from s3_client import REGION, connect, fresh_bucket
 
 pytestmark = pytest.mark.services

@@ -19,13 +19,14 @@ from mlflow import MlflowClient
 
 import mlflow_runs as written
 from chromium import Browser, executable
-from m5ws.adapters.mlflow import Mlflow
-from m5ws.adapters.mlflow_delivery import find
-from m5ws.adapters.mlflow_follower import Follower
-from m5ws.comparisons import Change, Divergence, Verdict
-from m5ws.records import Run
-from m5ws.repository import Repository, runs
+from m5ws.records.run import Run
+from m5ws.records.verdict import Change, Divergence, Verdict
+from m5ws.repository import runs
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from m5ws.tracking.mlflow.follower import Follower
+from m5ws.tracking.mlflow.run_page import find
+from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
 
 pytestmark = pytest.mark.services

@@ -22,7 +22,7 @@ import soak_page
 from campaign_result import Result
 from ceph import Ceph, hold
 from fault_plan import KINDS, Counters, Settings
-from m5ws.ports import ObjectStore
+from m5ws.store.interface import ObjectStore
 from proxies import FaultProxy
 from s3_client import REGION, connect, fresh_bucket
 from store_campaign import Campaign, Open
@@ -41,9 +41,9 @@ def opener(ceph: Ceph, endpoint: str, *, budget_s: float) -> Open:
     """Return what opens the S3 store of a new bucket through `endpoint`, as a client of its own each time."""
     bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))
     url = f"s3://{bucket}/team/store?endpoint_url={endpoint}&region={REGION}&stall_s={_CLIENT_STALL_S}"
-    location: Any = importlib.import_module("m5ws.store.s3_location")
-    retry: Any = importlib.import_module("m5ws.store.s3_retry")
-    s3: Any = importlib.import_module("m5ws.store.s3")
+    location: Any = importlib.import_module("m5ws.store.s3.location")
+    retry: Any = importlib.import_module("m5ws.store.s3.retry")
+    s3: Any = importlib.import_module("m5ws.store.s3.store")
     # Pauses are short, since the proxy does not tire; the number of attempts is what it is with long ones.
     patience = retry.Patience(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
 
@@ -102,8 +102,8 @@ def campaign(
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Ceph:
-    if importlib.util.find_spec("m5ws.store.s3") is None:
-        loud_skip("the S3 store under faults: there is no m5ws.store.s3")
+    if importlib.util.find_spec("m5ws.store.s3.store") is None:
+        loud_skip("the S3 store under faults: there is no m5ws.store.s3.store")
     found: Ceph = request.getfixturevalue("ceph")
     return found
 

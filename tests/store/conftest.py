@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from m5ws.store.s3 import S3Store
-from m5ws.store.s3_location import parse
-from m5ws.store.s3_retry import Patience
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.store import S3Store
 from s3_servers import descriptions_read_once
 from scripted_s3 import ScriptedS3
 

@@ -12,11 +12,12 @@ import pytest
 from counting_store import CountingStore
 from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject, NotFound
-from m5ws.ports import Buffer, Near, OnDisk
-from m5ws.records import Format, Slice
+from m5ws.records.store import Format
+from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
-from m5ws.store import cache
-from m5ws.store.cache import Cached, cached
+from m5ws.store.cache import cache
+from m5ws.store.cache.cache import Cached, cached
+from m5ws.store.interface import Buffer, Near, OnDisk
 from m5ws.store.local import Draft, LocalStore
 
 _MIB = 2**20

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records import Format
-from m5ws.repository import Repository
+from m5ws.records.store import Format
 from m5ws.repository.objects import key
-from m5ws.store import cache
-from m5ws.store.cache import Cached
+from m5ws.repository.repository import Repository
+from m5ws.store.cache import cache
+from m5ws.store.cache.cache import Cached
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 from warm import PATHS

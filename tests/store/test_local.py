@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore, StoreGone
 
 _OPERATIONS: dict[str, Callable[[LocalStore], object]] = {

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.ports import Buffer
-from m5ws.store.s3 import S3Store
-from m5ws.store.s3_errors import (
+from m5ws.store.interface import Buffer
+from m5ws.store.s3.errors import (
     AccessDenied,
     BucketMissing,
     NoCredentials,
@@ -22,8 +21,9 @@ from m5ws.store.s3_errors import (
     UnsafeServer,
     WrongRegion,
 )
-from m5ws.store.s3_location import parse
-from m5ws.store.s3_retry import Patience
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.store import S3Store
 from scripted_s3 import ScriptedS3
 
 _AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.config.settings import StoreOptions, StoreSettings
 from m5ws.errors import UsageError
-from m5ws.settings import StoreOptions, StoreSettings
 from m5ws.store import open_store, url_of
-from m5ws.store.s3_location import parse
+from m5ws.store.s3.location import parse
 
 _WORD = st.one_of(st.none(), st.text("abc/:-_.&?=# %ü", min_size=1))
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from m5ws.store.s3_errors import Passing, StoreFailing, StoreUnreachable
-from m5ws.store.s3_retry import Limiter, Patience, Persistence
+from m5ws.store.s3.errors import Passing, StoreFailing, StoreUnreachable
+from m5ws.store.s3.retry import Limiter, Patience, Persistence
 
 
 def _persistence(patience: Patience, renewed: list[None] | None = None) -> Persistence:

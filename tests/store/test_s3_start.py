@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.store import joined
-from m5ws.store.s3 import S3Store
-from m5ws.store.s3_control import Control
-from m5ws.store.s3_location import parse
-from m5ws.store.s3_plain import plain
-from m5ws.store.s3_retry import Patience
+from m5ws.store.s3 import joined
+from m5ws.store.s3.control import Control
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.store import S3Store
+from m5ws.store.s3.variables import plain
 from scripted_s3 import ScriptedS3
 
 _AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)

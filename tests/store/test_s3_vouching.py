@@ -12,15 +12,19 @@ import pytest
 
 from filled_store import Scale, fill
 from m5ws.errors import NotFound
-from m5ws.ports import Vouching
-from m5ws.records import Annotation, Entry, Format, Pack, Packing, Snapshot, Tree
-from m5ws.repository import Repository, fsck, snapshots
-from m5ws.repository.damage import Report
+from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.records.store import Format
+from m5ws.records.tree import Entry, Pack, Packing, Tree
+from m5ws.repository import snapshots
+from m5ws.repository.fsck import fsck
+from m5ws.repository.fsck.damage import Report
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import Vouching
 from m5ws.store.local import LocalStore
-from m5ws.store.s3 import S3Store
-from m5ws.store.s3_errors import AccessDenied
-from m5ws.store.s3_location import parse
-from m5ws.store.s3_retry import Patience
+from m5ws.store.s3.errors import AccessDenied
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.store import S3Store
 from s3_servers import ENVIRONMENT
 from scripted_s3 import ScriptedS3
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import codec
 from m5ws.errors import M5Error
-from m5ws.records import Checkpoint, Content, Observed, Snapshot, Tree
-from m5ws.repository import Repository, fsck
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.tree import Tree
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
 
 _RECORDS = Snapshot | Tree | Content | Checkpoint | Observed
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore
 
 # Of so many calls, one breaks.
@@ -27,7 +27,7 @@ BREAKS = {
 
 
 class BrokenStore:
-    """`ports.ObjectStore` on a directory that now and then does what `breaks` says, a key of `BREAKS`."""
+    """`ObjectStore` on a directory that now and then does what `breaks` says, a key of `BREAKS`."""
 
     def __init__(self, inner: LocalStore, breaks: str) -> None:
         assert breaks in BREAKS

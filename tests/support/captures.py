@@ -6,20 +6,21 @@ from typing import Any
 
 import msgspec
 
-from m5ws.adapters.git import Git
-from m5ws.operations import snapshot
-from m5ws.operations.snapshot import Captured
-from m5ws.ports import DatasetSource, SourceControl, TokenizerProbe
-from m5ws.records import Declared, Observed, Origin
-from m5ws.repository import Repository, trees
-from m5ws.settings import Settings
+from m5ws.config.settings import Settings
+from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+from m5ws.snapshot import snapshot
+from m5ws.snapshot.snapshot import Captured
+from m5ws.snapshot.sources.git import Git
+from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
 SECRET = "gh" + "p_" + "a1B2" * 9
 """What looks like a secret, and is none."""
 
 
 class Machine:
-    """`ports.Observer` of a machine that is always the same; it counts how often it is looked at."""
+    """`Observer` of a machine that is always the same; it counts how often it is looked at."""
 
     looks = 0
     local: Mapping[str, Origin] = {}
@@ -52,7 +53,7 @@ def take(
     message: str | None = None,
     dry_run: bool = False,
 ) -> Captured:
-    """Take a snapshot of `root`, with the index that the workspace keeps. Raises as `operations.snapshot` does."""
+    """Take a snapshot of `root`, with the index that the workspace keeps. Raises as `snapshot.snapshot` does."""
     arguments = (
         root,
         said or Settings(),

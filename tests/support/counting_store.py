@@ -1,6 +1,6 @@
 """A store that remembers what was read from it, and can go away."""
 
-from m5ws.ports import ObjectStore
+from m5ws.store.interface import ObjectStore
 from passing_store import PassingStore
 
 
@@ -9,7 +9,7 @@ class Gone(BaseException):
 
 
 class CountingStore(PassingStore):
-    """`ports.ObjectStore`; `gets` are the keys that were read, and nothing of it can be read once it is `gone`."""
+    """`ObjectStore`; `gets` are the keys that were read, and nothing of it can be read once it is `gone`."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner, self._counts)

@@ -1,6 +1,6 @@
 """A store whose process dies: after its n-th write, nothing more is done."""
 
-from m5ws.ports import ObjectStore
+from m5ws.store.interface import ObjectStore
 from passing_store import PassingStore
 
 
@@ -9,7 +9,7 @@ class Died(BaseException):
 
 
 class DyingStore(PassingStore):
-    """`ports.ObjectStore` that lets `lives` objects be created and dies instead of creating the next."""
+    """`ObjectStore` that lets `lives` objects be created and dies instead of creating the next."""
 
     def __init__(self, inner: ObjectStore, lives: int) -> None:
         super().__init__(inner, self._dies, self._written)

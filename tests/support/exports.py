@@ -9,18 +9,20 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
-from m5ws import codec, workspace
-from m5ws.operations import checkpoint_export, checkpoint_names
-from m5ws.operations.checkpoint_export import Planned, Tools
-from m5ws.records import Checkpoint, Content
-from m5ws.repository import Repository
-from m5ws.training import fingerprint
+from m5ws import workspace
+from m5ws.checkpoints import resolve
+from m5ws.checkpoints.export import export as checkpoint_export
+from m5ws.checkpoints.export.export import Planned, Tools
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.repository.repository import Repository
+from m5ws.training.fingerprint import fingerprint
 
 TOOLS = Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
 def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:
-    which = checkpoint_names.resolve(repo, text)
+    which = resolve.resolve(repo, text)
     plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
     checkpoint_export.apply(repo, plan, target, TOOLS)
     return plan.planned

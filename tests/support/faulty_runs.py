@@ -18,12 +18,14 @@ import msgspec
 from checkouts import commit_all
 from forks import ForkLauncher, ForkParents
 from m5ws import workspace
-from m5ws.determinism import environment
+from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
-from m5ws.operations import reproduce, run, segments, snapshot, supervise
-from m5ws.operations.segments import Joint
-from m5ws.ports import Observer
-from m5ws.records import Declared, Determinism, Observed
+from m5ws.records.determinism import environment
+from m5ws.records.environment import Declared, Determinism, Observed
+from m5ws.reproduce import reproduce, segments
+from m5ws.reproduce.segments import Joint
+from m5ws.runs import run, supervise
+from m5ws.snapshot import snapshot
 
 STEPS, EVERY = 40, 8
 SCRIPT = Path(__file__).parent.parent / "flows" / "scripts" / "planted_fault.py"
@@ -46,7 +48,7 @@ def length(step):
 
 
 class _Seen:
-    """`ports.Observer` that looks once for each state of the machine: a look costs more than a replay here."""
+    """`Observer` that looks once for each state of the machine: a look costs more than a replay here."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

@@ -7,14 +7,21 @@ from pathlib import Path
 import msgspec
 
 import planted
-from m5ws import codec
-from m5ws.comparisons import Verdict
-from m5ws.events import AttemptEnded, AttemptStarted, Event, RankStarted, Step
-from m5ws.gc_records import Keep, Rules
-from m5ws.operations import gc, gc_execute
-from m5ws.ports import SourceFile
-from m5ws.records import Content, Dataset, Declared, LaunchSpec, Observed
-from m5ws.repository import Repository, bindings, checkpoints, ledger, parts, plans, runs, trees
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.environment import Declared, Observed
+from m5ws.records.gc import Keep, Rules
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankStarted, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.records.snapshot import Dataset
+from m5ws.records.verdict import Verdict
+from m5ws.repository import bindings, buffers, checkpoints, runs
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import gc_plans as plans
+from m5ws.repository.repository import Repository
 
 _AT_ONCE_S = -60.0
 """An age that everything has: a server's times may be whole seconds."""
@@ -55,8 +62,8 @@ def _plans(repo: Repository, home: Path) -> None:
     repo.objects.put(b"left by a killed writer")
     done = gc.plan(repo, Rules(), _AT_ONCE_S).id
     assert done is not None
-    with gc_execute.alone(home) as holder:
-        gc_execute.execute(repo, done, holder, grace_s=0.0)
+    with execute.alone(home) as holder:
+        execute.execute(repo, done, holder, grace_s=0.0)
     left = repo.objects.put(b"left by another")
     planned = gc.plan(repo, Rules(last=1), _AT_ONCE_S)
     assert planned.id is not None and planned.plan.references
@@ -101,7 +108,9 @@ def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> 
         for writer in ranks.values():
             _append(writer, Step(step=step, quantities={"loss": draw.random().hex()}, tokens=512))
     for step in (1, 2):
-        saved = parts.write_parts(repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))])
+        saved = buffers.write_parts(
+            repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))]
+        )
         kept = Content(format="dcp/1", world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
         planted.checkpoint(repo, run.id, step, kept)
     heads = {name: writer.head for name, writer in ranks.items()}

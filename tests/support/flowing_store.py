@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from counting_store import CountingStore
-from m5ws.ports import Buffer, ObjectStore
+from m5ws.store.interface import Buffer, ObjectStore
 
 _PIECE_BYTES = 10_000
 
 
 class FlowingStore(CountingStore):
-    """`ports.Flowing` on another store; `flows` are the keys that were read so. `damage` changes what arrives."""
+    """`Flowing` on another store; `flows` are the keys that were read so. `damage` changes what arrives."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)

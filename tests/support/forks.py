@@ -1,6 +1,6 @@
 """Ranks that are forks of a process which has imported torch: a launch takes milliseconds instead of seconds.
 
-`ForkLauncher` is a `ports.Launcher`. For each launch, a fork stands where torchrun does: it starts the ranks, hosts
+`ForkLauncher` is a `Launcher`. For each launch, a fork stands where torchrun does: it starts the ranks, hosts
 their rendezvous store, passes SIGTERM on, ends the other ranks when one fails, and leaves its exit status in a file.
 What is read when Python or a library starts cannot be changed in a fork, so `ForkParents` has one parent for each set
 of such variables. tests/contract/test_launchers.py holds all of it against the real launcher.
@@ -24,12 +24,12 @@ from types import FrameType, TracebackType
 
 import msgspec
 
-from m5ws import determinism
 from m5ws.launch import mounts
+from m5ws.launch.interface import Process
 from m5ws.launch.local import LaunchFailed
-from m5ws.launches import LaunchRequest, open_log
-from m5ws.ports import Process
-from m5ws.records import Determinism
+from m5ws.records import determinism
+from m5ws.records.environment import Determinism
+from m5ws.records.launch import LaunchRequest, open_log
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.005
@@ -47,15 +47,15 @@ _TORCH = (
     "torch._inductor",
     "torch.distributed.fsdp",
     "m5ws.training.rank",
-    "m5ws.training.dcp",
-    "m5ws.training.session",
+    "m5ws.training.backends.dcp",
+    "m5ws.training.loop.session",
 )
 _DEEPSPEED = (
     *_TORCH,
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with the first engine: all of torch.compile.
-    "m5ws.training.deepspeed",
-    "m5ws.training.deepspeed_state",
+    "m5ws.training.backends.deepspeed.backend",
+    "m5ws.training.backends.deepspeed.state",
 )
 
 
@@ -130,7 +130,7 @@ class ForkParents:
 
 
 class ForkLauncher:
-    """`ports.Launcher`; `environment` is what ranks inherit."""
+    """`Launcher`; `environment` is what ranks inherit."""
 
     def __init__(self, parents: ForkParents, environment: Mapping[str, str]) -> None:
         self._parents = parents
@@ -185,7 +185,7 @@ def run(
         cwd=str(directory),
         environment={**determinism.environment(Determinism()), **environment},
         log=str(log),
-        prepare=(sys.executable, "-m", "m5ws.training.cpu_adam") if deepspeed else (),
+        prepare=(sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam") if deepspeed else (),
     )
     process = ForkLauncher(parents, os.environ).launch(request)
     stopper = threading.Timer(timeout_s, process.stop, (0.0,))
@@ -212,7 +212,7 @@ def _parsed(argv: tuple[str, ...]) -> tuple[int | None, list[str]]:
 
 
 class _Forked:
-    """`ports.Process` of forked ranks."""
+    """`Process` of forked ranks."""
 
     def __init__(self, parent: ForkParent, call: _Call) -> None:
         self._status = Path(call.status)
@@ -277,7 +277,8 @@ def _prepare_deepspeed() -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    from m5ws.training import cpu_adam, isolation
+    from m5ws.training.backends.deepspeed import cpu_adam
+    from m5ws.training.runtime import isolation
 
     isolation.activate()  # As a launch does: another `ninja` would compile it all again.
     processor = cpuinfo.get_cpu_info()

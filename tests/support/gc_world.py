@@ -4,13 +4,17 @@ from collections.abc import Callable, Sequence
 
 import planted
 from m5ws.errors import M5Error
-from m5ws.gc_records import Rules
-from m5ws.operations import gc, gc_execute
-from m5ws.ports import ObjectStore
-from m5ws.records import Format, Observed, Snapshot, Tree
-from m5ws.repository import Repository, fsck
-from m5ws.repository.plans import Patience
-from m5ws.repository.publishing import Vanished, repeated
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Rules
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.store import Format
+from m5ws.records.tree import Tree
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.publishing.gc_plans import Patience
+from m5ws.repository.publishing.publishing import Vanished, repeated
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStore
 from memory_store import MemoryStore
 from turns import Actor, Serial, TurnStore
 
@@ -98,7 +102,7 @@ class World:
                     planned = gc.plan(repo, Rules(), 0.0, workers=Serial, part_objects=3)
                     if planned.id is not None:
                         grace(actor)
-                        gc_execute.execute(repo, planned.id, name, grace_s=0.0, workers=Serial)
+                        execute.execute(repo, planned.id, name, grace_s=0.0, workers=Serial)
                 except M5Error as error:
                     # A reference that a late writer is still repairing: gc deletes nothing then.
                     self.failures.append(str(error))
@@ -115,10 +119,10 @@ class World:
 
     def settle(self) -> None:
         """Execute what is planned, then plan and execute again, until nothing can be deleted."""
-        while (due := gc_execute.due(self.repo, 0.0)) is not None:
-            gc_execute.execute(self.repo, due.plan, "settling", grace_s=0.0, take_over=True, workers=Serial)
+        while (due := execute.due(self.repo, 0.0)) is not None:
+            execute.execute(self.repo, due.plan, "settling", grace_s=0.0, take_over=True, workers=Serial)
         while (planned := gc.plan(self.repo, Rules(), 0.0, workers=Serial)).id is not None:
-            gc_execute.execute(self.repo, planned.id, "settling", grace_s=0.0, workers=Serial)
+            execute.execute(self.repo, planned.id, "settling", grace_s=0.0, workers=Serial)
 
     def ends_well(self) -> None:
         """Assert that all that was published is there, that nothing else is, and that fsck finds the same."""

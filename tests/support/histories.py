@@ -1,6 +1,6 @@
 """What two runs recorded, held against each other."""
 
-from m5ws.operations.history import History
+from m5ws.runs.history import History
 
 
 def assert_equal(one: History, two: History) -> None:

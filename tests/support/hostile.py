@@ -16,12 +16,18 @@ from typing import Any
 import msgspec
 
 import planted
-from m5ws import codec
-from m5ws.events import AttemptStarted, Batch, Event
-from m5ws.records import Annotation, Checkpoint, Content, Entry, Format, LaunchSpec, Observed, Record, Run, Sealed, Tree
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.base import Record, Sealed
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AttemptStarted, Batch, Event
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Annotation
+from m5ws.records.store import Format
+from m5ws.records.tree import Entry, Tree
 from m5ws.repository.checkpoints import name
-from m5ws.repository.spool import chain, genesis
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 
 _SCRIPT = Path(__file__).parents[1] / "repository" / "scripts" / "commands.py"

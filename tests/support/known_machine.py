@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from m5ws.adapters.machine import Machine
-from m5ws.records import Observed, Origin
+from m5ws.environment.observe.machine import Machine
+from m5ws.records.environment import Observed, Origin
 
 
 class KnownMachine(Machine):

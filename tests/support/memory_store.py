@@ -4,13 +4,13 @@ import threading
 from collections.abc import Iterator
 
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.ports import Buffer, ObjectStat
+from m5ws.store.interface import Buffer, ObjectStat
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/")
 
 
 class MemoryStore:
-    """`ports.ObjectStore` in a dictionary."""
+    """`ObjectStore` in a dictionary."""
 
     url = "memory"
 

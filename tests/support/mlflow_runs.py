@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import planted
-from m5ws import codec
-from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, RankStarted, Step
-from m5ws.records import Checkpoint, Content, Dataset, Declared, LaunchSpec, Observed, Run, Tokenizer
-from m5ws.repository import Repository, ledger, runs
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Declared, Observed
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, CheckpointPublished, RankStarted, Step
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Dataset, Tokenizer
+from m5ws.repository import runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DVC_HASH = "2d0d8a1e9f1d4b6a8c3e5f7091a2b3c4.dir"

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.launches import Context
-from m5ws.records import Determinism, LaunchSpec
+from m5ws.records.environment import Determinism
+from m5ws.records.launch import Context
+from m5ws.records.run import LaunchSpec
 
 
 def orders(directory: Path, **fields: object) -> Context:

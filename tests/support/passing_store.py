@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from m5ws.ports import Buffer, ObjectStat, ObjectStore
+from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 
 Before = Callable[[str, str], object]
 """Called with the operation's name and its key or prefix; what it raises comes out of the operation."""
 
 
 class PassingStore:
-    """`ports.ObjectStore` on another; `before` is called before each operation, `created` after a create."""
+    """`ObjectStore` on another; `before` is called before each operation, `created` after a create."""
 
     def __init__(
         self, inner: ObjectStore, before: Before | None = None, created: Callable[[str], object] | None = None

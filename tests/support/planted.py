@@ -10,29 +10,20 @@ from pathlib import Path
 import msgspec
 
 from checkouts import write
-from m5ws import codec
-from m5ws.events import AttemptStarted, Event
-from m5ws.ports import SourceFile
-from m5ws.records import (
-    Annotation,
-    Checkpoint,
-    Code,
-    Content,
-    Declared,
-    Determinism,
-    Digest,
-    Entry,
-    LaunchSpec,
-    Observed,
-    Pack,
-    Packing,
-    Run,
-    Slice,
-    Snapshot,
-    Tree,
-)
-from m5ws.repository import Repository, checkpoints, ledger, runs, snapshots, trees
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Declared, Determinism, Observed
+from m5ws.records.ledger import AttemptStarted, Event
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Annotation, Code, Snapshot
+from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
+from m5ws.repository import checkpoints, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import Objects
+from m5ws.repository.repository import Repository
 
 
 def whole(objects: Objects, data: bytes) -> Slice:

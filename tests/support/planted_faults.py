@@ -12,16 +12,18 @@ from typing import Any
 import msgspec
 
 from faulty_runs import EVERY, STEPS, Runs
-from m5ws import codec
-from m5ws.comparisons import Verdict
 from m5ws.errors import M5Error
-from m5ws.events import State, Step
-from m5ws.operations import history
-from m5ws.operations.segments import Joint
-from m5ws.operations.signs import MARK
-from m5ws.records import Checkpoint, Content
-from m5ws.repository import Repository, checkpoints, ledger
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import State, Step
+from m5ws.records.verdict import Verdict
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.segments import Joint
+from m5ws.reproduce.verdict.hints import MARK
+from m5ws.runs import history
 from told_run import batches, forge_end, write
 
 CAUSES = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.explanations import Cause, Place
-from m5ws.operations import causes, locate
-from m5ws.operations.causes import Evidence
-from m5ws.operations.history import History
+from m5ws.records.explanation import Cause, Place
+from m5ws.reproduce.explain import causes, locate
+from m5ws.reproduce.explain.causes import Evidence
+from m5ws.runs.history import History
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 

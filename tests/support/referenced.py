@@ -6,13 +6,30 @@ from pathlib import Path
 import msgspec
 
 import planted
-from m5ws import codec
-from m5ws.comparisons import JointVerdict, Outcome, Verdict
-from m5ws.events import AttemptEnded, AttemptStarted, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
-from m5ws.gc_records import Done, Executing, Keep, Rules
-from m5ws.operations import gc
-from m5ws.records import Checkpoint, Content, Digest, LaunchSpec, Observed, OutputFiles, Run, Shard, Tensor
-from m5ws.repository import Repository, bindings, checkpoints, ledger, outputs, plans, runs, trees
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Done, Executing, Keep, Rules
+from m5ws.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Event,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import JointVerdict, Outcome, Verdict
+from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository.files import trees
+from m5ws.repository.gc import gc
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import gc_plans as plans
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 
 FORMAT = Path(__file__).parents[2] / "docs" / "format.md"

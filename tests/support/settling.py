@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkouts import git
 from m5ws.filesystem import stamp
-from m5ws.repository.index import settled
+from m5ws.repository.files.index import settled
 
 _DAY_NS = 86_400 * 10**9
 

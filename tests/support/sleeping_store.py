@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from m5ws.ports import ObjectStore
+from m5ws.store.interface import ObjectStore
 from passing_store import PassingStore
 
 
 class SleepingStore(PassingStore):
-    """`ports.ObjectStore` that calls `meanwhile` once, before the first create under `prefix`."""
+    """`ObjectStore` that calls `meanwhile` once, before the first create under `prefix`."""
 
     def __init__(self, inner: ObjectStore, prefix: str, meanwhile: Callable[[], object]) -> None:
         super().__init__(inner, self._sleeps)

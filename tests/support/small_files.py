@@ -6,11 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import planted
-from m5ws.ports import SourceFile
-from m5ws.records import Annotation, Digest, Format, Pack, Packing
-from m5ws.repository import Repository, bindings, trees
-from m5ws.repository.index import Index
-from m5ws.repository.materialise import materialise
+from m5ws.records.base import Digest
+from m5ws.records.snapshot import Annotation
+from m5ws.records.store import Format
+from m5ws.records.tree import Pack, Packing
+from m5ws.repository import bindings
+from m5ws.repository.files import trees
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from settling import settle
 

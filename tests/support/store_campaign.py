@@ -15,9 +15,11 @@ from contextlib import contextmanager
 
 from campaign_result import Result
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists
-from m5ws.ports import ObjectStat, ObjectStore
-from m5ws.records import Digest, Format, Slice
+from m5ws.records.base import Digest
+from m5ws.records.store import Format
+from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
+from m5ws.store.interface import ObjectStat, ObjectStore
 
 _SIZES = (0, 1, 100, 100, 5_000, 5_000, 70_000, 300_000)
 _OPERATIONS = {

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import msgspec
 
 import planted
-from m5ws import codec
-from m5ws.comparisons import Verdict
-from m5ws.events import (
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     Batch,
@@ -20,10 +21,13 @@ from m5ws.events import (
     State,
     Step,
 )
-from m5ws.records import Checkpoint, Content, LaunchSpec, Observed, Run
-from m5ws.repository import Repository, checkpoints, ledger, parts, runs
-from m5ws.repository.ledger import LAUNCHER
-from m5ws.repository.spool import chain, genesis
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository import buffers, checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.repository import Repository
 from memory_store import MemoryStore
 
 RUN, REPLAY = "7c1d00000001", "7c1d00000002"
@@ -59,7 +63,7 @@ def _train(repo: Repository, run: Run) -> None:
         writer.append(_stored(before[:2]))
         writer.append(_stored(before[2:]))
         assert writer.events == SAVED
-    blob = parts.write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
+    blob = buffers.write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
     content = repo.objects.put_record(Content(format="dcp/1", world=2, blobs={"w": blob}))
     heads = {str(rank): writer.head for rank, writer in ranks.items()}
     checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content, ledger=heads)

@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed._tensor import common_dtensor
 
-from m5ws import codec
 from m5ws.errors import NotFound
-from m5ws.records import Content, Format
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.store import Format
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.dcp import RepositoryReader, RepositoryWriter
+from m5ws.training.backends.dcp import RepositoryReader, RepositoryWriter
 
 _ANOTHER_FORMAT = {"_extensions", "_extension_registry", "serialization_format"}
 _FORMAT = Format(chunk_bytes=64 * 1024, small_bytes=64, pack_bytes=256)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fault_plan import Settings
-from m5ws.ports import ObjectStore
+from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
 from proxies import FaultProxy

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from dying_store import Died
-from m5ws.ports import ObjectStat, ObjectStore
+from m5ws.store.interface import ObjectStat, ObjectStore
 from passing_store import PassingStore
 
 
@@ -78,7 +78,7 @@ class Actor:
 
 
 class TurnStore(PassingStore):
-    """`ports.ObjectStore` of one actor, which takes a turn for each operation; a listing is one."""
+    """`ObjectStore` of one actor, which takes a turn for each operation; a listing is one."""
 
     def __init__(self, inner: ObjectStore, actor: Actor) -> None:
         super().__init__(inner, lambda operation, key: actor.turn(f"{operation} {key}"))

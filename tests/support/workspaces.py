@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import command_line
 from checkouts import commit_all
-from m5ws.operations import history
-from m5ws.operations.history import History
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
+from m5ws.runs import history
+from m5ws.runs.history import History
 from m5ws.store import open_store
 
 SCRIPTS = Path(__file__).parent.parent / "flows" / "scripts"

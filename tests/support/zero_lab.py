@@ -36,7 +36,7 @@ def found(out: Path, scenario: str, rank: int = 0) -> Any:
 def build_operator() -> dict[str, str]:
     """Have CPUAdam's operator built, as the supervisor does before a launch, and return what it said of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "m5ws.training.cpu_adam"],
+        [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"],
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},
         capture_output=True,
         text=True,

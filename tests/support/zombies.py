@@ -14,12 +14,18 @@ from typing import Literal
 import msgspec
 
 from gc_world import publish
-from m5ws import codec
 from m5ws.errors import Fenced
-from m5ws.events import AttemptStarted
-from m5ws.ports import ObjectStore
-from m5ws.records import Checkpoint, Content, Digest, LaunchSpec, Observed, Run, Slice
-from m5ws.repository import Repository, checkpoints, ledger, runs
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AttemptStarted
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.tree import Slice
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStore
 from sleeping_store import SleepingStore
 
 Wakes = Literal["after the attempt began", "between look and write", "as the attempt begins"]

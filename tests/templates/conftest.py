@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from m5ws.operations import init
+from m5ws.projects import init
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 

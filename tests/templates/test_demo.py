@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import UsageError
-from m5ws.operations import demo
+from m5ws.projects import demo
 
 
 def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:

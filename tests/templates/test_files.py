@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from m5ws import configuration
+from m5ws.config import reader
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("gpt-fsdp", "gpt-deepspeed")
@@ -15,7 +15,7 @@ NAMES = ("gpt-fsdp", "gpt-deepspeed")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_configuration_is_valid_and_names_the_template(name: str) -> None:
-    settings = configuration.read(ROOT / "templates" / name / "m5ws.toml")
+    settings = reader.read(ROOT / "templates" / name / "m5ws.toml")
     assert settings.name == name
     assert settings.run.nproc == 2
 

@@ -34,7 +34,7 @@ def torchrun(root: Path, variables: Mapping[str, str] | None = None) -> str:
 
 def compiled() -> dict[str, str]:
     """Return the variable that names the folder of compiled operators: DeepSpeed compiles into another for minutes."""
-    printed = call(Path(), sys.executable, "-m", "m5ws.training.cpu_adam")
+    printed = call(Path(), sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam")
     operator = json.loads(printed.splitlines()[-1])
     return {"TORCH_EXTENSIONS_DIR": str(Path(operator["path"]).parents[1])}
 

@@ -43,7 +43,7 @@ def test_commands_and_plug_ins_are_named(installed: Path) -> None:
     parser = configparser.ConfigParser()
     parser.read(entry_points)
     assert dict(parser["console_scripts"]) == {"m5ws": "m5ws.__main__:program"}
-    assert dict(parser["mlflow.run_context_provider"]) == {"m5ws": "m5ws.adapters.mlflow_context:M5Context"}
+    assert dict(parser["mlflow.run_context_provider"]) == {"m5ws": "m5ws.tracking.mlflow.context_provider:M5Context"}
 
 
 def test_an_installed_m5ws_makes_a_workspace(installed: Path, tmp_path: Path) -> None:

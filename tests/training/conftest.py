@@ -13,15 +13,20 @@ import pytest
 import forks
 import planted
 import zero_lab
-from m5ws import codec
-from m5ws.determinism import environment
-from m5ws.events import AnyEvent, CheckpointPublished, Notice, State, Step
-from m5ws.launches import Context, Saving, Trace
-from m5ws.records import Determinism, Digest, LaunchSpec
-from m5ws.repository import Repository, checkpoints, ledger
-from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
-from m5ws.training import checkpointing, context
-from m5ws.training.stop import Stop
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.determinism import environment
+from m5ws.records.environment import Determinism
+from m5ws.records.launch import Context, Saving, Trace
+from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, State, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.repository.repository import Repository
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.runtime import context
+from m5ws.training.runtime.stop import Stop
 from orders import orders
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from m5ws.training import export_dcp
+from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.compat import cpu_adam, dcp_files, facts, modules, schedules, tensors
 from m5ws.training.compat.facts import Fact, UnsupportedVersion, require
-from m5ws.training.fsdp import FsdpBackend
+from m5ws.training.tools import export_dcp
 
 ROOT = Path(__file__).parents[2]
 COMPAT = ROOT / "m5ws" / "training" / "compat"

@@ -7,15 +7,17 @@ import torch
 
 import planted
 from dying_store import Died, DyingStore
-from m5ws.records import Format
-from m5ws.repository import Repository, checkpoints, fsck
-from m5ws.repository.spool import SpoolWriter, genesis
+from m5ws.records.store import Format
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training import checkpointing
-from m5ws.training.context import Active
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.staging import Buffers
-from m5ws.training.stop import Stop
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.stop import Stop
+from m5ws.training.state.staging import Buffers
 from orders import orders
 
 _RUN = "a" * 12

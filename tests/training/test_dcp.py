@@ -15,13 +15,16 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 import forks
 from m5ws.errors import CorruptObject
-from m5ws.records import Content, Format, Slice
-from m5ws.repository import Repository
+from m5ws.records.checkpoint import Content
+from m5ws.records.store import Format
+from m5ws.records.tree import Slice
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training import dcp, fingerprint
-from m5ws.training.backend import Piece
-from m5ws.training.plain import RestoreError, StateError
+from m5ws.training.backends import dcp
+from m5ws.training.backends.base import Piece
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.state.plain_state import RestoreError, StateError
 
 HERE = Path(__file__).parent
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from forks import ForkParents
-from m5ws.events import State
-from m5ws.launches import Saving
-from m5ws.records import Content
-from m5ws.repository import Repository
+from m5ws.records.checkpoint import Content
+from m5ws.records.launch import Saving
+from m5ws.records.ledger import State
+from m5ws.repository.repository import Repository
 from zero_lab import found, lab
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from m5ws.training import cpu_adam, isolation
-from m5ws.training.cpu_adam_state import Products, from_plain, restore, watch
+from m5ws.training.backends.deepspeed import cpu_adam
+from m5ws.training.backends.deepspeed.cpu_adam_state import Products, from_plain, restore, watch
+from m5ws.training.runtime import isolation
 
 PACKAGE = Path(__file__).parents[2]
 BETAS = (0.9, 0.999)
@@ -156,7 +157,8 @@ def test_the_operators_digest_is_of_its_code_and_not_of_where_it_was_built(
 
 def test_what_is_built_is_named_again_without_torch(operator: dict[str, str]) -> None:
     program = (
-        "import sys; from m5ws.training.cpu_adam import ensure_cpu_adam; print(ensure_cpu_adam().digest);"
+        "import sys; from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam;"
+        "print(ensure_cpu_adam().digest);"
         "sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     )
     again = subprocess.run(
@@ -230,7 +232,8 @@ def test_an_environment_has_one_folder_wherever_it_is_asked_from(
 
 def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
     program = (
-        "import os; from m5ws.training.cpu_adam import ensure_cpu_adam; ensure_cpu_adam(); ensure_cpu_adam();"
+        "import os; from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam;"
+        "ensure_cpu_adam(); ensure_cpu_adam();"
         "print(os.environ['TORCH_EXTENSIONS_DIR'])"
     )
     again = f"{program}; import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}], check=True)"
@@ -248,7 +251,7 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "from m5ws.training import facts, rank\n"
+        "from m5ws.training.runtime import facts; from m5ws.training import rank\n"
         "class Orders:\n"
         "    class spec:\n"
         "        trainer = 'deepspeed'\n"
@@ -281,7 +284,7 @@ def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> No
 def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
     """No compiler is to be found, and nothing is built yet."""
     done = subprocess.run(
-        [sys.executable, "-m", "m5ws.training.cpu_adam"],
+        [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"],
         env={name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
         | {"PYTHONPATH": str(PACKAGE), "PATH": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(tmp_path)},
         capture_output=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.training.deepspeed_features import KNOWN, is_on, limits, unknown
+from m5ws.training.backends.deepspeed.features import KNOWN, is_on, limits, unknown
 
 NOT_KNOWN = {
     "zero_optimization": {

@@ -6,13 +6,13 @@ import struct
 import pytest
 import torch
 
-from m5ws.comparisons import Elements
-from m5ws.training import elements
+from m5ws.records.verdict import Elements
+from m5ws.training.tools import compare_bits
 
 
 def compare(a: torch.Tensor, b: torch.Tensor, first: int = 0) -> Elements:
     one, other = (bytearray(side.contiguous().view(-1).view(torch.uint8).numpy().tobytes()) for side in (a, b))
-    return elements.compare(one, other, str(a.dtype).removeprefix("torch."), first)
+    return compare_bits.compare(one, other, str(a.dtype).removeprefix("torch."), first)
 
 
 def test_values_are_counted_and_measured() -> None:
@@ -72,7 +72,7 @@ def test_stretches_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     b[[3, 500, 998]] += torch.tensor([0.25, -8.0, 1.0])
     b[700] = -a[700]
     whole = compare(a, b, first=50)
-    monkeypatch.setattr(elements, "_AT_ONCE", 7)
+    monkeypatch.setattr(compare_bits, "_AT_ONCE", 7)
     assert compare(a, b, first=50) == whole
     assert (whole.first, whole.differing, whole.compared) == (53, 4, 1000)
     assert whole.max_absolute == float((a.double() - b.double()).abs().max()).hex()

@@ -11,9 +11,9 @@ import pytest
 import forks
 import planted
 import soak_page
-from m5ws import codec
-from m5ws.launches import Saving
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.launch import Saving
+from m5ws.repository.repository import Repository
 from orders import orders
 
 _SCRIPT = Path(__file__).parent / "scripts" / "every_resume.py"

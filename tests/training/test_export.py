@@ -13,13 +13,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 import planted
 import safetensors_reader
 from exports import bits, export, loaded_by_torch, recorded
+from m5ws.checkpoints import resolve
 from m5ws.errors import CorruptObject, UsageError
-from m5ws.operations import checkpoint_names
-from m5ws.records import Checkpoint, Content, Format
-from m5ws.repository import Repository, ledger
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.store import Format
+from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training import dcp
+from m5ws.training.backends import dcp
 from tests.training.conftest import Runner
 
 RUN = "000000000001"
@@ -117,7 +119,7 @@ def test_the_safetensors_package_reads_the_same(saved: Repository, tmp_path: Pat
 
 
 def test_torch_loads_every_kind_of_tensor(saved: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("m5ws.training.export_dcp._BLOCK_BYTES", 40)
+    monkeypatch.setattr("m5ws.training.tools.export_dcp._BLOCK_BYTES", 40)
     export(saved, RUN, "dcp", tmp_path / "out")
     found = loaded_by_torch(tmp_path / "out")
     expected = own_names(TENSORS)
@@ -142,7 +144,7 @@ def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_writte
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
 def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path, form: str) -> None:
-    which = checkpoint_names.resolve(saved, RUN)
+    which = resolve.resolve(saved, RUN)
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
     part = next(t for t in content.tensors if t.name == "model.half").shards[0].parts[-1]
     damaged = tmp_path / "store" / key(part.object)
@@ -193,10 +195,10 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
 
 
 def test_a_store_cannot_have_files_written_outside_the_directory(saved: Repository, tmp_path: Path) -> None:
-    from m5ws.training import export_deepspeed
+    from m5ws.training.tools import export_deepspeed
 
     (tmp_path / "deep" / "folder").mkdir(parents=True)
-    which = checkpoint_names.resolve(saved, RUN)
+    which = resolve.resolve(saved, RUN)
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
     part = content.tensors[0].shards[0].parts[0]
     hostile = Content(format="deepspeed/1", world=1, blobs={"../../out.pt": part})

@@ -14,7 +14,7 @@ import torch
 import forks
 import safetensors_reader
 from exports import bits, export, loaded_by_torch, recorded
-from m5ws.repository import Repository
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.training.conftest import Runner
 

@@ -15,9 +15,9 @@ import pytest
 
 import forks
 import planted
-from m5ws import codec
-from m5ws.launches import Saving
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.launch import Saving
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from orders import orders
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from m5ws.training.feed import Feed
+from m5ws.training.dataloader import Feed
 
 
 class _Shard:

@@ -9,9 +9,9 @@ import torch
 
 import m5ws
 from m5ws.errors import UsageError
-from m5ws.records import Parent
-from m5ws.training import context
-from m5ws.training.plain import RestoreError
+from m5ws.records.run import Parent
+from m5ws.training.runtime import context
+from m5ws.training.state.plain_state import RestoreError
 
 Schedule = Callable[[torch.optim.Optimizer], Any]
 _AT = 4

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import planted
-from m5ws.gc_records import Rules
-from m5ws.operations import gc, gc_execute
-from m5ws.ports import SourceFile
-from m5ws.repository import Repository, checkpoints, fsck, trees
+from m5ws.records.gc import Rules
+from m5ws.repository import checkpoints
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from sleeping_store import SleepingStore
 from tests.training.test_crash import _RUN, _save
@@ -19,7 +22,7 @@ def test_a_checkpoint_that_slept_through_a_grace_period_is_saved_again(tmp_path:
 
     def meanwhile() -> None:
         plan = gc.plan(repo, Rules(), 0.0)
-        done = gc_execute.execute(repo, str(plan.id), "lock", grace_s=0.0)
+        done = execute.execute(repo, str(plan.id), "lock", grace_s=0.0)
         assert done.objects > 2
 
     asleep = SleepingStore(repo.store, f"runs/{_RUN}/checkpoints/", meanwhile)

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 import planted
-from m5ws import codec
 from m5ws.errors import CorruptObject, M5Error
-from m5ws.records import Checkpoint, Content, Shard, Slice
-from m5ws.records import Tensor as TensorRecord
-from m5ws.repository import Repository
-from m5ws.training import checkpointing, content
-from m5ws.training.context import Active
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.plain import RestoreError, decode
-from m5ws.training.staging import Live
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content, Shard
+from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.tree import Slice
+from m5ws.repository.repository import Repository
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.runtime.context import Active
+from m5ws.training.state import content_check
+from m5ws.training.state.plain_state import RestoreError, decode
+from m5ws.training.state.staging import Live
 
 _HUGE = 2**40
 
@@ -59,7 +61,7 @@ class Loader:
         )
 
         def script() -> None:
-            from m5ws.training import context
+            from m5ws.training.runtime import context
 
             active = context.active()
             assert isinstance(active, Active)
@@ -163,11 +165,11 @@ def test_shards_that_fill_a_tensor_are_told_from_others() -> None:
         name="t", dtype="float32", shape=(3, 4), shards=(Shard(offsets=(0, 0), sizes=(3, 4), parts=(part,)),)
     )
     boxes = [((0, 0), (1, 2)), ((0, 2), (2, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1)), ((2, 1), (1, 3))]
-    content.check(Content(format="dcp/1", world=0, tensors=(_shards(*boxes)(whole),)))
+    content_check.check(Content(format="dcp/1", world=0, tensors=(_shards(*boxes)(whole),)))
     for left_out in range(len(boxes)):
         rest = boxes[:left_out] + boxes[left_out + 1 :]
         with pytest.raises(CorruptObject, match="fill"):
-            content.check(Content(format="dcp/1", world=0, tensors=(_shards(*rest)(whole),)))
+            content_check.check(Content(format="dcp/1", world=0, tensors=(_shards(*rest)(whole),)))
 
 
 class _Code:

@@ -12,11 +12,13 @@ import pytest
 
 import soak_page
 from kills import Scale
-from m5ws import codec
-from m5ws.determinism import environment
-from m5ws.events import CheckpointPublished, State, Step
-from m5ws.records import Determinism, LaunchSpec
-from m5ws.repository import checkpoints, fsck
+from m5ws.records import codec
+from m5ws.records.determinism import environment
+from m5ws.records.environment import Determinism
+from m5ws.records.ledger import CheckpointPublished, State, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
 from warm import Warm
 
 _SCRIPT = Path(__file__).parent / "scripts" / "killed_ranks.py"

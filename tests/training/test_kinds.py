@@ -8,13 +8,16 @@ import torch
 
 import kinds
 import m5ws
-from m5ws.records import Content
-from m5ws.repository import Repository, tensors
-from m5ws.training import dcp, fingerprint, raw
-from m5ws.training.backend import Piece
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.plain import RestoreError, StateError
-from m5ws.training.staging import Buffers, Live
+from m5ws.records.checkpoint import Content
+from m5ws.repository import tensors
+from m5ws.repository.repository import Repository
+from m5ws.training.backends import dcp
+from m5ws.training.backends.base import Piece
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.state import tensor_bytes
+from m5ws.training.state.plain_state import RestoreError, StateError
+from m5ws.training.state.staging import Buffers, Live
 
 BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -56,7 +59,7 @@ def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
         # What is stored is the tensor as it reads, for those too who read it without m5ws.
         record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
         reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(record))
-        assert bytes(reader.read(0, reader.layout.size_bytes)) == raw.readable(buffer.clone()).tobytes()
+        assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()
 
 
 def test_what_has_more_to_it_than_elements_is_refused_by_name() -> None:
@@ -164,7 +167,7 @@ def test_half_precision_weights_resume_with_their_fp32_masters(
     assert in_process(lambda: script(6), resume=first.newest)[1] is None
     assert len(found[0]) > 4
     assert any(tensor.dtype is torch.float32 for tensor in found[0])
-    whole, _, resumed = ([raw.readable(tensor).tobytes() for tensor in state] for state in found)
+    whole, _, resumed = ([tensor_bytes.readable(tensor).tobytes() for tensor in state] for state in found)
     assert resumed == whole
 
 
@@ -228,7 +231,7 @@ def test_nested_state_of_a_script_resumes_with_its_bits(in_process: Any) -> None
     saved, back = (each.state["levels"][0] for each in objects)
     assert back["at"][0] == 1
     for name, tensor in saved["of"].items():
-        assert raw.readable(back["of"][name]).tobytes() == raw.readable(tensor).tobytes()
+        assert tensor_bytes.readable(back["of"][name]).tobytes() == tensor_bytes.readable(tensor).tobytes()
 
 
 def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repository) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from loops import train
-from m5ws.events import CheckpointPublished, Notice
-from m5ws.operations import unsaved
-from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.records.ledger import CheckpointPublished, Notice
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
+from m5ws.runs.outputs import unsaved
 from m5ws.store.local import LocalStore
 from passing_store import PassingStore
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws import codec
-from m5ws.training import plain, rng
-from m5ws.training.plain import StateError
+from m5ws.records import codec
+from m5ws.training.state import plain_state, rng
+from m5ws.training.state.plain_state import StateError
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 values = st.recursive(
@@ -29,7 +29,7 @@ values = st.recursive(
 
 
 def there_and_back(value: Any) -> Any:
-    return plain.decode(codec.decode_plain(codec.encode_plain(plain.encode(value, "v"))))
+    return plain_state.decode(codec.decode_plain(codec.encode_plain(plain_state.encode(value, "v"))))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -63,7 +63,7 @@ def test_what_goes_in_comes_out(value: Any) -> None:
 def test_tensors_keep_their_bits(value: torch.Tensor) -> None:
     back = there_and_back(value)
     assert back.dtype == value.dtype and back.shape == value.shape
-    assert plain.tensor_bytes(back) == plain.tensor_bytes(value)
+    assert plain_state.tensor_bytes(back) == plain_state.tensor_bytes(value)
 
 
 def test_the_types_that_states_hold_come_back() -> None:
@@ -84,7 +84,7 @@ def test_the_types_that_states_hold_come_back() -> None:
 @pytest.mark.parametrize("value", [object(), lambda: 1, {1, 2}, np.array([object()]), torch.nn.Linear(1, 1)])
 def test_anything_else_is_an_error_that_names_its_path(value: Any) -> None:
     with pytest.raises(StateError, match=r"scheduler\.inner\[1\]"):
-        plain.encode({"inner": [1, value]}, "scheduler")
+        plain_state.encode({"inner": [1, value]}, "scheduler")
 
 
 def test_generators_go_on_where_they_were() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from m5ws import determinism
-from m5ws import portable as levels
-from m5ws.events import RankEnded, RankStarted
-from m5ws.records import Determinism
-from m5ws.training import portable
+from m5ws.records import determinism
+from m5ws.records import portable as levels
+from m5ws.records.environment import Determinism
+from m5ws.records.ledger import RankEnded, RankStarted
+from m5ws.training.determinism import portable
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EMULATOR = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
@@ -88,7 +88,7 @@ def test_square_roots_are_correctly_rounded_in_every_form() -> None:
     code = """
 import math
 import torch
-from m5ws.training import portable
+from m5ws.training.determinism import portable
 portable.replace_square_roots()
 x = torch.cat([torch.arange(1, 20001) * 1.37e-3, torch.tensor([0.0, -0.0, 1e-45, 3e38, math.inf])])
 right = torch.tensor([math.sqrt(value) for value in x.double().tolist()], dtype=torch.float64).float().view(torch.int32)

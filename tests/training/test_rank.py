@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.events import Notice, RankEnded, RankStarted
+from m5ws.records.ledger import Notice, RankEnded, RankStarted
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
 
@@ -71,5 +71,5 @@ def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runne
 
 
 def test_importing_m5ws_or_its_settings_for_ranks_loads_no_torch() -> None:
-    code = "import sys, m5ws, m5ws.determinism; m5ws.__version__; sys.exit('torch' in sys.modules)"
+    code = "import sys, m5ws, m5ws.records.determinism; m5ws.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

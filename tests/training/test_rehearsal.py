@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from m5ws.repository import Repository
-from m5ws.training import fingerprint, rehearsal, subclasses
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.plain import StateError
+from m5ws.repository.repository import Repository
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.loop import rehearsal
+from m5ws.training.state import subclasses
+from m5ws.training.state.plain_state import StateError
 
 
 class Keyed(torch.optim.SGD):
@@ -81,9 +83,9 @@ class Own:
 
 
 def rehearse(item: Any, *known: object) -> None:
-    from m5ws.training import plain
+    from m5ws.training.state import plain_state
 
-    rehearsal.rehearse({"own": item}, {"own": plain.encode(item.state_dict(), "own")}, known)
+    rehearsal.rehearse({"own": item}, {"own": plain_state.encode(item.state_dict(), "own")}, known)
 
 
 def test_objects_load_their_state_as_copies_and_generators_are_put_back() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from forks import ForkParents
-from m5ws.events import State
-from m5ws.repository import Repository
+from m5ws.records.ledger import State
+from m5ws.repository.repository import Repository
 from zero_lab import SCRIPTS, found, lab
 
 CASES = ("zero1-bf16", "zero2-fp32", "zero3-bf16", "zero3-parameters")

@@ -3,8 +3,8 @@
 import signal
 from typing import Any
 
-from m5ws.events import RankEnded, State
-from m5ws.launches import Saving
+from m5ws.records.launch import Saving
+from m5ws.records.ledger import RankEnded, State
 
 RANKS = 3
 

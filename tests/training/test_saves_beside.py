@@ -12,12 +12,12 @@ import m5ws
 import planted
 from loops import train
 from m5ws.errors import Fenced
-from m5ws.events import CheckpointPublished, Step
-from m5ws.launches import Saving
-from m5ws.ports import Buffer
-from m5ws.repository import Repository
+from m5ws.records.launch import Saving
+from m5ws.records.ledger import CheckpointPublished, Step
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
-from m5ws.training.saver import TooManyFailures
+from m5ws.training.checkpoint.background_save import TooManyFailures
 
 
 class Gated(LocalStore):
@@ -121,7 +121,7 @@ def stopping(steps: int, at: Callable[[int], None], every: int | None = None) ->
     """Return a script that trains as `train` does, in a rank that stops when it is told to by a signal."""
 
     def script() -> None:
-        active = m5ws.training.context.active()
+        active = m5ws.training.runtime.context.active()
         assert active is not None
         active.stop.install()
         train(steps, every, at)()

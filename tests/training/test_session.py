@@ -9,12 +9,12 @@ import torch
 import m5ws
 import planted
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
-from m5ws.events import CheckpointPublished, State, Step
-from m5ws.records import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import CheckpointPublished, State, Step
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
-from m5ws.training.plain import RestoreError, StateError
+from m5ws.training.state.plain_state import RestoreError, StateError
 
 
 @pytest.fixture

@@ -17,13 +17,16 @@ import pytest
 
 import soak_page
 from loops import train
-from m5ws.events import Step
-from m5ws.launches import Saving
-from m5ws.ports import ObjectStore
-from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.records.launch import Saving
+from m5ws.records.ledger import Step
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import checkpointing, context
-from m5ws.training.saver import TooManyFailures
+from m5ws.store.interface import ObjectStore
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.checkpoint.background_save import TooManyFailures
+from m5ws.training.runtime import context
 from proxies import FaultProxy
 from tests.conftest import loud_skip
 from troubles import TROUBLES, Directory, Server, file_system
@@ -69,9 +72,9 @@ def troubled(request: pytest.FixtureRequest, trouble: str, tmp_path: Path) -> It
 
 def _impatient(url: str) -> ObjectStore:
     """Open a store in S3 that gives a request up soon, so that the test need not wait for minutes."""
-    location: Any = importlib.import_module("m5ws.store.s3_location")
-    retry: Any = importlib.import_module("m5ws.store.s3_retry")
-    s3: Any = importlib.import_module("m5ws.store.s3")
+    location: Any = importlib.import_module("m5ws.store.s3.location")
+    retry: Any = importlib.import_module("m5ws.store.s3.retry")
+    s3: Any = importlib.import_module("m5ws.store.s3.store")
     budget = retry.Patience(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
     store: ObjectStore = s3.S3Store(location.parse(url), budget)
     return store

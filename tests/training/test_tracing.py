@@ -11,11 +11,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import m5ws
-from m5ws import codec
-from m5ws.launches import Trace
-from m5ws.repository.spool import SpoolReader
-from m5ws.traces import Seen
-from m5ws.training import trace_values
+from m5ws.records import codec
+from m5ws.records.launch import Trace
+from m5ws.records.trace import Seen
+from m5ws.repository.ledger.spool import SpoolReader
+from m5ws.training.trace import values
 
 
 def seen(attempt: Any, rank: int = 0) -> list[Seen]:
@@ -153,7 +153,7 @@ def test_where_a_setting_lies_in_memory_is_no_part_of_it(in_process: Any) -> Non
 
 def test_samples_are_told_apart_by_what_torch_has_no_type_for() -> None:
     texts, turned = np.array(["a", "b"]), np.arange(2)[::-1]
-    one = trace_values.batch({"x": torch.ones(2, 3), "names": texts, "more": turned})
-    two = trace_values.batch({"x": torch.ones(2, 3), "names": texts[::-1], "more": turned[::-1]})
+    one = values.batch({"x": torch.ones(2, 3), "names": texts, "more": turned})
+    two = values.batch({"x": torch.ones(2, 3), "names": texts[::-1], "more": turned[::-1]})
     assert (one["sample 0"], one["sample 1"]) == (two["sample 1"], two["sample 0"])
     assert one["sample 0"] != one["sample 1"]

@@ -11,12 +11,15 @@ import msgspec
 import pytest
 
 import soak_page
+from m5ws.checkpoints import resolve
 from m5ws.errors import UsageError
-from m5ws.gc_records import Rules
-from m5ws.operations import checkpoint_names, gc
-from m5ws.ports import ObjectStore
-from m5ws.repository import Repository, checkpoints, fsck
+from m5ws.records.gc import Rules
+from m5ws.repository import checkpoints
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import gc
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from m5ws.store.interface import ObjectStore
 from zombies import WAKES, Told, Tries
 
 if TYPE_CHECKING:
@@ -84,13 +87,13 @@ def _judge(repo: Repository, accepted: dict[str, list[str]]) -> None:
     late = 0
     for run, labels in accepted.items():
         assert checkpoints.valid(repo, run) == labels
-        assert checkpoint_names.resolve(repo, f"{run}@2").name == checkpoints.name(2, 2)
-        assert checkpoint_names.resolve(repo, run).name == checkpoints.name(3, 2)
+        assert resolve.resolve(repo, f"{run}@2").name == checkpoints.name(2, 2)
+        assert resolve.resolve(repo, run).name == checkpoints.name(3, 2)
         fenced = set(checkpoints.names(repo, run)) - set(labels)
         late += len(fenced)
         for name in fenced:
             with pytest.raises(UsageError, match=name):
-                checkpoint_names.resolve(repo, f"{run}@{name}")
+                resolve.resolve(repo, f"{run}@{name}")
     assert late
     report = fsck.check(repo)
     assert report.clean, report.damage

@@ -2,7 +2,7 @@
 
 import click
 
-from m5ws.cli.group import LazyGroup
+from m5ws.cli.lazy_group import LazyGroup
 
 COMMANDS = {
     "ls": "List the checkpoints of a run.",

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.comparisons import Elements
-    from m5ws.operations.checkpoint_diff import CheckpointDiff, TensorChange
+    from m5ws.checkpoints.diff import CheckpointDiff, TensorChange
+    from m5ws.records.verdict import Elements
 
 _DIFFERENT = 1
 
@@ -32,12 +33,12 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     Example:
       m5ws checkpoint diff 7c1d@20000 9a44@20000
     """
-    from m5ws.operations import checkpoint_diff, checkpoint_names
+    from m5ws.checkpoints import diff, resolve
 
     repo = names.settled(names.workspace(context))
-    one, other = (checkpoint_names.resolve(repo, text, counting=False, state=True) for text in (a, b))
+    one, other = (resolve.resolve(repo, text, counting=False, state=True) for text in (a, b))
     with progress.Bar() as bar:
-        found = checkpoint_diff.compare(repo, one, other, None if brief else _compare, bar)
+        found = diff.compare(repo, one, other, None if brief else _compare, bar)
     if as_json:
         output.print_json({"equal": found.equal, **cast(dict[str, object], output.plain(found))})
     else:

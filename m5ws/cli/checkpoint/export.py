@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.operations.checkpoint_export import Planned, Tools
+    from m5ws.checkpoints.export.export import Planned, Tools
 
 _FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
 _UNIVERSAL = "deepspeed-universal"
@@ -60,16 +61,18 @@ def command(
     Example:
       m5ws checkpoint export 7c1d@20000 --format hf /tmp/model
     """
-    from m5ws.operations import checkpoint_export, checkpoint_names, fresh_directory
+    from m5ws import fresh_directory
+    from m5ws.checkpoints import resolve
+    from m5ws.checkpoints.export import export
 
     repo = names.workspace(context).repository()
     fresh_directory.check(directory)
-    which = checkpoint_names.resolve(repo, checkpoint, counting=False, state=True)
+    which = resolve.resolve(repo, checkpoint, counting=False, state=True)
     tools = _tools()
-    plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
+    plan = export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
     if not dry_run:
         with progress.Bar() as bar:
-            checkpoint_export.apply(repo, plan, directory, tools, bar)
+            export.apply(repo, plan, directory, tools, bar)
     if as_json:
         told = cast(dict[str, object], output.plain(plan.planned))
         return output.print_json({**told, "directory": directory.absolute(), "written": not dry_run})
@@ -79,7 +82,7 @@ def command(
 
 def _tools() -> "Tools":
     from m5ws import workspace
-    from m5ws.operations.checkpoint_export import Tools
+    from m5ws.checkpoints.export.export import Tools
 
     return Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 

@@ -2,7 +2,8 @@
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 
 
 @click.command("keep")
@@ -18,11 +19,11 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     Example:
       m5ws checkpoint keep 7c1d@20000
     """
-    from m5ws.operations import checkpoint_names
+    from m5ws.checkpoints import resolve
     from m5ws.repository import checkpoints
 
     repo = names.settled(names.workspace(context))
-    found = checkpoint_names.resolve(repo, checkpoint)
+    found = resolve.resolve(repo, checkpoint)
     checkpoints.keep(repo, found.run, found.name)
     if as_json:
         return output.print_json({"run": found.run, "checkpoint": found.name})

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output, progress
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.operations.checkpoint_listing import CheckpointRow
+    from m5ws.checkpoints.listing import CheckpointRow
 
 
 @click.command("ls")
@@ -24,12 +25,12 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     Example:
       m5ws checkpoint ls 7c1d
     """
-    from m5ws.operations import checkpoint_listing
+    from m5ws.checkpoints import listing
 
     repo = names.settled(names.workspace(context))
     run_id = names.found(repo, run, "run")
     with progress.Bar() as bar:
-        rows = checkpoint_listing.list_checkpoints(repo, run_id, bar)
+        rows = listing.list_checkpoints(repo, run_id, bar)
     if as_json:
         return output.print_json({"run": run_id, "checkpoints": rows})
     if rows:

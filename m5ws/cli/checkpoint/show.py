@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli import names, output
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
 
 if TYPE_CHECKING:
-    from m5ws.operations.checkpoint_listing import CheckpointView
+    from m5ws.checkpoints.listing import CheckpointView
 
 _SHOWN = 24
 """So many values of one place are shown unless all are asked for."""
@@ -30,10 +31,10 @@ def command(context: click.Context, checkpoint: str, everything: bool, as_json: 
     Example:
       m5ws checkpoint show 7c1d@20000
     """
-    from m5ws.operations import checkpoint_listing, checkpoint_names
+    from m5ws.checkpoints import listing, resolve
 
     repo = names.settled(names.workspace(context))
-    view = checkpoint_listing.view(repo, checkpoint_names.resolve(repo, checkpoint, counting=False))
+    view = listing.view(repo, resolve.resolve(repo, checkpoint, counting=False))
     if as_json:
         return output.print_json(view)
     output.echo("\n".join(_lines(view, everything)))

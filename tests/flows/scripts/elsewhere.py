@@ -6,9 +6,9 @@ from pathlib import Path
 
 import command_line
 from forks import ForkParents
-from m5ws import determinism
-from m5ws.operations import delivery, supervise
-from m5ws.records import Determinism
+from m5ws.records import determinism
+from m5ws.records.environment import Determinism
+from m5ws.runs import delivery, supervise
 
 _PARENTS = ForkParents()
 _LOOK_S = 0.2

@@ -11,8 +11,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from m5ws.cli import main
-from m5ws.operations import gc_execute, listing, transfer  # noqa: F401  imported before memory is measured
-from m5ws.repository import fsck, materialise  # noqa: F401
+from m5ws.repository.files import materialise  # noqa: F401
+from m5ws.repository.fsck import fsck  # noqa: F401
+from m5ws.repository.gc import execute  # noqa: F401  imported before memory is measured
+from m5ws.repository.transfer import transfer  # noqa: F401  imported before memory is measured
+from m5ws.runs import listing  # noqa: F401  imported before memory is measured
 
 
 def limit(more_bytes: int) -> None:

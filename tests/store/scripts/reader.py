@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from counting_store import CountingStore
-from m5ws.records import Slice
-from m5ws.repository import Repository
-from m5ws.store.cache import Cached
+from m5ws.records.tree import Slice
+from m5ws.repository.repository import Repository
+from m5ws.store.cache.cache import Cached
 from m5ws.store.local import LocalStore
 
 

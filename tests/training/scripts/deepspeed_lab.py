@@ -15,14 +15,16 @@ import torch
 import torch.distributed as dist
 from deepspeed_tiny import Model, batch, config, engine_of, train_step
 
-from m5ws import codec
 from m5ws.errors import M5Error
-from m5ws.records import Content, Slice
-from m5ws.repository import Repository
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.tree import Slice
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import control, fingerprint
-from m5ws.training.deepspeed import DeepSpeedBackend
-from m5ws.training.staging import Buffers
+from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.runtime import collectives
+from m5ws.training.state.staging import Buffers
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -80,7 +82,7 @@ class Training:
                     ranks=(put(repo, {"backend": saved.rank}),),
                 )
             )
-        digest: str = control.broadcast(content, self.group)
+        digest: str = collectives.broadcast(content, self.group)
         return digest, codec.decode_plain(codec.encode_plain(saved.rank))
 
     def load(self, repo: Repository, content: str, rank: Any) -> None:
@@ -177,7 +179,7 @@ def products(repo: Repository, group: Any) -> dict[str, Any]:
     whole = Training("zero2-bf16", group)
     kept: dict[int, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
-        shared = control.broadcast(directory, group)
+        shared = collectives.broadcast(directory, group)
         for number in range(1, 20):
             whole.step(number)
             if number - 1 in kept:
@@ -295,7 +297,7 @@ def whole_fingerprint(tensor: torch.Tensor) -> str:
 def main(store: str, out: str, *scenarios: str) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
     repo = Repository.open(open_store(store))
-    group = control.new_group()
+    group = collectives.new_group()
     for scenario in scenarios:
         name, _, case = scenario.partition(":")
         if name == "after":

@@ -13,8 +13,9 @@ import deepspeed
 import torch
 from deepspeed_tiny import Model, config, engine_of
 
-from m5ws.training import control, fingerprint
-from m5ws.training.deepspeed import DeepSpeedBackend
+from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.runtime import collectives
 
 
 def load(directory: str, stage: int, dtype: str, universal: bool, group: Any) -> dict[str, str]:
@@ -32,7 +33,7 @@ def load(directory: str, stage: int, dtype: str, universal: bool, group: Any) ->
 
 def main(out: str, *cases: str) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
-    group = control.new_group()
+    group = collectives.new_group()
     for number, case in enumerate(cases):
         directory, stage, dtype, *universal = case.split(":")
         found = load(directory, int(stage), dtype, bool(universal), group)

@@ -22,15 +22,16 @@ import torch
 import torch.distributed as dist
 
 import m5ws
-from m5ws import codec
-from m5ws.events import AnyEvent, CheckpointPublished, State, Step
-from m5ws.launches import Context
-from m5ws.records import LaunchSpec
-from m5ws.repository import Repository, ledger
-from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.records import codec
+from m5ws.records.launch import Context
+from m5ws.records.ledger import AnyEvent, CheckpointPublished, State, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import context, control
-from m5ws.training.stop import Stop
+from m5ws.training.runtime import collectives, context
+from m5ws.training.runtime.stop import Stop
 
 AFTER = 2
 Betas = tuple[float, float]
@@ -118,14 +119,14 @@ def main(kind: str, beta2: str, store: str, out: str, steps: str, count: str, se
         import deepspeed
 
         deepspeed.init_distributed("gloo", verbose=False)
-    repo, group = Repository.open(open_store(store)), control.new_group()
+    repo, group = Repository.open(open_store(store)), collectives.new_group()
     orders = codec.decode((Path(out) / "orders").read_bytes(), Context)
     betas, total = (0.9, float(beta2)), int(steps) + AFTER
     dense = LaunchSpec(command=("x.py",), nproc=3, checkpoint_every=1, fingerprint_every=1)
     events = session(kind, betas, repo, msgspec.structs.replace(orders, spec=dense), "whole", total, fresh=False)
     whole = recorded(events)
     digests = {e.step: e.checkpoint for e in events if isinstance(e, CheckpointPublished)}
-    digests = control.broadcast(digests, group)
+    digests = collectives.broadcast(digests, group)
     after = sorted(random.Random(int(seed)).sample(range(1, int(steps) + 1), int(count)))
     sparse = LaunchSpec(command=("x.py",), nproc=3, fingerprint_every=1)
     differ = []

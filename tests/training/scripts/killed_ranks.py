@@ -15,10 +15,12 @@ import torch.distributed.device_mesh
 import torch.distributed.fsdp  # what is imported here is there in every process that is forked
 import torch.distributed.tensor  # noqa: F401
 
-from m5ws.events import Step
-from m5ws.repository.ledger import decode_event
-from m5ws.repository.spool import SpoolReader
-from m5ws.training import dcp, fsdp, rank, session  # noqa: F401
+from m5ws.records.ledger import Step
+from m5ws.repository.ledger.ledger import decode_event
+from m5ws.repository.ledger.spool import SpoolReader
+from m5ws.training import rank
+from m5ws.training.backends import dcp, fsdp  # noqa: F401
+from m5ws.training.loop import session  # noqa: F401
 
 _POLL_S = 0.002
 _PATIENCE_S = 120.0

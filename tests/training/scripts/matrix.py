@@ -19,16 +19,17 @@ import torch
 import torch.distributed as dist
 
 import m5ws
-from m5ws import codec
 from m5ws.errors import M5Error
-from m5ws.events import AnyEvent, CheckpointPublished, Notice, State, Step
-from m5ws.launches import Context
-from m5ws.records import LaunchSpec
-from m5ws.repository import Repository, ledger
-from m5ws.repository.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.records import codec
+from m5ws.records.launch import Context
+from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, State, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import context, control
-from m5ws.training.stop import Stop
+from m5ws.training.runtime import collectives, context
+from m5ws.training.runtime.stop import Stop
 
 STEPS, AT = 3, 2
 
@@ -116,7 +117,7 @@ def tried(name: str, repo: Repository, orders: Context, out: Path, source: str |
     again = recorded(session(repo, ending, "again", made, STEPS + 1, fresh=False))
     yield "again", differing(whole, again)
     digests = {e.step: e.checkpoint for e in events if isinstance(e, CheckpointPublished)}
-    digest = control.broadcast(digests.get(AT), control.new_group())
+    digest = collectives.broadcast(digests.get(AT), collectives.new_group())
     if int(os.environ.get("RANK", "0")) == 0:
         (out / "checkpoint").write_text(digest)
     resumed = msgspec.structs.replace(ending, resume=digest)

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import torch
 
-from m5ws.records import Determinism
-from m5ws.training import determinism, fingerprint, portable
-from m5ws.training.backend import Piece
+from m5ws.records.environment import Determinism
+from m5ws.training.backends.base import Piece
+from m5ws.training.determinism import apply, portable
+from m5ws.training.fingerprint import fingerprint
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "templates" / "gpt"))
 from model import GPT
 
-determinism.apply(Determinism(level=sys.argv[1]))  # type: ignore[arg-type]
+apply.apply(Determinism(level=sys.argv[1]))  # type: ignore[arg-type]
 if sys.argv[1] == "portable":
     portable.require()
 torch.manual_seed(1)

@@ -15,12 +15,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from m5ws.records import Content
-from m5ws.repository import Repository
+from m5ws.records.checkpoint import Content
+from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training import control, fingerprint
-from m5ws.training.fsdp import FsdpBackend
-from m5ws.training.staging import Buffers
+from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.runtime import collectives
+from m5ws.training.state.staging import Buffers
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 import kinds
@@ -137,14 +138,14 @@ def main(store: str) -> None:
             staged = backend.stage(Buffers())
             wipe(backend)  # what is staged is not the training's any more
             saved = staged.save(objects, layout.group, found)
-        box = control.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, all_ranks)
+        box = collectives.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, all_ranks)
         content = Content(format="dcp/1", world=layout.ranks, tensors=box[0])
         for loading, other in every.items():
             if rank < other.ranks:
                 backend = train(other, seed=2, steps=other.ranks - 1)  # with and without optimizer state of its own
                 backend.load(objects, content, box[1], None, other.group)
                 found = fingerprint.fingerprints(backend.tensors(), other.group)
-                reference = control.broadcast(expected if rank == 0 else None, other.group)
+                reference = collectives.broadcast(expected if rank == 0 else None, other.group)
                 assert found == reference, f"{saving} to {loading}: {found} instead of {reference}"
                 beside = [values for _, values in backend._optimizer_state()]
                 # One rank has no others that it could differ from.

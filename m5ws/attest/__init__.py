@@ -1,0 +1,1 @@
+"""Verdicts as signed statements: make, check."""

@@ -1,0 +1,306 @@
+"""`verify`: whether what a statement says is what a store holds. Reads; every fault is named, and none ends it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+
+from m5ws.attest import claims
+from m5ws.attest.claims import Finding
+from m5ws.errors import UNREADABLE, CorruptObject, Misplaced, NotFound
+from m5ws.progress import Progress
+from m5ws.records import codec
+from m5ws.records.attestation import ChainEnd, CheckpointLine, OutputsLine, Statement, differing
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.tree import Packing
+from m5ws.records.verdict import Verdict
+from m5ws.repository import bindings, checkpoints, outputs, presence, runs, snapshots
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.files import trees
+from m5ws.repository.fsck.records import Records
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.chains import Chain
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import segments
+
+_THREADS = 16
+_FLIGHT_BYTES = 512 * 2**20
+_Place = tuple[str, int, str]
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was held against the store, in numbers, what does not hold, and what has come since (`notes`).
+
+    `present` objects were asked for and not read, `read` ones were read.
+    """
+
+    files: int
+    chains: int
+    events: int
+    read: int
+    present: int
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def check(repo: Repository, statement: Statement, *, read_data: bool, progress: Progress | None = None) -> Checked:
+    """Hold a statement against a store; with `read_data`, by every byte of the snapshot and the checkpoints.
+
+    Raises NotFound if the store does not have the run at all, and M5Error where it does not answer.
+    """
+    return _Check(repo, statement, progress or (lambda *_: None)).done(read_data=read_data)
+
+
+class _Check:
+    """One statement against one store."""
+
+    def __init__(self, repo: Repository, statement: Statement, progress: Progress) -> None:
+        self._repo, self._statement, self._told = repo, statement, statement.predicate
+        self._progress = progress
+        self._findings: list[Finding] = []
+        self._notes: list[str] = []
+        self._chains: dict[_Place, Chain] = {}
+        self._made: dict[str, Checkpoint] = {}
+
+    def done(self, *, read_data: bool) -> Checked:
+        if "run" not in self._repo.store.names(f"runs/{self._told.run}/"):
+            raise NotFound(f"run {self._told.run} is not in this store", hint="`m5ws pull` fetches it from another.")
+        named = self._statement.named
+        for number, one in enumerate(named):
+            self._progress("reading what is named", number, len(named))
+            data = self._bytes(one.name)
+            for algorithm in differing(one, data) if data is not None else ():
+                why = f"its {algorithm} digest is another" if algorithm else "it is named by no digest that m5ws knows"
+                self._find(one.name, why)
+        self._records()
+        self._ledgers()
+        read, present = self._objects(read_data=read_data)
+        return Checked(
+            files=len(named),
+            chains=len(self._chains),
+            events=sum(chain.events for chain in self._chains.values()),
+            read=read,
+            present=present,
+            findings=tuple(self._findings),
+            notes=tuple(self._notes),
+        )
+
+    def _find(self, what: str, detail: str) -> None:
+        if (finding := Finding(what=what, detail=detail)) not in self._findings:
+            self._findings.append(finding)
+
+    def _bytes(self, name: str) -> bytes | None:
+        try:
+            return self._repo.store.get(name)
+        except runs.UNREADABLE as error:
+            self._find(name, str(error))
+            return None
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def _record(self, name: str, kind: type[codec.R]) -> codec.R | None:
+        try:
+            if name.startswith("objects/"):
+                return codec.decode(self._repo.store.get(name), kind, name)
+            return bindings.record(self._repo.store, name, kind)
+        except runs.UNREADABLE as error:
+            self._find(name, str(error))
+            return None
+
+    def _hold(self, what: str, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except Misplaced as error:
+            self._find(what, str(error))
+
+    def _records(self) -> None:
+        """Compare what the statement says with what the records say that it names."""
+        told = self._told
+        run = self._record(f"runs/{told.run}/run", Run)
+        if run is not None and run.snapshot != told.snapshot:
+            self._find(f"runs/{told.run}/run", f"its snapshot is {run.snapshot}")
+        for line in told.verdicts:
+            verdict, replay = self._record(line.record.name, Verdict), self._record(line.replay.name, Run)
+            if verdict is not None and replay is not None:
+                self._hold(line.record.name, partial(bindings.check_verdict, verdict, replay))
+            if verdict is not None and claims.plain(verdict) != line.found:
+                self._find(line.record.name, "the verdict in the store says something else")
+            if replay is not None and replay.reproduces != told.run:
+                self._find(line.replay.name, f"it reproduces {replay.reproduces or 'no run'}")
+        for checkpoint in told.checkpoints:
+            self._checkpoint(checkpoint)
+        for files in told.outputs:
+            self._outputs(files)
+
+    def _checkpoint(self, line: CheckpointLine) -> None:
+        record = self._record(line.record.name, Checkpoint)
+        if record is None:
+            return
+        run, _, name = line.name.partition("@")
+        if (record.run, record.step, key(record.content)) != (run, line.step, line.content.name):
+            self._find(line.name, f"its record is of step {record.step} of run {record.run}, or has another content")
+        self._made[line.name] = record
+        self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
+        if run != self._told.run:
+            return  # The checkpoint that a fork starts from needs no reference: the run names it.
+        try:
+            if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
+                self._find(line.name, "another checkpoint has this name now")
+        except runs.UNREADABLE as error:
+            self._find(line.name, str(error))
+
+    def _outputs(self, line: OutputsLine) -> None:
+        record = self._record(line.record.name, OutputFiles)
+        if record is None:
+            return
+        run, _, name = line.name.partition("@")
+        self._hold(line.name, partial(bindings.check, outputs.key(run, name), record))
+        if key(record.content) != line.content.name:
+            self._find(line.name, "its record has another content")
+        try:
+            if key(bindings.line(self._repo.store, outputs.key(run, name))) != line.record.name:
+                self._find(line.name, "other output files have this name now")
+        except runs.UNREADABLE as error:
+            self._find(line.name, str(error))
+
+    # --- ledgers -----------------------------------------------------------------------------------
+
+    def _ledgers(self) -> None:
+        lines = {(line.run, line.attempt, line.rank): line for line in self._told.ledgers}
+        heads = self._heads()
+        for number, (place, line) in enumerate(lines.items()):
+            self._progress("reading ledgers", number, len(lines))
+            self._chain(line, {line.head, *heads.get(place, {})})
+        for place, wanted in heads.items():
+            chain, launcher = self._chains.get(place), self._chains.get((*place[:2], LAUNCHER))
+            ended = launcher.ended if launcher is not None else None
+            if chain is not None and ended is not None and ended.outcome != "failed":
+                for head in wanted.keys() - chain.passed.keys():
+                    self._find(chain.prefix, f"it is not the ledger that checkpoint {wanted[head]} was made with")
+        for run, attempt, rank in list(self._chains):
+            if rank == LAUNCHER:
+                self._ends(run, attempt)
+        self._events()
+        for environment in self._told.environments:
+            launcher = self._chains.get((environment.run, environment.attempt, LAUNCHER))
+            if launcher is not None and environment.record.name not in map(key, launcher.observed):
+                self._find(environment.record.name, f"{launcher.prefix} names another environment")
+        self._later(lines)
+        self._steps()
+
+    def _heads(self) -> dict[_Place, dict[Digest, str]]:
+        """Return, by chain, the heads that checkpoints name, and which checkpoint names each."""
+        found: dict[_Place, dict[Digest, str]] = {}
+        for name, record in self._made.items():
+            for rank, head in record.ledger.items():
+                found.setdefault((record.run, record.attempt, rank), {})[head] = name
+        return found
+
+    def _chain(self, line: ChainEnd, wanted: set[Digest]) -> None:
+        """Follow a chain: it must pass where it was attested, and go on only if its attempt had not ended."""
+        chain = Chain(line.run, line.attempt, line.rank)
+        try:
+            chain.follow(self._repo, wanted)
+        except runs.UNREADABLE as error:
+            self._find(f"{chain.prefix}/{chain.batches:08d}", str(error))
+            return
+        self._chains[line.run, line.attempt, line.rank] = chain
+        if chain.passed.get(line.head) != (line.events, line.batches, line.sha256):
+            self._find(chain.prefix, f"it does not have the {line.events} events that it was attested with")
+        elif chain.events > line.events and line.ended:
+            self._find(chain.prefix, f"{chain.events - line.events} events came after the attempt had ended")
+        elif chain.events > line.events:
+            self._notes.append(f"{chain.prefix} has {chain.events - line.events} more events by now")
+
+    def _events(self) -> None:
+        """Hold each checkpoint against its event in the ledger."""
+        digests = {line.name: line.record.name.rpartition("/")[2] for line in self._told.checkpoints}
+        for event, name in (
+            (one, f"{chain.run}@{one.name}") for chain in self._chains.values() for one in chain.published
+        ):
+            if (made := self._made.get(name)) is not None:
+                self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
+
+    def _ends(self, run: str, attempt: int) -> None:
+        """Check that each rank's chain ends where the attempt's end says."""
+        ended = self._chains[run, attempt, LAUNCHER].ended
+        for rank, head in ended.heads.items() if ended is not None else ():
+            chain = self._chains.get((run, attempt, rank))
+            if chain is not None and chain.head != head:
+                self._find(chain.prefix, "it does not end where the attempt's end says")
+
+    def _later(self, lines: Mapping[_Place, ChainEnd]) -> None:
+        """Note attempts that began since: they are no fault, and the statement does not speak of them."""
+        for run in dict.fromkeys(place[0] for place in lines):
+            known = {attempt for name, attempt, _ in lines if name == run}
+            if more := sorted(set(ledger.attempts(self._repo, run)) - known):
+                self._notes.append(f"run {run} has been tried again since: attempts {', '.join(map(str, more))}")
+
+    def _steps(self) -> None:
+        """Check that the segments are all that the run did; of one that went on since, that is a note."""
+        told = self._told.segments
+        try:
+            now = segments.of_run(self._repo, self._told.run)
+        except runs.UNREADABLE:
+            return  # It recorded no steps, or what is wrong with it was found above.
+        if not told or (told[0].first, told[-1].last) != (now[0].first, now[-1].last):
+            detail = f"run {self._told.run} did steps {now[0].first + 1}-{now[-1].last}, not those that are told"
+            self._notes.append(detail) if self._notes else self._find("segments", detail)
+
+    # --- objects -----------------------------------------------------------------------------------
+
+    def _small_files(self, records: Records) -> None:
+        """Have what holds the snapshot's small files checked too, and check that it is known."""
+        repo, snapshot = self._repo, self._told.snapshot
+        try:
+            said = [one.packings for one in snapshots.annotations(repo, snapshot)]
+            for packing in trees.counting(repo.objects, said, lenient=True):
+                records.walk("snapshot", packing, Packing)
+            for tree in snapshots.load(repo, snapshot).trees.values():
+                trees.located(repo.objects, repo.locations, tree)
+        except UNREADABLE as error:
+            self._find(f"snapshots/{snapshot}", str(error))
+
+    def _objects(self, *, read_data: bool) -> tuple[int, int]:
+        """Check all that snapshot and checkpoints lead to; return how many objects were read, and only asked for."""
+        records = Records(self._repo.objects)
+        records.walk("snapshot", self._told.snapshot, Snapshot)
+        self._small_files(records)
+        for line in self._told.checkpoints:
+            records.walk(line.name, line.record.name.rpartition("/")[2], Checkpoint)
+        for files in self._told.outputs:
+            records.walk(files.name, files.record.name.rpartition("/")[2], OutputFiles)
+        for digest, detail in {**records.corrupt, **records.unreadable}.items():
+            self._find(key(digest), detail)
+        rest = {
+            digest: records.least.get(digest, 0) for digest in records.needed - records.read - records.corrupt.keys()
+        }
+        try:
+            absent = presence.missing(self._repo.objects, rest)
+        except CorruptObject as error:
+            self._find("objects", str(error))
+            return len(records.read), 0
+        for digest in sorted(absent):
+            self._find(key(digest), "the object is not there")
+        waiting = sorted(rest.keys() - absent)
+        if not read_data:
+            return len(records.read), len(waiting)
+        jobs: list[Job[str | None]] = [(rest[digest], partial(self._whole, digest)) for digest in waiting]
+        for number, (digest, trouble) in enumerate(zip(waiting, fly(jobs, _THREADS, _FLIGHT_BYTES), strict=True)):
+            self._progress("reading objects", number, len(waiting))
+            if trouble is not None:
+                self._find(key(digest), trouble)
+        return len(records.read) + len(waiting), 0
+
+    def _whole(self, digest: Digest) -> str | None:
+        try:
+            self._repo.objects.get(digest)
+        except runs.UNREADABLE as error:
+            return str(error)
+        return None

@@ -1,0 +1,1 @@
+"""The input that makes two runs differ, found by hybrid runs."""

@@ -1,0 +1,164 @@
+"""What differs between two runs, in the smallest pieces of which each can be taken from either: a bisection's elements.
+
+Each config key is one (of a file that cannot be changed key by key, the file), each changed file of code, the
+tokenizer, each dataset, each value of the launch, each environment variable of it, and each determinism setting; each
+distribution too, where hybrids run in environments that are made for them.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+
+from m5ws.bisect import environments
+from m5ws.diff import diff
+from m5ws.diff import trees as tree_diff
+from m5ws.diff.trees import FilePair
+from m5ws.environment.drift import rated
+from m5ws.records.base import Digest
+from m5ws.records.environment import Declared, Determinism
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.verdict import Change, Divergence
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.verdict import difference_kinds
+from m5ws.snapshot.config import merge
+from m5ws.snapshot.config.merge import Keys
+
+_RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "outputs")
+"""What of a launch says when and what is recorded: a hybrid records what GOOD did, or could not be compared with it."""
+
+
+class Element(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference that can be taken from either run. `file` is of code and config, `keys` of a config value."""
+
+    change: Change
+    file: bytes = b""
+    keys: Keys = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.change.part} {self.change.name}"
+
+
+class Untried(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference that no hybrid is made of, and why."""
+
+    change: Change
+    why: str
+
+
+def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> tuple[list[Element], list[Untried]]:
+    """Return what differs from run `good` to `bad` and can be taken from either, and what cannot.
+
+    Distributions can be where environments are `rebuilt`.
+    """
+    old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
+    elements = [
+        *_code(repo, old, new),
+        *_config(repo, old.config, new.config),
+        *_tokenizer(old, new),
+        *_data(old, new),
+        *_launch(good, bad),
+        *_determinism(old.determinism, new.determinism),
+        *(Element(change=change) for change in (environments.differing(repo, good, bad) if rebuilt else ())),
+    ]
+    return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
+
+
+def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element]]:
+    """Return elements by the part they belong to, those that explain `first` best before others."""
+    fitting, others = difference_kinds.ranked(first, [element.change for element in elements])
+    places = {id(change): place for place, change in enumerate([*fitting, *others])}
+    ordered = sorted(elements, key=lambda element: places.get(id(element.change), len(places)))
+    parts = list(dict.fromkeys(element.change.part for element in ordered))
+    ordered.sort(key=lambda element: parts.index(element.change.part))
+    return [list(group) for _, group in groupby(ordered, key=lambda element: element.change.part)]
+
+
+def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[Element]:
+    for pair in tree_diff.different(repo, old.code.tree, new.code.tree):
+        yield _file("code", pair)
+
+
+def _file(part: str, pair: FilePair) -> Element:
+    change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
+    return Element(change=change, file=pair.path)
+
+
+def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Element]:
+    """Yield keys, named alone where there is one config file on both sides, else `file:key`, as `diff` names them."""
+    pairs = tree_diff.different(repo, old, new)
+    if not pairs:
+        return
+    names = {entry.path for digest in (old, new) for entry in trees.load(repo.objects, digest).entries}
+    for pair in pairs:
+        keys = _keys(repo, pair)
+        if keys is None:
+            yield _file("config", pair)
+            continue
+        prefix = "" if len(names) == 1 else f"{pair.name}:"
+        for place, (before, after) in keys.items():
+            change = rated("config", prefix + ".".join(map(str, place)), before, after)
+            yield Element(change=change, file=pair.path, keys=place)
+
+
+def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str | None]] | None:
+    if pair.old is None or pair.new is None or pair.old.mode != pair.new.mode or pair.old.mode == "link":
+        return None
+    texts = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+    return merge.differing(pair.name, *texts)
+
+
+def _tokenizer(old: Snapshot, new: Snapshot) -> Iterator[Element]:
+    before, after = (side.tokenizer.tree if side.tokenizer is not None else None for side in (old, new))
+    if before != after:
+        yield Element(change=rated("tokenizer", "files", before, after))
+
+
+def _data(old: Snapshot, new: Snapshot) -> Iterator[Element]:
+    before, after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield Element(change=rated("data", name, before.get(name), after.get(name)))
+
+
+def _launch(good: Run, bad: Run) -> Iterator[Element]:
+    for change in diff.launch(good.spec, bad.spec):
+        if change.name not in _RECORDING:
+            yield Element(change=change)
+    one, two = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
+    if one != two:
+        yield Element(change=rated("launch", "from.restart", one, two))
+
+
+def _determinism(old: Determinism, new: Determinism) -> Iterator[Element]:
+    for name in Determinism.__struct_fields__:
+        before, after = str(getattr(old, name)), str(getattr(new, name))
+        if before != after:
+            yield Element(change=rated("determinism", name, before, after))
+
+
+def _unset(good: Run, bad: Run) -> Iterator[Untried]:
+    for change in diff.launch(good.spec, bad.spec):
+        if change.name in _RECORDING:
+            yield Untried(change=change, why="hybrids record and save what GOOD did, or could not be compared with it")
+
+
+def _declared(old: Declared, new: Declared) -> Iterator[Untried]:
+    for change in diff.declared(old, new):
+        yield Untried(change=change, why="it says what should be installed, and installs nothing")
+
+
+def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[Element]) -> Iterator[Untried]:
+    """Yield config files whose text differs in more than the values of their keys."""
+    for pair in tree_diff.different(repo, old.config, new.config):
+        places = [element.keys for element in elements if element.file == pair.path and element.keys]
+        if not places or pair.old is None or pair.new is None:
+            continue
+        before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+        if merge.merged(pair.name, before, after, places) != after:
+            change = Change(part="config", name=f"{pair.name} (text)", old=None, new=None, rating="cannot")
+            yield Untried(change=change, why="comments, order and layout are BAD's only where all of its keys are")

@@ -1,0 +1,153 @@
+"""Hybrids: run GOOD with some of its differences taken from run BAD, as a snapshot and a launch of their own.
+
+Whole parts are the trees that the store holds already; code and config of which some is from each are packed anew, as a
+snapshot of the same files would be. With no element it is GOOD, with all of them BAD, but for what cannot change bits.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from m5ws.bisect.differences import Element
+from m5ws.diff import trees as tree_diff
+from m5ws.errors import CorruptObject
+from m5ws.records.base import Digest
+from m5ws.records.run import LaunchSpec, Parent, Run
+from m5ws.records.snapshot import Annotation, Code, Snapshot
+from m5ws.records.tree import Entry, Tree, path_text
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.files.validation import check_paths
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config import merge
+from m5ws.snapshot.config.merge import Unmixable
+
+
+class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hybrid is trained from, and how it is launched."""
+
+    snapshot: Snapshot
+    spec: LaunchSpec
+    parent: Parent | None
+
+
+def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], chosen: Collection[Element]) -> Hybrid:
+    """Return `good` with `chosen` of all `elements` from `bad`; its trees are durable, its snapshot not published.
+
+    Raises Unmixable where the two would have one path twice, or as a file and as a folder.
+    """
+    old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
+    parts = {element.change.part for element in chosen}
+    determinism, spec, parent = old.determinism, good.spec, good.parent
+    for element in chosen:
+        part, name = element.change.part, element.change.name
+        if part == "determinism":
+            determinism = msgspec.structs.replace(determinism, **{name: getattr(new.determinism, name)})
+        elif (part, name) == ("launch", "from.restart") and parent is not None and bad.parent is not None:
+            parent = msgspec.structs.replace(parent, restart=bad.parent.restart)
+        elif part == "launch":
+            spec = msgspec.structs.replace(spec, **_launched(spec, bad.spec, name))
+    data = {element.change.name for element in chosen if element.change.part == "data"}
+    datasets = (*(one for one in old.datasets if one.name not in data), *(o for o in new.datasets if o.name in data))
+    snapshot = Snapshot(
+        code=_code(repo, old.code, new.code, elements, chosen),
+        config=_config(repo, old.config, new.config, elements, chosen),
+        tokenizer=new.tokenizer if "tokenizer" in parts else old.tokenizer,
+        datasets=tuple(sorted(datasets, key=lambda dataset: dataset.name)),
+        declared=old.declared,
+        determinism=determinism,
+    )
+    _check_disjoint(repo, snapshot)
+    if parent is not None and (snapshot != old or spec != good.spec or parent != good.parent):
+        # What was changed here is to show, as it would in a fork that was made so.
+        parent = msgspec.structs.replace(parent, settings="script")
+    return Hybrid(snapshot=snapshot, spec=spec, parent=parent)
+
+
+def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) -> Digest:
+    """Publish a hybrid's snapshot, if it is new, and return its id. Raises Vanished if gc took some of it away."""
+    digest = repo.objects.put_record(hybrid.snapshot)
+    if repo.store.names(f"snapshots/{digest}/"):
+        found = snapshots.load(repo, digest).trees.values()
+        if all(trees.is_found(repo.objects, repo.locations, tree) for tree in found):
+            return digest
+    message = f"bisect: run {good.id} with {what or 'nothing'} from run {bad.id}"
+    annotation = Annotation(created_s=time.time(), message=message, derived_from=good.snapshot)
+    # Published from here on: the trees are durable, and all that they name was before.
+    return snapshots.publish(repo, hybrid.snapshot, annotation)
+
+
+def _launched(spec: LaunchSpec, other: LaunchSpec, name: str) -> dict[str, Any]:
+    """Return the field of a launch spec that is to be replaced, with its value from `other`."""
+    variable = name.removeprefix("environment.")
+    if variable == name:
+        return {name: getattr(other, name)}
+    environment = {key: value for key, value in spec.environment.items() if key != variable}
+    return {"environment": environment | {k: v for k, v in other.environment.items() if k == variable}}
+
+
+def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], chosen: Collection[Element]) -> Code:
+    files = {element.file for element in elements if element.change.part == "code"}
+    taken = {element.file for element in chosen if element.change.part == "code"}
+    if not taken:
+        return old
+    if taken == files:
+        return new
+    mixed = {pair.path: pair.new for pair in tree_diff.different(repo, old.tree, new.tree) if pair.path in taken}
+    entries: dict[bytes, Entry | None] = {
+        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old.tree).entries
+    }
+    return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}))
+
+
+def _config(
+    repo: Repository, old: Digest, new: Digest, elements: Sequence[Element], chosen: Collection[Element]
+) -> Digest:
+    keys = [element for element in elements if element.change.part == "config"]
+    taken = [element for element in chosen if element.change.part == "config"]
+    if len(taken) in (0, len(keys)):
+        return new if taken else old
+    entries: dict[bytes, Entry | None] = {
+        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old).entries
+    }
+    texts: dict[bytes, bytes] = {}
+    for pair in tree_diff.different(repo, old, new):
+        some = [element.keys for element in taken if element.file == pair.path]
+        if len(some) == len([element for element in keys if element.file == pair.path]):
+            entries[pair.path] = pair.new
+        elif some and pair.old is not None and pair.new is not None:
+            before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+            texts[pair.path] = merge.merged(pair.name, before, after, some)
+    return _packed(repo, entries, texts)
+
+
+def _packed(repo: Repository, entries: Mapping[bytes, Entry | None], texts: Mapping[bytes, bytes]) -> Digest:
+    """Make a tree of entries durable, some with other content; it is packed from files, so that it packs alike."""
+    kept = [entry for _, entry in sorted(entries.items()) if entry is not None]
+    _check(kept)
+    with tempfile.TemporaryDirectory(prefix="m5ws-hybrid-") as folder:
+        work = Path(folder) / "mixed"
+        materialise(repo.objects, repo.locations, [Tree(entries=tuple(kept))], work, read_only=False)
+        for path, text in texts.items():
+            (work / path_text(path)).write_bytes(text)
+        sources = [SourceFile(path=entry.path, location=os.path.join(work, path_text(entry.path))) for entry in kept]
+        return trees.write_tree(repo.objects, repo.locations, sources).digest
+
+
+def _check_disjoint(repo: Repository, snapshot: Snapshot) -> None:
+    parts = dict.fromkeys(snapshot.trees.values())
+    _check([entry for tree in parts for entry in trees.load(repo.objects, tree).entries])
+
+
+def _check(files: Sequence[Entry]) -> None:
+    try:
+        check_paths(files, "of both runs")
+    except CorruptObject as error:
+        raise Unmixable(str(error)) from error

@@ -1,0 +1,279 @@
+"""Hybrids put to the test: whether a run with some of the differences is GOOD, up to the step that is asked about.
+
+What was run before, by this bisection, an earlier one or `reproduce`, is found in the store and not run again, if its
+environment was one that gives the same bits as this one.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from m5ws.bisect import environments, hybrids
+from m5ws.bisect.ddmin import Answer
+from m5ws.bisect.differences import Element
+from m5ws.environment import drift
+from m5ws.errors import M5Error, UsageError
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.ledger import AnyEvent
+from m5ws.records.recipe import Recipe
+from m5ws.records.run import Run, Segment
+from m5ws.records.verdict import Change, Divergence
+from m5ws.repository import runs
+from m5ws.repository.publishing.publishing import repeated
+from m5ws.reproduce import compare, reproduce
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.outputs import results
+from m5ws.runs import history, run, supervise
+from m5ws.runs.history import History
+from m5ws.snapshot.config.merge import Unmixable
+
+Names = tuple[str, ...]
+Rebuilt = Callable[[Recipe], supervise.Ports]
+"""Makes an environment, and returns the outside of a run in it. Raises M5Error for what cannot be installed."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of differences that was tried: what was taken from BAD, and what came of it.
+
+    `known`: `run` was there before. `first` is where it differs from GOOD, `reason` why it is unresolved.
+    """
+
+    taken: Names
+    answer: Answer
+    run: str | None = None
+    known: bool = False
+    first: Divergence | None = None
+    reason: str | None = None
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Two runs, what of BAD's can be taken, and the first step at which they differ."""
+
+    good: Run
+    bad: Run
+    elements: tuple[Element, ...]
+    first: Divergence
+    session: bool
+
+    @property
+    def last(self) -> int:
+        """The step after which a hybrid has told what it can."""
+        return max(self.first.step, 1)
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told how it goes: of a run before it begins, of its events, and of each trial when it is over."""
+
+    begin: Callable[[Names, str], None]
+    told: Callable[[Trial], None]
+    watch: supervise.Watch
+    prepare: Progress
+
+
+class RunsSpent(M5Error):
+    """As many hybrids were run as are allowed."""
+
+    hint = "Ask again, with more --max-runs: what was run is not run again."
+
+
+class HybridRuns:
+    """Answers for sets of differences, each remembered; at most `limit` of them are found out by running one.
+
+    With `rebuilt`, each runs in an environment that is made for it.
+    """
+
+    def __init__(
+        self,
+        ports: supervise.Ports,
+        question: Question,
+        home: Path,
+        author_dir: Path,
+        limit: int,
+        shown: Shown,
+        rebuilt: Rebuilt | None = None,
+    ) -> None:
+        self._ports = ports
+        self._rebuilt = rebuilt
+        self._made: dict[Recipe, supervise.Ports] = {}
+        self._question = question
+        self._home = home
+        self._author_dir = author_dir
+        self._limit = limit
+        self._shown = shown
+        self._original = history.load(ports.repo, question.good.id)
+        self._answers: dict[frozenset[Element], Trial] = {}
+        self.runs = 0
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All that was tried, in order."""
+        return tuple(self._answers.values())
+
+    def ask(self, chosen: frozenset[Element]) -> Answer:
+        """Return whether GOOD with `chosen` from BAD is the same as GOOD. Raises RunsSpent, reproduce.Interrupted."""
+        return self.trial(chosen).answer
+
+    def trial(self, chosen: frozenset[Element]) -> Trial:
+        """As `ask`, with all that is known of it."""
+        if chosen not in self._answers:
+            self._answers[chosen] = trial = self._tried(chosen)
+            self._shown.told(trial)
+        return self._answers[chosen]
+
+    def _tried(self, chosen: frozenset[Element]) -> Trial:
+        question = self._question
+        taken = tuple(element.name for element in question.elements if element in chosen)
+        try:
+            ports, plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
+        except (Unmixable, UsageError) as error:
+            return Trial(taken=taken, answer="unresolved", reason=f"cannot be made: {error}")
+        if (known := self._known(ports, plan, taken)) is not None:
+            return known
+        if self.runs >= self._limit:
+            raise RunsSpent(f"{self.runs} hybrids were run, which is all that --max-runs allows")
+        self.runs += 1
+        self._shown.begin(taken, plan.run.id)
+        return self._run(ports, plan, taken)
+
+    def _plan(self, chosen: Collection[Element], what: str) -> tuple[supervise.Ports, run.Plan]:
+        """Publish a hybrid's snapshot, and return where it runs and its first attempt, ready to be executed."""
+        repo, question = self._ports.repo, self._question
+
+        def attempt() -> tuple[hybrids.Hybrid, str]:
+            hybrid = hybrids.make(repo, question.good, question.bad, question.elements, chosen)
+            return hybrid, hybrids.publish(repo, hybrid, question.good, question.bad, what)
+
+        hybrid, snapshot = repeated(attempt)
+        replay = run.new_run(
+            snapshot, hybrid.spec, name=question.good.name, reproduces=question.good.id, parent=hybrid.parent
+        )
+        if question.session:
+            begin = hybrid.parent.step if hybrid.parent is not None else 0
+            replay = msgspec.structs.replace(replay, segment=Segment(first=begin, last=max(question.last, begin + 1)))
+        at = tuple(sorted(step for step in self._original.contents if not question.session or step <= question.last))
+        ports = self._outside(chosen, snapshot)
+        environment, tracker = ports.environment, ports.tracker
+        where = (self._home, self._author_dir, environment, tracker)
+        return ports, run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
+
+    def _outside(self, chosen: Collection[Element], snapshot: Digest) -> supervise.Ports:
+        """Return the outside of a hybrid, in an environment of its own if they have one. Raises Unmixable."""
+        if self._rebuilt is None:
+            return self._ports
+        taken = [element.change for element in chosen if element.change.part == "environment"]
+        good, bad = self._question.good, self._question.bad
+        try:
+            recipe = environments.recipe(self._ports.repo, good, bad, taken, snapshot)
+            if recipe not in self._made:
+                self._made[recipe] = self._rebuilt(recipe)
+        except M5Error as error:
+            raise Unmixable(f"no such environment: {error}") from error
+        return self._made[recipe]
+
+    def _run(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial:
+        comparison = Comparison(self._side(self._original))
+
+        def feed(rank: str, event: AnyEvent) -> bool:
+            comparison.feed(rank, event)
+            self._shown.watch(rank, event)
+            return comparison.settled()
+
+        result = supervise.execute(ports, plan, feed, self._shown.prepare)
+        trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
+        if result.outcome == "interrupted" and trial.answer == "unresolved":
+            raise reproduce.Interrupted(
+                f"hybrid {plan.run.id} was stopped before it told anything",
+                hint="Ask again: what was run to its end is not run again.",
+            )
+        return trial
+
+    def _known(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial | None:
+        """Return the trial of a run that was there before, if one is as good as a new one."""
+        repo = self._ports.repo
+        for other in runs.readable(repo):
+            if not _as(other, plan.run):
+                continue
+            done = history.load(repo, other.id)
+            if done.outcome is None or done.attempts != 1:
+                continue
+            if drift.worst(_drift(ports, other, plan)) in ("can", "does"):
+                continue
+            comparison = compare.whole(self._side(self._original), self._side(done))
+            trial = self._judged(comparison, other, taken, done.outcome, "it ended so when it was run before")
+            if trial.answer != "unresolved" or done.outcome == "failed":
+                return msgspec.structs.replace(trial, known=True)
+        return None
+
+    def drift_since(self, other: Run) -> tuple[Change, ...]:
+        """Return how GOOD's environment here differs from the one that a run began in."""
+        try:
+            ports, plan = self._plan((), "nothing")
+        except (Unmixable, UsageError):
+            return ()
+        return _drift(ports, other, plan)
+
+    def _side(self, done: History) -> History:
+        """Return what is compared of a run: of a session, up to the step that is asked about."""
+        return done.within(-1, self._question.last) if self._question.session else done
+
+    def _judged(
+        self, comparison: Comparison, replay: Run, taken: Names, outcome: str | None, message: str | None
+    ) -> Trial:
+        first = comparison.first()
+        if not self._question.session:
+            repo, tracker = self._ports.repo, self._ports.tracker
+            first = results.first_difference(repo, tracker, comparison, self._question.good.id, replay.id)
+        if first is None and outcome == "finished":
+            first = missing(comparison)
+        reason = None if first is not None else _unresolved(self._question, comparison, outcome, message)
+        answer: Answer = "differs" if first is not None else "same" if reason is None else "unresolved"
+        return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
+
+
+def _drift(ports: supervise.Ports, other: Run, plan: run.Plan) -> tuple[Change, ...]:
+    return reproduce.environment_drift(ports, reproduce.Request(original=other.id), plan)
+
+
+def missing(comparison: Comparison) -> Divergence | None:
+    """Return the first step that the original did and a run that has ended did not, as the divergence that it is."""
+    found = [
+        (min(absent), rank)
+        for rank, steps in comparison.original.steps.items()
+        if (absent := set(steps) - set(comparison.replay.steps.get(rank, {})))
+    ]
+    if not found:
+        return None
+    step, rank = min(found)
+    return Divergence(step=step, rank=rank, quantity="step", original="done", replayed=None)
+
+
+def _unresolved(question: Question, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
+    """Return why an ended hybrid that does not differ is not the same either: what differs in BAD was not compared."""
+    asked, replay = question.first, comparison.replay
+    if outcome != "finished" and (not question.session or missing(comparison) is not None):
+        return f"{outcome}: {message or 'it gave no reason'}"
+    if asked.quantity.startswith(("tensor ", "generator ")) and asked.step not in replay.states.get(asked.rank, {}):
+        return f"recorded no state after step {asked.step}"
+    if asked.quantity == "checkpoint" and asked.step not in replay.contents:
+        return f"saved no checkpoint after step {asked.step}"
+    return None
+
+
+def _as(other: Run, wanted: Run) -> bool:
+    """Return whether a run that is there does what is wanted: from the same inputs, from its begin, and as far."""
+    if (other.reproduces, other.snapshot, other.spec, other.parent) != (
+        wanted.reproduces,
+        wanted.snapshot,
+        wanted.spec,
+        wanted.parent,
+    ):
+        return False
+    one, asked = other.segment, wanted.segment
+    return one is None or (asked is not None and one.digest is None and one.last >= asked.last)
+
+
+def names(elements: Sequence[Element]) -> Names:
+    """Return what elements are called."""
+    return tuple(element.name for element in elements)

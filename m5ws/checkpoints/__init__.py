@@ -1,0 +1,1 @@
+"""Checkpoints of a run: list, resolve, compare. Reads only."""

@@ -1,0 +1,218 @@
+"""What differs between two checkpoints: tensors by name, element by element, and what is no tensor, value by value.
+
+Digests first: what is stored as the same parts is equal without being read. The rest is read in windows, so that
+memory is bounded whatever the size. Bits are compared, never values: -0.0 is not +0.0, and a NaN is the NaN that it is.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from m5ws.checkpoints import plain_state
+from m5ws.checkpoints.interface import CompareBits
+from m5ws.checkpoints.plain_state import StateChange
+from m5ws.checkpoints.resolve import Named
+from m5ws.progress import Progress
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.verdict import Elements
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.files.trees import load as load_tree
+from m5ws.repository.repository import Repository
+from m5ws.repository.tensors import Layout, Parts, Reader, layout
+
+_THREADS = 4
+_BUDGET_BYTES = 256 * 2**20
+
+Kind = Literal["only in a", "only in b", "type", "shape", "bits"]
+
+
+class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that is not the same in both; `a` and `b` are its type and shape. `elements` is None if it is not read.
+
+    `first_index` is where in the tensor the first element lies that differs.
+    """
+
+    name: str
+    kind: Kind
+    a: str | None = None
+    b: str | None = None
+    elements: Elements | None = None
+    first_index: tuple[int, ...] | None = None
+
+
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is not the same in both; None where one has none, else its digest."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs; `notes` say what was compared how, and what was not. `by` is what tensors are named by."""
+
+    a: Named
+    b: Named
+    by: Literal["name", "path"]
+    tensors: tuple[TensorChange, ...] = ()
+    state: tuple[StateChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    tensors_equal: int = 0
+    bytes_unread: int = 0
+    bytes_read: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        return not (self.tensors or self.state or self.files)
+
+
+def compare(
+    repo: Repository, a: Named, b: Named, bits: CompareBits | None, progress: Progress | None = None
+) -> CheckpointDiff:
+    """Compare two checkpoints; without `bits`, name what differs and read no tensor.
+
+    Raises NotFound, CorruptObject, UnknownSchema.
+    """
+    contents = [_content(repo, one) for one in (a, b)]
+    old, new = contents
+    by: Literal["name", "path"] = "path" if "deepspeed/1" in (old.format, new.format) else "name"
+    if repo.objects.get_record(a.digest, Checkpoint).content == repo.objects.get_record(b.digest, Checkpoint).content:
+        size = sum(layout(tensor).size_bytes for tensor in old.tensors)
+        return CheckpointDiff(a=a, b=b, by=by, tensors_equal=len(old.tensors), bytes_unread=size)
+    work = _Work(repo, bits, progress)
+    tensors = tuple(work.tensors(_layouts(old), _layouts(new)))
+    return CheckpointDiff(
+        a=a,
+        b=b,
+        by=by,
+        tensors=tensors,
+        state=tuple(plain_state.changes(repo.objects, *_comparable(old, new))),
+        files=tuple(_files(repo, old, new)),
+        tensors_equal=work.equal,
+        bytes_unread=work.unread,
+        bytes_read=work.read,
+        notes=tuple(_notes(old, new, bits is not None)),
+    )
+
+
+def _content(repo: Repository, which: Named) -> Content:
+    record = repo.objects.get_record(which.digest, Checkpoint)
+    return repo.objects.get_record(record.content, Content)
+
+
+def _layouts(content: Content) -> dict[str, Layout]:
+    return {tensor.name: layout(tensor) for tensor in content.tensors}
+
+
+def _comparable(a: Content, b: Content) -> tuple[Content, Content]:
+    """Return both with the state of ranks only where there are as many: a rank of another number is another thing."""
+    if a.world == b.world and a.format == b.format:
+        return a, b
+    one, other = (
+        msgspec.structs.replace(content, ranks=(), blobs={} if content.format == "deepspeed/1" else content.blobs)
+        for content in (a, b)
+    )
+    return one, other
+
+
+def _notes(a: Content, b: Content, read: bool) -> Iterator[str]:
+    if a.format != b.format:
+        yield f"one is of format {a.format}, the other of {b.format}: their tensors have different names"
+    if a.world != b.world:
+        yield f"one was made by {a.world} ranks, the other by {b.world}: the state of single ranks is not compared"
+    if a.format == b.format == "deepspeed/1":
+        yield "DeepSpeed's tensors are compared by file and path; its flat buffers are not the model's parameters"
+    if not read:
+        yield "how much tensors differ was not asked"
+
+
+def _files(repo: Repository, a: Content, b: Content) -> Iterator[FileChange]:
+    trees = [load_tree(repo.objects, one.tree).entries if one.tree is not None else () for one in (a, b)]
+    old, new = ({entry.name: entry for entry in entries} for entries in trees)
+    for name in sorted(old.keys() | new.keys()):
+        one, other = old.get(name), new.get(name)
+        if one is None or other is None or (one.digest, one.mode) != (other.digest, other.mode):
+            yield FileChange(name=name, a=one.digest if one else None, b=other.digest if other else None)
+
+
+class _Work:
+    """One comparison: parts are read once, and counted."""
+
+    def __init__(self, repo: Repository, bits: CompareBits | None, progress: Progress | None) -> None:
+        self._parts = Parts(repo.objects)
+        self._bits = bits
+        self._progress = progress
+        self.equal = self.unread = self.read = 0
+
+    def tensors(self, a: Mapping[str, Layout], b: Mapping[str, Layout]) -> Iterator[TensorChange]:
+        """Yield what is not the same in both, in order of names."""
+        names = sorted(a.keys() | b.keys())
+        for number, name in enumerate(names):
+            change = self._tensor(name, a.get(name), b.get(name))
+            if change is None:
+                self.equal += 1
+            else:
+                yield change
+            if self._progress:
+                self._progress("comparing tensors", number + 1, len(names))
+
+    def _tensor(self, name: str, a: Layout | None, b: Layout | None) -> TensorChange | None:
+        if a is None or b is None:
+            return TensorChange(name=name, kind="only in b" if a is None else "only in a", a=_said(a), b=_said(b))
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return TensorChange(name=name, kind="type" if a.dtype != b.dtype else "shape", a=_said(a), b=_said(b))
+        one, other = Reader(self._parts, a), Reader(self._parts, b)
+        ranges = list(self._unequal(one, other))
+        if not ranges:
+            return None
+        found = self._elements(one, other, ranges) if self._bits is not None else None
+        if found is not None and not found.differing:
+            return None
+        first = _index(found.first, a.shape) if found is not None and found.first is not None else None
+        return TensorChange(name=name, kind="bits", a=_said(a), b=_said(b), elements=found, first_index=first)
+
+    def _unequal(self, a: Reader, b: Reader) -> Iterator[tuple[int, int]]:
+        """Yield ranges of bytes that are not known to be equal."""
+        edges = sorted({edge for reader in (a, b) for window in reader.windows() for edge in window})
+        for start, end in itertools.pairwise(edges):
+            known = a.digest(start, end)
+            if known is not None and known == b.digest(start, end):
+                self.unread += end - start
+            else:
+                yield start, end
+
+    def _elements(self, a: Reader, b: Reader, ranges: Sequence[tuple[int, int]]) -> Elements:
+        """Return how two tensors differ, with what is known to be equal counted as compared."""
+        jobs: list[Job[Elements]] = [
+            # Of each side a window, and the parts that it is made of.
+            (4 * (end - start), lambda start=start, end=end: self._range(a, b, start, end))  # type: ignore[misc]
+            for start, end in ranges
+        ]
+        known = a.layout.elements - sum(end - start for start, end in ranges) // a.layout.item_bytes
+        found = Elements(compared=known)
+        for part in fly(jobs, _THREADS, _BUDGET_BYTES):
+            found += part
+        self.read += sum(end - start for start, end in ranges)
+        return found
+
+    def _range(self, a: Reader, b: Reader, start: int, end: int) -> Elements:
+        old, new = a.read(start, end), b.read(start, end)
+        item = a.layout.item_bytes
+        if old == new or self._bits is None:
+            return Elements(compared=(end - start) // item)
+        return self._bits(old, new, a.layout.dtype, start // item)
+
+
+def _said(found: Layout | None) -> str | None:
+    return None if found is None else f"{found.dtype} {list(found.shape)}"
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.append(place)
+    return tuple(reversed(index))

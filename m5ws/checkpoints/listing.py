@@ -1,0 +1,222 @@
+"""The checkpoints of a run, and all that is known of one. Reads only.
+
+What a checkpoint adds to the store is counted against the checkpoints before it in its run: bytes in objects that none
+of them names. A damaged record does not hide the others.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+
+from m5ws.checkpoints import plain_state
+from m5ws.checkpoints.plain_state import Leaf
+from m5ws.checkpoints.resolve import Named
+from m5ws.errors import UNREADABLE
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import CheckpointPublished
+from m5ws.records.tree import Slice
+from m5ws.repository import checkpoints
+from m5ws.repository.checkpoints import Recorded
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.files import trees
+from m5ws.repository.ledger import ledger
+from m5ws.repository.reachability.links import named
+from m5ws.repository.repository import Repository
+
+_THREADS = 8
+_RECORD_BYTES = 2**20
+_IN_FLIGHT_BYTES = 64 * 2**20
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint in a list.
+
+    `size_bytes` is all of it, `new_bytes` what no earlier checkpoint of the run had. `counts` is False for one that an
+    attempt published after a newer one had begun. `when_s` is seconds since the epoch.
+    """
+
+    name: str
+    step: int
+    attempt: int
+    when_s: float
+    digest: Digest | None = None
+    content: Digest | None = None
+    format: str = ""
+    world: int = 0
+    size_bytes: int = 0
+    new_bytes: int = 0
+    kept: bool = False
+    counts: bool = True
+    problem: str | None = None
+
+
+class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored tensor: whole, whatever the number of its shards."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    shards: int
+
+
+class FileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a checkpoint, or an opaque item of its own format."""
+
+    name: str
+    size_bytes: int
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a checkpoint. `ledger` maps each rank to its chain's head at that step."""
+
+    name: str
+    run: str
+    snapshot: Digest
+    attempt: int
+    step: int
+    digest: Digest
+    content: Digest
+    format: str
+    world: int
+    when_s: float
+    size_bytes: int
+    kept: bool
+    counts: bool
+    tensors: tuple[TensorRow, ...]
+    files: tuple[FileRow, ...]
+    state: tuple[Leaf, ...]
+    ledger: dict[str, Digest]
+
+
+def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointRow]:
+    """Return every checkpoint that was published, in order of steps, also those that do not count.
+
+    Output files, which older builds published as checkpoints, are none.
+    """
+    names = checkpoints.names(repo, run)
+    valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
+    recorded = _recorded(repo, run)
+    when = _moments(repo, run, recorded)
+    jobs: list[Job[_Read]] = [(_RECORD_BYTES, partial(_read, repo, run, name, recorded)) for name in names]
+    rows: list[CheckpointRow] = []
+    seen: set[bytes] = set()
+    for number, (name, found) in enumerate(zip(names, fly(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
+        row = CheckpointRow(
+            name=name,
+            step=checkpoints.step_of(name),
+            attempt=checkpoints.attempt_of(name),
+            when_s=when.get(name, 0.0),
+            kept=name in kept,
+            counts=name in valid,
+        )
+        if isinstance(found, str) or found[2].format != "files/1":
+            rows.append(_filled(row, found, seen))
+        if progress:
+            progress("reading checkpoints", number + 1, len(names))
+    return rows
+
+
+def view(repo: Repository, which: Named) -> CheckpointView:
+    """Return all that is known of a checkpoint. Raises NotFound, CorruptObject."""
+    record = repo.objects.get_record(which.digest, Checkpoint)
+    content = repo.objects.get_record(record.content, Content)
+    opaque = content.blobs if content.format == "dcp/1" else {}
+    files = [FileRow(name=name, size_bytes=part.size_bytes) for name, part in opaque.items()]
+    if content.tree is not None:
+        entries = trees.load(repo.objects, content.tree).entries
+        files += [FileRow(name=entry.name, size_bytes=entry.size_bytes) for entry in entries]
+    return CheckpointView(
+        name=which.name,
+        run=record.run,
+        snapshot=record.snapshot,
+        attempt=record.attempt,
+        step=record.step,
+        digest=which.digest,
+        content=record.content,
+        format=content.format,
+        world=content.world,
+        when_s=_moments(repo, record.run, _recorded(repo, record.run)).get(which.name, 0.0),
+        size_bytes=sum(part.size_bytes for part in _slices(repo, record.content, content)),
+        kept=which.name in checkpoints.kept(repo, record.run),
+        counts=which.name in checkpoints.valid(repo, record.run),
+        tensors=tuple(_tensors(content)),
+        files=tuple(files),
+        state=tuple(plain_state.leaves(repo.objects, content)),
+        ledger=record.ledger,
+    )
+
+
+def _recorded(repo: Repository, run: str) -> dict[str, CheckpointPublished]:
+    """Return the ledger's events of a run's checkpoints."""
+    return {
+        event.name: event
+        for attempt in ledger.attempts(repo, run)
+        for rank in ("0", ledger.LAUNCHER)
+        for event in ledger.events(repo, run, attempt, rank)
+        if isinstance(event, CheckpointPublished)
+    }
+
+
+def _moments(repo: Repository, run: str, recorded: Recorded) -> dict[str, float]:
+    """Return when each checkpoint was published: as the ledger says, or else by the store's clock."""
+    stored = repo.store.list(checkpoints.key(run, ""))
+    found = {stat.key.rpartition("/")[2]: stat.modified_s for stat in stored}
+    return found | {name: event.time_s for name, event in recorded.items() if name in found}
+
+
+_Read = tuple[Digest, Checkpoint, Content, tuple[Slice, ...]] | str
+
+
+def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
+    """Return a checkpoint's records and slices, or what is wrong with them."""
+    try:
+        digest, record = checkpoints.find(repo, run, name, recorded)
+        content = repo.objects.get_record(record.content, Content)
+        return digest, record, content, tuple(_slices(repo, record.content, content))
+    except UNREADABLE as error:
+        return str(error)
+
+
+def _filled(row: CheckpointRow, found: _Read, seen: set[bytes]) -> CheckpointRow:
+    """Return a row with what its records say; `seen` gets the objects that they name."""
+    if isinstance(found, str):
+        return msgspec.structs.replace(row, problem=found)
+    digest, record, content, slices = found
+    unique = {(part.object, part.offset): part.size_bytes for part in slices}
+    new = sum(size for (name, _), size in unique.items() if bytes.fromhex(name) not in seen)
+    seen.update(bytes.fromhex(name) for name, _ in unique)
+    return msgspec.structs.replace(
+        row,
+        digest=digest,
+        content=record.content,
+        format=content.format,
+        world=content.world,
+        size_bytes=sum(part.size_bytes for part in slices),
+        new_bytes=new,
+    )
+
+
+def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
+    """Yield every part of a content, and of the tree of files it may have."""
+    for found in named(repo.objects, digest, content):
+        if isinstance(found, Slice):
+            yield found
+        else:
+            record = repo.objects.get_record(*found)
+            yield from (part for part in named(repo.objects, found[0], record) if isinstance(part, Slice))
+
+
+def _tensors(content: Content) -> Iterable[TensorRow]:
+    for tensor in content.tensors:
+        parts = [part for shard in tensor.shards for part in shard.parts]
+        yield TensorRow(
+            name=tensor.name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            size_bytes=sum(part.size_bytes for part in parts),
+            shards=len(tensor.shards),
+        )

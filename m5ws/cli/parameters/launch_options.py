@@ -1,0 +1,38 @@
+"""What the command line may say of a launch; each is `None` where it says nothing, and m5ws.toml does."""
+
+from typing import TypedDict, get_args
+
+import click
+
+from m5ws.cli.parameters import names
+from m5ws.cli.parameters.grouped import grouped
+from m5ws.records.run import Trainer
+
+
+class Given(TypedDict):
+    """The values of `options`, by the names they have in `runs.run.Options`."""
+
+    trainer: Trainer | None
+    nproc: int | None
+    seed: int | None
+    checkpoint_every: int | None
+    checkpoint_minutes: float | None
+    fingerprint_every: int | None
+    name: str | None
+
+
+trainer = click.option("--trainer", type=click.Choice(get_args(Trainer)), help="What starts the script.")
+options = grouped(
+    trainer,
+    click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine."),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script."),
+    click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints."),
+    click.option(
+        "--checkpoint-minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="M",
+        help="Minutes between checkpoints.",
+    ),
+    click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints."),
+    click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run."),
+)

@@ -1,0 +1,166 @@
+"""Segments on the command line of `m5ws reproduce`: which ones, side by side, and what they say together."""
+
+import threading
+from typing import TYPE_CHECKING, TypedDict
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from m5ws.cli.parameters.grouped import grouped
+from m5ws.cli.terminal import interrupt, output
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.records.run import Segment
+    from m5ws.records.verdict import Change, Verdict
+    from m5ws.repository.repository import Repository
+    from m5ws.reproduce.reproduce import Request
+    from m5ws.reproduce.segments import Joint
+    from m5ws.runs.supervise import Ports
+    from m5ws.workspace import Workspace
+
+_WAYS = {"segment": "--segment", "steps": "--from/--to", "sample": "--sample", "all_segments": "--all-segments"}
+_CHANGES = {"snapshot": "--snapshot", "overrides": "--set", "seed": "--seed", "nproc": "--nproc"}
+
+
+options = grouped(
+    click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Only the Kth segment, from a checkpoint."),
+    click.option(
+        "--from", "first", type=click.IntRange(min=0), metavar="STEP", help="Only from this step's checkpoint on."
+    ),
+    click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Only up to this step."),
+    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N segments, drawn at random."),
+    click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them."),
+    click.option("--all-segments", is_flag=True, help="Every segment as a replay of its own."),
+)
+
+
+class Given(TypedDict):
+    """The values of `options`."""
+
+    segment: int | None
+    first: int | None
+    last: int | None
+    sample: int | None
+    sample_seed: int
+    all_segments: bool
+
+
+def refuse_useless(context: click.Context) -> None:
+    """Raise UsageError for options that contradict each other, or would be ignored."""
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    ways = [_WAYS[name] for name in ("segment", "sample", "all_segments") if name in given]
+    ways += [_WAYS["steps"]] if given & {"first", "last"} else []
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)} say different things; give one of them")
+    if ways and (changes := [_CHANGES[name] for name in _CHANGES if name in given]):
+        raise UsageError(
+            f"a segment is replayed from the run's own checkpoint, which {' and '.join(changes)} cannot change",
+            hint="`m5ws run --from RUN@STEP --set …` trains on from a checkpoint with something changed.",
+        )
+    if ways and "tolerance" in given:
+        raise UsageError("--tolerance is for a whole run", hint="A segment starts from exact bits: leave it out.")
+    if "sample_seed" in given and "sample" not in given:
+        raise UsageError("--sample-seed does nothing without --sample")
+    if "parallel" in given and not given & {"sample", "all_segments"}:
+        raise UsageError("--parallel does nothing without --all-segments or --sample")
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options ask for; nothing of it is the whole run."""
+
+    segment: int | None
+    first: int | None
+    last: int | None
+    sample: int | None
+    sample_seed: int
+    all_segments: bool
+
+    @property
+    def many(self) -> bool:
+        """Whether segments are replayed each as a run of its own."""
+        return self.all_segments or self.sample is not None
+
+    def of(self, repo: "Repository", run: str) -> "list[Segment]":
+        """Return the segments of a run that are asked for; none for the whole of it. Raises UsageError."""
+        from m5ws.reproduce import segments
+
+        if not self.all_segments and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
+            return []
+        found = segments.of_run(repo, run)
+        if self.all_segments:
+            return found
+        if self.segment is not None:
+            return [segments.numbered(found, self.segment)]
+        if self.sample is not None:
+            return segments.sample(found, self.sample, self.sample_seed)
+        first = self.first if self.first is not None else found[0].first
+        return [segments.covering(found, first, self.last if self.last is not None else found[-1].last)]
+
+
+def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int) -> "Joint":
+    """Replay segments, each as a run of its own, and return what they say together. Ctrl-C stops them all."""
+    from m5ws.cli.terminal import explanation, verdict
+    from m5ws.reproduce import reproduce, segments
+
+    stopped = threading.Event()
+    said = threading.Lock()
+    drifted: list[Change] = []
+
+    def announce(found: "tuple[Change, ...]") -> None:
+        with said:
+            if found and not drifted:
+                drifted.extend(found)
+                output.note("environment: drifted since the original began; `m5ws reproduce RUN` lists how")
+
+    def one(segment: "Segment") -> "Verdict":
+        if stopped.is_set():
+            raise reproduce.Interrupted("stopped before there was a verdict")
+        part = msgspec.structs.replace(request, segment=segment)
+        plan = reproduce.plan(ports, part, here.home, here.root)
+        output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
+        watch = lambda *_: stopped.is_set()  # noqa: E731
+        return reproduce.execute(ports, part, plan, announce, watch, again=verdict.again, told=explanation.told)
+
+    def told(one: "Verdict") -> None:
+        output.note(f"{one.segment}: {one.outcome}")
+
+    every = segments.of_run(ports.repo, request.original)
+    with interrupt.on_signals():
+        try:
+            found = segments.replay(wanted, one, parallel, told, stopped.set)
+        except BaseException:
+            stopped.set()
+            raise
+    return segments.join(request.original, found, len(every))
+
+
+def several(
+    here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int, *, as_json: bool
+) -> int:
+    """Replay segments, print what they say together, and return the exit status."""
+    from m5ws.reproduce import segments
+
+    joint = replay(here, ports, request, wanted, parallel)
+    every = segments.of_run(ports.repo, request.original)
+    segments.publish(ports.repo, ports.tracker, segments.record(joint, every), here.home)
+    output.print_json(joint) if as_json else output.echo(text(joint))
+    return joint.exit_code
+
+
+def text(joint: "Joint") -> str:
+    """Return what segments say together, for people: the finding first, then each segment."""
+    from m5ws.cli.terminal import verdict
+
+    lines = [
+        f"{joint.outcome.upper()}: run {joint.run}, {joint.segments} of {joint.of} segments",
+        f"  {joint.reason}",
+        "",
+    ]
+    rows = [(str(one.segment), one.outcome, one.replay) for one in joint.verdicts]
+    lines.append(output.table(("segment", "verdict", "replayed as"), rows))
+    for one in joint.verdicts:
+        if one.outcome not in ("sampled", "reproduced"):
+            lines += ["", verdict.text(one)]
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""What `m5ws push` and `m5ws pull` share: what is named, and that it is copied and told."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli.parameters.grouped import Command, grouped
+from m5ws.cli.terminal import output, progress
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.repository.ids import Kind
+    from m5ws.repository.repository import Repository
+    from m5ws.repository.transfer.transfer import Copied
+
+
+def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: str) -> Callable[[Command], Command]:
+    """Return the parameters of a verb that copies, but for its context.
+
+    `ids` is the type of what is named, `flag` the option that says which other store, and `store` and `everything`
+    are the help texts of that option and of --all.
+    """
+    return grouped(
+        click.argument("ids", metavar="[ID]...", type=ids, nargs=-1),
+        click.option(flag, "url", required=True, metavar="STORE", help=store),
+        click.option("--all", "everything", is_flag=True, help=everything),
+        click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be."),
+        output.json_option,
+    )
+
+
+def chosen(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
+    """Return what is to be copied. Raises UsageError, NotFound, AmbiguousId."""
+    from m5ws.repository import ids as refs
+    from m5ws.repository import runs, snapshots
+
+    if bool(ids) == everything:
+        raise UsageError("--all and ids exclude each other" if ids else "nothing is named: give ids, or --all")
+    if not everything:
+        return [refs.resolve(source, given) for given in ids]
+    return [("snapshot", name) for name in snapshots.ids(source)] + [("run", name) for name in runs.ids(source)]
+
+
+def copy(
+    source: "Repository", target: "Repository", wanted: "list[tuple[Kind, str]]", dry_run: bool, as_json: bool
+) -> None:
+    """Copy, and print what was copied."""
+    from m5ws.repository.transfer import transfer as operation
+
+    with progress.Bar() as bar:
+        copied = operation.copy(source, target, wanted, bar, dry_run=dry_run)
+    return output.print_json(copied) if as_json else output.echo(_says(copied, target.store.url, dry_run))
+
+
+def _says(copied: "Copied", url: str, dry_run: bool) -> str:
+    new = f"{copied.new_objects:,} objects ({output.size(copied.new_bytes)}) and {copied.references:,} references"
+    held = f"{copied.snapshots} snapshots and {copied.runs} runs with {copied.objects:,} objects"
+    verb = "would be copied" if dry_run else "copied"
+    return f"{held}, {output.size(copied.size_bytes)}: {new} {verb} to {url}"

@@ -1,0 +1,25 @@
+"""Changes between two snapshots or runs, as lines for a terminal."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from m5ws.cli.terminal import output
+from m5ws.records.verdict import Change
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line]:
+    """Return changes in lines under the part they belong to; a diff is coloured where it is shown on a terminal."""
+    from m5ws.environment import drift
+
+    if not changes:
+        return ["no difference"]
+    found: list[output.Line] = []
+    for part, group in groupby(changes, key=lambda change: change.part):
+        found.append((output.Styled(part, bold=True),))
+        for change in group:
+            found.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
+            if change.detail and "\n" in change.detail and not brief:
+                found += [("    ", output.Styled(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()]
+    return found

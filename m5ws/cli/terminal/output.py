@@ -1,0 +1,170 @@
+"""What verbs print: one JSON document, or lines for people. Results on stdout, the rest on stderr.
+
+Numbers for people are short here and exact in JSON. `echo` is the only way to a terminal: a text that a store, a script
+or another person wrote cannot control it.
+"""
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from m5ws.records import exact
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that control a terminal or the order of what it shows: C0 but for newline and tab, DEL, C1, separators of
+lines and paragraphs, all that directs bidirectional text, and lone surrogates."""
+
+
+class Styled(msgspec.Struct, frozen=True):
+    """Text that is shown in a style of its own where there is a terminal."""
+
+    text: str
+    colour: str | None = None
+    bold: bool = False
+
+
+Line = str | tuple[str | Styled, ...]
+"""A line for people, in pieces where they differ in style."""
+
+
+def escaped(text: str) -> str:
+    """Return text with each character that could control a terminal as its escape, such as `\\x1b`."""
+    return _CONTROL.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
+    """Print lines, escaped; their styles are left out where there is no terminal."""
+    click.echo("\n".join(map(_rendered, lines)), err=err, nl=nl)
+
+
+def plain_text(line: Line) -> str:
+    """Return a line without its styles."""
+    return line if isinstance(line, str) else "".join(p if isinstance(p, str) else p.text for p in line)
+
+
+def _rendered(line: Line) -> str:
+    pieces = (line,) if isinstance(line, str) else line
+    return "".join(
+        escaped(plain_text((piece,)))
+        if isinstance(piece, str) or not (piece.colour or piece.bold)
+        else click.style(escaped(piece.text), fg=piece.colour, bold=piece.bold or None)
+        for piece in pieces
+    )
+
+
+def print_json(value: object) -> None:
+    """Print records, and lists and mappings of them, as one JSON document on stdout."""
+    text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode()
+    # JSON itself escapes C0 alone; any of the others stands within a string.
+    click.echo(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def plain(value: object) -> object:
+    """Return records as plain data, with paths (bytes in records) as text; undecodable bytes are escaped."""
+    return _texts(msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_path))
+
+
+def _path(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    # What msgspec asks of an encoding hook: a value that no record may hold is a bug, and is reported as one.
+    raise NotImplementedError(f"no JSON for {type(value)}")
+
+
+def _texts(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {key: _texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_texts(item) for item in value]
+    return value
+
+
+def size(size_bytes: int) -> str:
+    """Return a size for people: 3 significant digits, powers of 1024."""
+    amount = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000 or unit == "TiB":
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.3g} {unit}"
+        amount /= 1024
+    raise AssertionError("unreachable")
+
+
+def moment(time_s: float | None) -> str:
+    """Return a time for people, in local time to the second."""
+    try:
+        return f"{datetime.datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M:%S}" if time_s else "-"
+    except (OSError, OverflowError, ValueError):
+        return f"{time_s} s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: `42s`, `3m 05s`, `2h 04m`, `3d 04h`."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
+    whole = max(0, round(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d {hours % 24:02d}h"
+    if hours:
+        return f"{hours}h {minutes % 60:02d}m"
+    return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def number(text: str) -> str:
+    """Return an exact quantity for people; other text, a digest for one, as it is."""
+    if not text.lstrip("-").startswith(("0x", "nan:")):
+        return text
+    try:
+        return f"{exact.decode(text):.6g}"
+    except (OverflowError, ValueError):
+        return text
+
+
+def short(identifier: str) -> str:
+    """Return as much of an id as people need to see; every verb takes it back."""
+    return identifier[:12]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under heads in columns, the last one as long as it is."""
+    cells = [[_cell(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Return text as one line: a name with a line end in it would look like two rows."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def fields(pairs: Mapping[str, str | None], indent: str = "") -> str:
+    """Return names and values in two columns; a value of None is left out."""
+    shown = {name: value for name, value in pairs.items() if value is not None}
+    width = max(map(len, shown), default=0)
+    return "\n".join(f"{indent}{name.ljust(width)}  {value}".rstrip() for name, value in shown.items())
+
+
+def note(message: str) -> None:
+    """Print a line that is not the result, on stderr, unless `-q` was given."""
+    context = click.get_current_context(silent=True)
+    if context is None or not context.find_root().params.get("quiet"):
+        echo(message, err=True)
+
+
+def warn(message: str) -> None:
+    """Print a line that a person must see, on stderr."""
+    echo(message, err=True)

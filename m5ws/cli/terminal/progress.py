@@ -1,0 +1,80 @@
+"""Progress of long work, on stderr: a bar on a terminal, now and then a line elsewhere.
+
+Work that is over soon prints nothing, and loads nothing: the bar's library is imported when there is
+something to wait for.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from m5ws.cli.terminal import output
+
+_PATIENCE_S = 0.7
+_LINE_EVERY_S = 10.0
+
+
+class Bar:
+    """A `Progress` to be closed; on a terminal the line is erased again at the end."""
+
+    def __init__(self, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._clock = clock
+        self._next_s = clock() + (_PATIENCE_S if self._terminal else _LINE_EVERY_S)
+        self._display: _Display | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Say that `done` of `total` is done; a total of 0 is unknown."""
+        if self._display is not None:
+            self._display.update(what, done, total)
+        elif self._clock() >= self._next_s:
+            if self._terminal:
+                self._display = _Display()
+                self._display.update(what, done, total)
+            else:
+                counted = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
+                output.note(f"{what}{counted}")
+                self._next_s = self._clock() + _LINE_EVERY_S
+
+    def close(self) -> None:
+        """Erase the bar."""
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Display:
+    """One bar of `rich` for each thing that is being done."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = RichProgress(*columns, console=Console(stderr=True), transient=True)
+        self._tasks: dict[str, object] = {}
+        self._progress.start()
+
+    def update(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(output.escaped(what), total=total or None)
+        self._progress.update(self._tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,141 @@
+"""The progress of a run, on stderr: a live line on a terminal, a line every few seconds elsewhere.
+
+It follows the ledger's events as they are delivered; what a person must see (a notice, an end) is printed
+as a line of its own in both.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from m5ws.cli.terminal import output
+from m5ws.cli.terminal.progress import Bar
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_LINE_EVERY_S = 10.0
+_SMOOTH = 0.9
+
+
+class RunProgress:
+    """Shows preparation (`prepare` is a `Progress`) and then steps (`watch` takes ledger events)."""
+
+    def __init__(
+        self, *, enabled: bool = True, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._enabled = enabled
+        self._gone = False
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._clock = clock
+        self._bar = Bar(terminal=self._terminal)
+        self._live: Live | None = None
+        self._next_s = 0.0
+        self._step: Step | None = None
+        self._shown: Step | None = None
+        self._rates: dict[str, float] = {}
+        self._step_s: float | None = None
+        self._before_s: float | None = None
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Show the progress of what comes before the first step."""
+        if self._enabled:
+            self._bar(what, done, total)
+
+    def watch(self, rank: str, event: AnyEvent) -> None:
+        """Show one event of the ledger. A terminal or pipe that goes away ends the showing, never the run."""
+        if self._gone:
+            return
+        try:
+            self._event(rank, event)
+        except OSError:
+            self._gone = True
+
+    def _event(self, rank: str, event: AnyEvent) -> None:
+        self._bar.close()
+        match event:
+            case Step():
+                self._count(rank, event)
+                if rank == "0" and self._enabled:
+                    self._show()
+            case Notice():
+                where = f" (step {event.step})" if event.step is not None else ""
+                self._say(f"{event.kind}{where}: {event.message}", output.warn)
+            case CheckpointPublished() if self._enabled and not self._terminal:
+                self._say(f"checkpoint {event.name}")
+            case AttemptStarted() if event.resume is not None:
+                self._say(f"going on from checkpoint {event.resume}")
+            case AttemptEnded():
+                self.close()
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Leave the last line as it is and give the terminal back."""
+        self._bar.close()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._enabled and self._step is not self._shown:
+            self._print()
+
+    def line(self) -> str:
+        """Return how far the run is: step, loss, tokens a second over all ranks, time left."""
+        step = self._step
+        if step is None:
+            return "starting"
+        parts = [f"step {step.step}/{step.total}" if step.total else f"step {step.step}"]
+        if "loss" in step.quantities:
+            parts.append(f"loss {output.number(step.quantities['loss'])}")
+        if self._rates:
+            parts.append(f"{sum(self._rates.values()):,.0f} tokens/s")
+        if step.total and self._step_s is not None and step.step < step.total:
+            parts.append(f"{output.duration((step.total - step.step) * self._step_s)} left")
+        return "  ".join(parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _count(self, rank: str, step: Step) -> None:
+        if step.tokens and step.seconds > 0:
+            self._rates[rank] = step.tokens / step.seconds
+        if rank != "0":
+            return
+        if self._before_s is not None and step.time_s > self._before_s:
+            took = step.time_s - self._before_s
+            self._step_s = took if self._step_s is None else _SMOOTH * self._step_s + (1 - _SMOOTH) * took
+        self._before_s = step.time_s
+        self._step = step
+
+    def _show(self) -> None:
+        if self._terminal:
+            from rich.console import Console
+            from rich.live import Live
+            from rich.text import Text
+
+            if self._live is None:
+                self._live = Live(console=Console(stderr=True), refresh_per_second=8)
+                self._live.start()
+            self._live.update(Text(output.escaped(self.line())))
+            self._shown = self._step
+        elif self._clock() >= self._next_s:
+            self._print()
+
+    def _print(self) -> None:
+        output.note(self.line())
+        self._shown = self._step
+        self._next_s = self._clock() + _LINE_EVERY_S
+
+    def _say(self, text: str, otherwise: Callable[[str], None] = output.note) -> None:
+        if self._live is not None:
+            self._live.console.print(output.escaped(text), markup=False, highlight=False)
+        else:
+            otherwise(text)

@@ -1,0 +1,114 @@
+"""A verdict, for people: what was found, on what evidence, and what differs."""
+
+from m5ws.cli.terminal import change_text, explanation, output
+from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
+
+_SAYS = {
+    "reproduced": "everything that was compared is equal, bit for bit",
+    "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
+    "consistent": "the replay is not the same, and close",
+    "diverged": "the replay is not the same",
+    "nondeterministic": "two replays of this run differ from each other",
+    "not comparable": "this environment cannot give the same bits",
+}
+
+
+def again(first: Divergence, second: str) -> None:
+    """Say on stderr that a replay diverged, and is done once more."""
+    if _of_file(first):
+        output.note(f"it differs in {first.quantity}: replaying once more, as {second}")
+        return
+    output.note(f"it differs at step {first.step} ({first.quantity}): replaying once more, up to there, as {second}")
+
+
+def _of_file(found: Divergence) -> bool:
+    """Return True for a difference of output files, which belong to no step and no rank."""
+    return found.quantity.startswith("file ")
+
+
+def text(verdict: Verdict) -> str:
+    """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
+    part = f", {verdict.segment}" if verdict.segment is not None else ""
+    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(_replays(verdict))}"]
+    lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
+    if verdict.expected is not None and not verdict.expected.equal:
+        lines.append(f"  hardware: {verdict.expected.why}")
+    if verdict.first is not None:
+        lines += ["", *first(verdict.first)]
+    if verdict.course is not None:
+        lines.append(f"  after it  {verdict.course}")
+    if verdict.recheck is not None:
+        lines += ["", *_again(verdict.recheck)]
+    if verdict.explanation is not None:
+        lines += ["", *explanation.text(verdict.explanation)]
+    if verdict.compared:
+        equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
+        lines += ["", "compared:", output.fields(equal, "  ")]
+    if verdict.outputs:
+        lines += ["", "output files:", *(f"  {what}" for what in verdict.outputs)]
+    if verdict.not_compared:
+        lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
+    if verdict.changes and not _is_told(verdict):
+        lines += [
+            "",
+            "changed since the original:",
+            *map(output.plain_text, change_text.lines(verdict.changes, brief=True)),
+        ]
+    return "\n".join(lines)
+
+
+def _is_told(verdict: Verdict) -> bool:
+    """Return True if the reason has the only change, with both values."""
+    from m5ws.environment import drift
+
+    return len(verdict.changes) == 1 and drift.title(verdict.changes[0]) in (verdict.reason or "")
+
+
+def _replays(verdict: Verdict) -> tuple[str, ...]:
+    """Return the replays that were to do the run again; those that explain are named with what they show."""
+    explaining = verdict.explanation.replays if verdict.explanation is not None else ()
+    return tuple(name for name in verdict.replays if name not in explaining)
+
+
+def joint(found: JointVerdict) -> str:
+    """Return what replays of segments said together: the finding, and of which steps what is known."""
+    said = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
+    return "\n".join([*said, output.fields(found.parts, "  ")])
+
+
+def _again(recheck: Recheck) -> list[str]:
+    if recheck.replay is None:
+        return [f"second replay: could not be begun: {recheck.reason}"]
+    until = f", up to step {recheck.last}" if recheck.last is not None else ""
+    told = (
+        "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "tells nothing"
+    )
+    lines = [f"second replay: {recheck.replay}{until}: {told}"]
+    if recheck.first is not None:
+        lines += first(recheck.first, ("first", "second"), "where they part")
+    if recheck.start is not None:
+        equal = {None: "tells nothing", True: "equal to the original", False: "differs from the original too"}
+        lines.append(f"from the start: {recheck.start}{until}: {equal[recheck.start_equal]}")
+    return lines
+
+
+def first(
+    found: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
+) -> list[str]:
+    """Return a first difference in lines, with the values of both sides."""
+    at = "" if _of_file(found) else f"step {found.step}, rank {found.rank}, "
+    where = f"{title}: {at}{found.quantity}"
+    values = zip(sides, (found.original, found.replayed), strict=True)
+    lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
+    if found.tensor is not None:
+        at = f" (state after step {found.tensor_step})" if found.tensor_step is not None else ""
+        more = f", {found.tensors_differ} tensors differ" if found.tensors_differ > 1 else ""
+        lines.append(f"  tensor    {found.tensor}{at}{more}")
+    return lines
+
+
+def _exact(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    shown = output.number(value)
+    return value if shown == value else f"{value} ({shown})"

@@ -1,0 +1,1 @@
+"""`m5ws.toml`: find, read, defaults."""

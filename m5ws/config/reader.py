@@ -1,0 +1,170 @@
+"""`m5ws.toml` as a `Settings` record, or all that is wrong with it at once, each with its line.
+
+A key that is unknown, has a value of the wrong kind, or could have no effect is an error: a misspelt
+setting that is quietly ignored is a run with other settings than its author thinks.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Literal, get_args, get_origin
+
+import msgspec
+
+from m5ws.config.settings import Settings, StoreOptions
+from m5ws.errors import ConfigError
+
+Key = tuple[str, ...]
+Table = Mapping[str, object]
+
+
+def read(path: Path) -> Settings:
+    """Return what the file at `path` says. Raises ConfigError that names every problem and its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    problems = list(_problems(Settings, table, ())) or list(_useless(table))
+    if problems:
+        found = sorted((line_of(text, key), says) for key, says in problems)
+        raise ConfigError("\n".join(f"{path}:{line}: {says}" for line, says in found))
+    return msgspec.convert(table, Settings)
+
+
+def line_of(text: str, key: Key) -> int:
+    """Return the line of valid TOML on which `key`'s statement begins, from 1.
+
+    The parser itself says it: the statement ends where the shortest prefix that parses and has the key
+    ends, and begins after the one before that parses.
+    """
+    lines = text.splitlines()
+    start = 1
+    for end in range(1, len(lines) + 1):
+        try:
+            table = tomllib.loads("\n".join(lines[:end]) + "\n")
+        except tomllib.TOMLDecodeError:
+            continue
+        if _present(table, key):
+            return start
+        start = end + 1
+    return 1
+
+
+def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator[tuple[Key, str]]:
+    """Yield each key that `kind` does not know, and each value that is not of its key's type."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, value in table.items():
+        key = (*parent, name)
+        if name not in fields:
+            yield key, f"unknown key {'.'.join(key)!r}; {_nearest(name, list(fields))}"
+        elif isinstance(section := fields[name].type, type) and issubclass(section, msgspec.Struct):
+            if isinstance(value, dict):
+                yield from _problems(section, value, key)
+            else:
+                yield key, f"{'.'.join(key)!r} is a table: write [{'.'.join(key)}]"
+        elif wrong := _mismatch(value, fields[name].type):
+            yield key, f"{'.'.join(key)!r}: {wrong}"
+
+
+def _mismatch(value: object, kind: object) -> str | None:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return None if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"known here: {', '.join(known)}"
+
+
+def _present(table: Table, key: Key) -> bool:
+    value: object = table
+    for name in key:
+        if not isinstance(value, Mapping) or name not in value:
+            return False
+        value = value[name]
+    return True
+
+
+def _useless(table: Table) -> Iterator[tuple[Key, str]]:
+    settings = msgspec.convert(table, Settings)
+    for key, wrong, says in _RULES:
+        if _present(table, key) and wrong(settings):
+            yield key, f"{'.'.join(key)!r} {says}"
+
+
+def _outside(path: str) -> bool:
+    pure = PurePosixPath(path)
+    return not path or pure.is_absolute() or ".." in pure.parts
+
+
+def _below(number: int | None, least: int) -> bool:
+    return number is not None and number < least
+
+
+_RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
+    (("store", "url"), lambda s: not s.store.url, "is empty"),
+    *(
+        (("store", name), lambda s: not s.store.url.startswith("s3://"), "does nothing: 'store.url' is not s3://…")
+        for name in StoreOptions.__struct_fields__
+    ),
+    (
+        ("store", "sse_kms_key"),
+        lambda s: s.store.sse not in ("aws:kms", "aws:kms:dsse"),
+        "does nothing unless 'store.sse' is aws:kms or aws:kms:dsse",
+    ),
+    (("store", "stall_s"), lambda s: s.store.stall_s <= 0, "is not positive"),
+    (
+        ("store", "cache_limit"),
+        lambda s: s.store.cache_limit_bytes is None,
+        "is not a size: write bytes, or a text such as '50 GiB'",
+    ),
+    (("store", "cache"), lambda s: s.store.cache_limit_bytes == 0, "does nothing while 'store.cache_limit' is 0"),
+    (
+        ("config", "files"),
+        lambda s: any(map(_outside, s.config.files)),
+        "holds a path that is not inside the workspace",
+    ),
+    (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), "holds a path that is not inside the workspace"),
+    (
+        ("tokenizer", "path"),
+        lambda s: s.tokenizer.path is not None and _outside(s.tokenizer.path),
+        "is not inside the workspace",
+    ),
+    (("tokenizer", "probe"), lambda s: s.tokenizer.path is None, "does nothing without 'tokenizer.path'"),
+    (("run", "outputs"), lambda s: any(map(_outside, s.run.outputs)), "holds a path that is not inside the workspace"),
+    (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
+    (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
+    (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),
+    (
+        ("run", "checkpoint_minutes"),
+        lambda s: s.run.checkpoint_minutes is not None and s.run.checkpoint_minutes <= 0,
+        "is not positive",
+    ),
+    (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
+    (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),
+    (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 1), "is less than 1"),
+    (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
+    (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),
+    (("determinism", "threads"), lambda s: s.determinism.threads < 1, "is less than 1"),
+    (
+        ("determinism", "python_hash_seed"),
+        lambda s: not 0 <= s.determinism.python_hash_seed < 2**32,
+        "is not between 0 and 4294967295",
+    ),
+    *(
+        (("determinism", name), lambda s: s.determinism.level == "off", "does nothing while 'determinism.level' is off")
+        for name in ("python_hash_seed", "tf32", "fill_uninitialized", "cublas_workspace", "nccl_algo")
+    ),
+    *(
+        (("mlflow", name), lambda s: not s.mlflow.enabled, "does nothing while 'mlflow.enabled' is false")
+        for name in ("tracking_uri", "experiment")
+    ),
+)

@@ -1,0 +1,206 @@
+"""What differs between two snapshots, or between two runs: their recorded inputs, part by part.
+
+Trees are compared by digest first, so that equal parts cost nothing; only files that differ are read. Every
+change is rated by the table of `drift`; one that no rule knows `can` change bits.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from m5ws.diff import trees as tree_diff
+from m5ws.diff.trees import FilePair
+from m5ws.environment import attempt_environments
+from m5ws.environment.drift import rated
+from m5ws.records.base import Digest
+from m5ws.records.environment import Declared, Determinism
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Code, Dataset, Tokenizer
+from m5ws.records.verdict import Change
+from m5ws.repository import lineage, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config.flatten import flatten
+
+_LISTED = 20
+
+
+def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, ...]:
+    """Return what differs from snapshot `a` to `b`: code, config, tokenizer, data, declared, determinism.
+
+    Raises NotFound, CorruptObject.
+    """
+    if a == b:
+        return ()
+    old, new = snapshots.load(repo, a), snapshots.load(repo, b)
+    return (
+        *_code(repo, old.code, new.code),
+        *_config(repo, old.config, new.config),
+        *_tokenizer(repo, old.tokenizer, new.tokenizer),
+        *_data(repo, old.datasets, new.datasets),
+        *declared(old.declared, new.declared),
+        *_fields("determinism", old.determinism, new.determinism),
+    )
+
+
+def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
+    """Return what differs from run `a` to `b`: their snapshots, how they were launched, and what was there.
+
+    The environment is that of each run's last attempt, or of `attempt` of `a`, with what its ranks found inside.
+    Raises NotFound, CorruptObject.
+    """
+    old, new = runs.load(repo, a), runs.load(repo, b)
+    launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
+    # The number of ranks follows from what was asked for: one cause is not named twice.
+    said = {"world"} if any(change.name == "nproc" for change in launched) else set()
+    found = (change for change in attempt_environments.between_runs(repo, a, b, attempt) if change.name not in said)
+    return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
+
+
+def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:
+    """Yield where two runs start otherwise: from other checkpoints, or from one with other things begun anew."""
+    one, two = old.parent, new.parent
+    if (one and one.digest) != (two and two.digest):
+        change = rated("launch", "from", one.name if one else None, two.name if two else None)
+        stories = [(run.id, lineage.text(*lineage.chain(repo, run))) for run in (old, new)]
+        told = "; ".join(f"{name} starts {story}" for name, story in stories if story)
+        yield msgspec.structs.replace(change, detail=f"{change.detail}: {told}")
+    elif one is not None and two is not None and one.restart != two.restart:
+        yield rated("launch", "from.restart", ", ".join(one.restart) or None, ", ".join(two.restart) or None)
+
+
+def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
+    """Return what differs between two launch specs; environment variables each by name."""
+    plain = [change for change in _fields("launch", old, new) if change.name != "environment"]
+    variables = _mapping("launch", "environment.", old.environment, new.environment)
+    return (*plain, *variables)
+
+
+# --- the snapshot's parts -----------------------------------------------------------------------------------------
+
+
+def _code(repo: Repository, old: Code, new: Code) -> Iterator[Change]:
+    commits = [f"{code.commit or 'no commit'}{' with changes' if code.dirty else ''}" for code in (old, new)]
+    if commits[0] != commits[1]:
+        said = "the files themselves are compared below"
+        change = rated("code", "commit", commits[0], commits[1])
+        yield msgspec.structs.replace(change, rating="cannot", detail=said)
+    for pair in tree_diff.different(repo, old.tree, new.tree):
+        yield _file("code", pair, tree_diff.patch(repo, pair))
+
+
+def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Change]:
+    """Yield changed keys, named alone where there is one config file on both sides, else `file:key`."""
+    if old == new:
+        return
+    names = {entry.path for digest in (old, new) for entry in trees.load(repo.objects, digest).entries}
+    for pair in tree_diff.different(repo, old, new):
+        yield from _config_file(repo, pair, "" if len(names) == 1 else f"{pair.name}:")
+
+
+def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Change]:
+    before, after = (
+        flatten(pair.name, trees.read_file(repo.objects, repo.locations, side)) if side is not None else None
+        for side in (pair.old, pair.new)
+    )
+    if before is None or after is None:
+        yield _file("config", pair, tree_diff.patch(repo, pair))
+    elif before == after:
+        # Another reader may see a difference here: YAML 1.1 takes 1e-3 for text, 1.2 for a number.
+        change = _file("config", pair, tree_diff.patch(repo, pair))
+        yield msgspec.structs.replace(change, name=f"{pair.name} (keys and values are equal, the text differs)")
+    else:
+        yield from _mapping("config", prefix, before, after)
+
+
+def _tokenizer(repo: Repository, old: Tokenizer | None, new: Tokenizer | None) -> Iterator[Change]:
+    for pair in tree_diff.different(repo, _tree(old), _tree(new)):
+        yield _file("tokenizer", pair, None)
+    if old is None or new is None:
+        return
+    if old.probe_text != new.probe_text:
+        change = rated("tokenizer", "probe text", old.probe_text, new.probe_text)
+        yield msgspec.structs.replace(change, rating="cannot", detail="its token ids cannot be compared")
+    elif old.probe_ids != new.probe_ids:
+        change = rated("tokenizer", "probe ids", _ids(old.probe_ids), _ids(new.probe_ids))
+        yield msgspec.structs.replace(change, detail=_first_id(old.probe_ids, new.probe_ids))
+
+
+def _tree(part: Tokenizer | Dataset | None) -> Digest | None:
+    return None if part is None else part.tree
+
+
+def _ids(ids: Sequence[int] | None) -> str | None:
+    return None if ids is None else f"{len(ids)} ids: {' '.join(map(str, ids))}"
+
+
+def _first_id(old: Sequence[int] | None, new: Sequence[int] | None) -> str:
+    if old is None or new is None:
+        return "no library could be asked on one side"
+    place = next((place for place, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), min(len(old), len(new)))
+    return f"the same text has other token ids, from position {place} on"
+
+
+def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> Iterator[Change]:
+    before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield _dataset(repo, name, before.get(name), after.get(name))
+
+
+def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | None) -> Change:
+    change = rated("data", name, _pin(old), _pin(new))
+    pairs = tree_diff.different(repo, _tree(old), _tree(new))
+    if not pairs and old is not None and new is not None:
+        return msgspec.structs.replace(change, rating="cannot", detail="pinned in another way; the files are equal")
+    kinds = {
+        "added": [pair.name for pair in pairs if pair.old is None],
+        "removed": [pair.name for pair in pairs if pair.new is None],
+        "changed": [pair.name for pair in pairs if pair.old is not None and pair.new is not None],
+    }
+    return msgspec.structs.replace(
+        change, detail="\n".join(_listed(kind, names) for kind, names in kinds.items() if names)
+    )
+
+
+def _pin(dataset: Dataset | None) -> str | None:
+    if dataset is None:
+        return None
+    return f"{dataset.kind} {dataset.hash or dataset.tree[:16]}, {dataset.size_bytes} bytes"
+
+
+def _listed(kind: str, names: Sequence[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{kind} {len(names)}: {', '.join(names[:_LISTED])}{more}"
+
+
+def declared(old: Declared, new: Declared) -> Iterator[Change]:
+    """Yield what differs in what two snapshots ask for: image, lock files, wanted versions."""
+    if old.image != new.image:
+        yield rated("declared", "image", old.image, new.image)
+    yield from _mapping("declared", "lock ", old.locks, new.locks)
+    yield from _mapping("declared", "wanted ", old.wanted, new.wanted)
+
+
+def _file(part: str, pair: FilePair, detail: str | None) -> Change:
+    change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
+    return msgspec.structs.replace(change, detail=detail)
+
+
+def _mapping(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield rated(part, f"{prefix}{name}", old.get(name), new.get(name))
+
+
+def _fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:
+    for field in msgspec.structs.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before != after:
+            yield rated(part, field.name, _shown(before), _shown(after))
+
+
+def _shown(value: object) -> str | None:
+    if value is None:
+        return None
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,1 @@
+"""The environment of a run: observe, compare, rebuild."""

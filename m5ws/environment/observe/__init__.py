@@ -1,0 +1,1 @@
+"""Facts of this machine and of its Python, or of another environment."""

@@ -1,0 +1,103 @@
+"""m5ws itself, as ranks have it: a digest of the code that they load, and a copy for environments made again.
+
+Supervisor and ranks hand each other records, so they are one m5ws: an environment that is made again has the m5ws
+that makes it, not the one that was pinned (docs/design/0015-environments-made-again.md).
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import blake3
+
+import m5ws
+
+NAME = "m5ws"
+_PACKAGE = Path(m5ws.__file__).parent
+_NOT_IN_RANKS = frozenset(
+    (
+        "attest",
+        "bisect",
+        "checkpoints",
+        "cli",
+        "diff",
+        "environment",
+        "launch",
+        "projects",
+        "reproduce",
+        "runs",
+        "snapshot",
+        "tracking",
+        "workspace.py",
+        "__main__.py",
+        "_templates",
+    )
+)
+
+
+@cache
+def code() -> str:
+    """Return a digest of what ranks load of m5ws, by path and content; 16 hex digits."""
+    return _digest(path for path in _files() if path.parts[0] not in _NOT_IN_RANKS)
+
+
+def copy(folder: Path) -> Path:
+    """Return a folder below `folder` to put on PYTHONPATH that holds this m5ws and nothing else; it is made once.
+
+    Its entry points are those of the m5ws that is installed.
+    """
+    target = folder / f"{NAME}-{_digest(_files())}"
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=folder))
+    try:
+        for path in _files():
+            (draft / NAME / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_PACKAGE / path, draft / NAME / path)
+        _describe(draft / f"{NAME}-{m5ws.__version__}.dist-info")
+        draft.chmod(0o755)
+        # Whole from here on; another process may have been first, with the same bytes.
+        with suppress(OSError):
+            draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def is_copy_of_m5ws(folder: Path) -> bool:
+    """Return whether a folder holds m5ws and nothing else, so that it brings no code of a run's."""
+    try:
+        names = set(os.listdir(folder))
+    except OSError:
+        return False
+    return NAME in names and all(name == NAME or name.startswith(f"{NAME}-") for name in names)
+
+
+def _files() -> Iterator[Path]:
+    paths = (path.relative_to(_PACKAGE) for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
+    return (path for path in paths if "__pycache__" not in path.parts)
+
+
+def _digest(files: Iterator[Path]) -> str:
+    hasher = blake3.blake3()
+    for path in files:
+        data = (_PACKAGE / path).read_bytes()
+        hasher.update(f"{path.as_posix()}\0{len(data)}\0".encode() + data)
+    return hasher.hexdigest()[:16]
+
+
+def _describe(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {m5ws.__version__}\n")
+    try:
+        points = metadata.distribution(NAME).read_text("entry_points.txt")
+    except metadata.PackageNotFoundError:
+        points = None
+    if points:
+        (folder / "entry_points.txt").write_text(points)

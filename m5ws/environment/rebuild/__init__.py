@@ -1,0 +1,1 @@
+"""Environments made again from recipes."""

@@ -1,0 +1,170 @@
+"""`reproduce --env rebuild`: the environment that a run began in, as it can be made again.
+
+`recipe` reads what was recorded, and refuses before anything is spent what cannot be installed a second time, all of
+it at once. An adapter makes it (`Environments`); the replay then runs there, and its drift is judged as ever.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from m5ws.environment import recorded
+from m5ws.environment.rebuild import lock_files
+from m5ws.errors import M5Error, NotFound
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.environment import Observed, Origin
+from m5ws.records.recipe import Recipe, Requirement
+from m5ws.records.tree import Entry, Tree
+from m5ws.repository import runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.repository import Repository
+
+_M5WS = "m5ws"
+_MASK = "***"
+# What a record says becomes words of command lines: it may hold nothing that these would read otherwise.
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*", re.ASCII)
+# pip puts variables in for `${NAME}`, and takes a line that ends with a backslash to go on.
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://((?!\$\{|\\)[!-~])+")
+_COMMIT = re.compile(r"[0-9A-Za-z][\w.-]*", re.ASCII)
+_FOLDER = re.compile(r"[0-9A-Za-z_][\w./-]*", re.ASCII)
+_PYTHON = re.compile(r"\d+\.\d+\.[0-9A-Za-z+]+", re.ASCII)
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}", re.ASCII)
+
+
+class NotRebuildable(M5Error):
+    """Something of an environment cannot be installed again."""
+
+    def __init__(self, run: str, reasons: Mapping[str, str]) -> None:
+        lines = (f"  {name}: {why}" for name, why in reasons.items())
+        super().__init__("\n".join((f"the environment of run {run} cannot be rebuilt:", *lines)))
+        self.hint = (
+            "Install these by hand into an environment of your own, with the others as `m5ws show` lists them, and "
+            "reproduce from there without `--env rebuild`. [environment] image pins all that a container has."
+        )
+
+
+def recipe(
+    repo: Repository,
+    run: str,
+    snapshot_id: Digest | None = None,
+    other: Observed | None = None,
+    locked_by: Sequence[Digest] = (),
+) -> Recipe:
+    """Return how to make the environment that `run` began in, or the `other` in its place.
+
+    What was installed from the workspace comes from the run's snapshot, or from another that its replay takes; hashes
+    come from lock files in the run's, or in the snapshots `locked_by`. Raises NotRebuildable, NotFound if nothing was
+    recorded.
+    """
+    original = runs.load(repo, run)
+    snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
+    declared = snapshots.load(repo, original.snapshot).declared
+    pinned = other or recorded.of_run(repo, run)
+    python = pinned.facts.get("python")
+    if python is None or not _PYTHON.fullmatch(python) or not pinned.distributions:
+        raise NotFound(
+            f"run {run} did not record what was installed", hint="Only runs of `m5ws run` can be rebuilt for."
+        )
+    if declared.image is not None:
+        if not _IMAGE.fullmatch(declared.image):
+            raise NotRebuildable(run, {"container image": f"{declared.image!r} is not named by a digest"})
+        return Recipe(python=python, image=declared.image)
+    code = trees.load(repo.objects, snapshot.code.tree)
+    known = _hashes(repo, locked_by or (original.snapshot,))
+    requirements, refused = [], dict[str, str]()
+    for name, version in sorted(pinned.distributions.items()):
+        if name == _M5WS:
+            continue
+        origin = (pinned.origins or {}).get(name)
+        if why := _strange(name, version, origin) or _refused(origin, code) or _outside(name, pinned):
+            refused[f"{name} {version}"] = why
+        else:
+            requirements.append(_requirement(name, version, origin, known.get((name, version), frozenset())))
+    if refused:
+        raise NotRebuildable(run, refused)
+    inside = any(requirement.path for requirement in requirements)
+    return Recipe(python=python, requirements=tuple(requirements), code=snapshot.code.tree if inside else None)
+
+
+def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None) -> Callable[[Path], None]:
+    """Return what writes the code that a recipe installs from into a new folder; builds may write beside it."""
+
+    def write(target: Path) -> None:
+        if made.code is not None:
+            materialise(
+                repo.objects,
+                repo.locations,
+                [trees.located(repo.objects, repo.locations, made.code)],
+                target,
+                progress,
+                read_only=False,
+            )
+
+    return write
+
+
+def _requirement(name: str, version: str, origin: Origin | None, locked: frozenset[str]) -> Requirement:
+    if origin is None:
+        return Requirement(name=name, version=version, hashes=tuple(sorted(locked)))
+    if origin.inside:
+        return Requirement(name=name, version=version, path=origin.url)
+    below = f"#subdirectory={origin.subdirectory}" if origin.subdirectory else ""
+    if origin.kind == "vcs":
+        return Requirement(name=name, version=version, url=f"{origin.vcs}+{origin.url}@{origin.commit}{below}")
+    hashes = (origin.hash,) if origin.hash else ()
+    return Requirement(name=name, version=version, url=f"{origin.url}{below}", hashes=hashes)
+
+
+def _strange(name: str, version: str, origin: Origin | None) -> str | None:
+    """Return that something is no name, version or URL: a store that others write to can hold anything."""
+    words = [(name, _NAME), (version, _VERSION)]
+    if origin is not None and not origin.inside and origin.kind != "conda":
+        words += [(origin.url, _URL), (origin.commit or "0", _COMMIT), (origin.vcs or "git", _NAME)]
+        words += [(origin.subdirectory or "0", _FOLDER), (origin.hash or "0", _COMMIT)]
+    wrong = next((text for text, form in words if not form.fullmatch(text)), None)
+    return f"its record says {wrong!r}, which pip could not take for what it is" if wrong is not None else None
+
+
+def _refused(origin: Origin | None, code: Tree) -> str | None:
+    """Return why something cannot be installed again, None if it can."""
+    if origin is None:
+        return None
+    if origin.kind == "conda":
+        return "conda installed it, and pip cannot install conda's build"
+    if origin.inside:
+        return None if _holds(code.entries, origin.url) else f"the snapshot's code has no {origin.url}"
+    if _MASK in origin.url:
+        return f"it was installed from {origin.url}, and the secret in that was not recorded"
+    if origin.local:
+        return f"{origin.kind} install from {origin.url}, which no snapshot holds"
+    return None
+
+
+def _outside(name: str, pinned: Observed) -> str | None:
+    """Return the same of a run that recorded no origins, but facts on editable installs."""
+    where = pinned.facts.get(f"editable.{name}") if pinned.origins is None else None
+    return f"editable install from {where}, which no snapshot holds" if where is not None else None
+
+
+def _holds(entries: tuple[Entry, ...], path: str) -> bool:
+    place = path.encode()
+    return path == "." or any(entry.path == place or entry.path.startswith(place + b"/") for entry in entries)
+
+
+def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
+    """Return the hashes in lock files that snapshots declare, and have captured with the code or the config."""
+    found: lock_files.Hashes = {}
+    for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
+        declared = {posixpath.normpath(name) for name in snapshot.declared.locks}
+        for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
+            for entry in trees.located(repo.objects, repo.locations, digest).entries:
+                if entry.name in declared and entry.link is None:
+                    for key, hashes in lock_files.hashes(
+                        entry.name, trees.read_file(repo.objects, repo.locations, entry)
+                    ).items():
+                        found[key] = found.get(key, frozenset()) | hashes
+    return found

@@ -1,0 +1,29 @@
+"""Interfaces of a launcher and of the processes that it starts."""
+
+from typing import Protocol
+
+from m5ws.records.launch import LaunchRequest
+
+
+class Process(Protocol):
+    """A launched attempt."""
+
+    @property
+    def pid(self) -> int:
+        """The process that stands for the whole attempt."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def stop(self, grace_s: float) -> int:
+        """Ask it to end, force it after `grace_s` seconds, and return the exit status."""
+
+
+class Launcher(Protocol):
+    """Starts an attempt from a rendered request."""
+
+    def launch(self, request: LaunchRequest) -> Process:
+        """Start the processes and return at once."""
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        """Return True if `LaunchRequest.mount` may name this folder and path."""

@@ -1,0 +1,1 @@
+"""New workspaces, and the demo."""

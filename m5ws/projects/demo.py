@@ -1,0 +1,268 @@
+"""`m5ws demo`: a small GPT snapshotted, trained, reproduced and told apart, by commands that anybody can type.
+
+`plan` returns the commands, `execute` runs each as a process of its own, as it is printed. Nothing is done that
+is not one of them, but for one thing: DeepSpeed's CPU optimizer is compiled meanwhile, which its first run would
+do otherwise.
+"""
+
+import importlib.util
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from m5ws.errors import M5Error, MissingExtra, UsageError
+
+TEMPLATES = ("gpt-fsdp", "gpt-deepspeed")
+_QUIET = ("m5ws", "-q")
+"""A terminal shows the progress all the same, in one line."""
+_BUILD = ("-m", "m5ws.training.backends.deepspeed.cpu_adam")
+
+
+class DemoFailed(M5Error):
+    """A command of the demo did not end as it should."""
+
+    exit_code = 1
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to show: in which new directory, by which templates, on which text (None: Python's standard library).
+
+    `store` is where the workspaces keep everything; None is a directory in each.
+    """
+
+    directory: Path
+    templates: tuple[str, ...] = TEMPLATES
+    text: Path | None = None
+    nproc: int = 2
+    store: str | None = None
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """One command, run in `directory`; it must end with status `expect`.
+
+    `{name}` in `argv` stands for the id that an earlier command's first line ended with, and that its `keeps` names.
+    `says` is what a person sees before it. `compiled`: it needs DeepSpeed's compiled optimizer.
+    """
+
+    argv: tuple[str, ...]
+    directory: Path
+    says: str = ""
+    keeps: str | None = None
+    expect: int = 0
+    compiled: bool = False
+
+    def typed(self, before: Path | None, ids: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the lines one types in directory `before`; an id that is not in `ids` is its name in capitals."""
+        move = () if self.directory == before else (f"cd {shlex.quote(str(self.directory))}",)
+        return (*move, shlex.join(_filled(self.argv, ids)))
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The commands in order; `path` is what must be on PATH to type them, if it is not there already."""
+
+    options: Options
+    commands: tuple[Command, ...]
+    path: Path | None
+
+    def lines(self) -> list[str]:
+        """Return everything as it will be typed; ids, which are not known yet, by their names in capitals."""
+        directories = [None, *(command.directory for command in self.commands)]
+        steps = zip(self.commands, directories, strict=False)
+        return [*self.start(), *(line for command, before in steps for line in command.typed(before, {}))]
+
+    def start(self) -> tuple[str, ...]:
+        """Return what must be typed first: nothing where `m5ws` is found already."""
+        return (f'export PATH={shlex.quote(str(self.path))}:"$PATH"',) if self.path is not None else ()
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """The workspaces that were made, and the seconds that all of it took."""
+
+    workspaces: tuple[Path, ...]
+    seconds: float
+
+
+def free_directory(parent: Path) -> Path:
+    """Return the first of `m5ws-demo`, `m5ws-demo-2`, … in `parent` that is not there."""
+    names = (f"m5ws-demo-{number}" if number > 1 else "m5ws-demo" for number in range(1, 1000))
+    return next(parent / name for name in names if not (parent / name).exists())
+
+
+def plan(options: Options) -> Plan:
+    """Return what will be run. Raises UsageError for a directory in use or an unknown text, MissingExtra, M5Error."""
+    root = options.directory.absolute()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UsageError(f"{root} is there already", hint="The demo makes a new directory: name another one.")
+    if options.text is not None and not options.text.exists():
+        raise UsageError(f"there is no {options.text}")
+    _check_installed("gpt-deepspeed" in options.templates)
+    commands = [command for name in options.templates for command in _template(name, root, options)]
+    return Plan(options=options, commands=tuple(commands), path=_missing_from_path())
+
+
+def execute(planned: Plan, show: Callable[[str], None]) -> Done:
+    """Run the commands, showing each before its output; `show` prints a line on stdout. Raises DemoFailed."""
+    began = time.monotonic()
+    root = planned.options.directory.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    build = _Build(root / "cpu_adam.log") if any(command.compiled for command in planned.commands) else None
+    ids: dict[str, str] = {}
+
+    def say(typed: Sequence[str]) -> None:
+        for line in typed:
+            show(f"$ {line}")
+
+    say(planned.start())
+    before: Path | None = None
+    for command in planned.commands:
+        if command.says:
+            show(f"\n# {command.says}")
+        if command.compiled and build is not None:
+            build.finish(show)
+        say(command.typed(before, ids))
+        _run(command, ids, show)
+        before = command.directory
+    workspaces = tuple(root / name for name in planned.options.templates)
+    return Done(workspaces=workspaces, seconds=time.monotonic() - began)
+
+
+def _check_installed(deepspeed: bool) -> None:
+    """Raise MissingExtra or M5Error now for what a command would miss minutes later."""
+    extras = {"tokenizers": "templates", "torch": "train", "mlflow": "mlflow"}
+    if deepspeed:
+        extras["deepspeed"] = "deepspeed"
+    for module, extra in extras.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra("the demo", extra)
+    if shutil.which("git") is None:
+        raise M5Error("git is not installed", hint="The demo makes a git repository, as a project would.")
+
+
+def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
+    """Yield what is shown of one template: all of it for the first, the proof alone for those after it."""
+    here, nproc = root / name, ("--nproc", str(options.nproc))
+    first = name == options.templates[0]
+    compiled = name == "gpt-deepspeed"
+    how = "DeepSpeed ZeRO, its optimizer on the CPU" if compiled else "FSDP2"
+    # The others are shorter: what they show is that it works by another trainer, too.
+    short = () if first else ("--set", "steps=12")
+
+    def told(words: str) -> str:
+        return words if first else ""
+
+    kept = ("--store", options.store) if options.store else ()
+    yield Command(
+        says=f"A project in git: a small GPT, trained with {how}." if first else f"The same with {how}.",
+        argv=("m5ws", "init", "--template", name, "--git", *kept, name),
+        directory=root,
+    )
+    text = () if options.text is None else (str(options.text.absolute()),)
+    yield Command(
+        says=told("Its data: real text, and a tokenizer trained on it."),
+        argv=("python", "prepare.py", *text),
+        directory=here,
+    )
+    yield Command(
+        says=told("Pin it all: code, config, tokenizer, data, environment. The digest names every byte."),
+        argv=("m5ws", "snapshot", "-m", "first"),
+        directory=here,
+        keeps="snapshot",
+    )
+    yield Command(
+        says=told(f"Train from the snapshot alone, on {options.nproc} processes."),
+        argv=(*_QUIET, "run", "{snapshot}", *nproc, *short),
+        directory=here,
+        keeps="run",
+        compiled=compiled,
+    )
+    yield Command(
+        says=told("Train again, and compare every step and the whole state, bit for bit."),
+        argv=(*_QUIET, "reproduce", "{run}"),
+        directory=here,
+        compiled=compiled,
+    )
+    if first:
+        yield from _change(here, compiled)
+
+
+def _change(here: Path, compiled: bool) -> Iterator[Command]:
+    yield Command(
+        says="Train again with one number changed: the verdict must name it, and the first step that differs.",
+        argv=(*_QUIET, "reproduce", "{run}", "--set", "learning_rate=0.002"),
+        directory=here,
+        keeps="replay",
+        expect=1,
+        compiled=compiled,
+    )
+    yield Command(
+        says="The inputs of the two runs, side by side.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here
+    )
+
+
+def _run(command: Command, ids: dict[str, str], show: Callable[[str], None]) -> None:
+    """Run a command to its end, its output passed on; keep the id it prints. Raises DemoFailed."""
+    argv = _executable(_filled(command.argv, ids))
+    if command.keeps is None:
+        status = subprocess.run(argv, cwd=command.directory, check=False).returncode
+    else:
+        # stderr stays what it is, so that progress is live on a terminal.
+        with subprocess.Popen(argv, cwd=command.directory, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for number, line in enumerate(process.stdout):
+                if number == 0:
+                    ids[command.keeps] = line.split()[-1] if line.strip() else ""
+                show(line.rstrip("\n"))
+        status = process.returncode
+    if status != command.expect:
+        raise DemoFailed(
+            f"`{shlex.join(_filled(command.argv, ids))}` ended with status {status}, not {command.expect}",
+            hint=f"It was run in {command.directory}, which stays as it is.",
+        )
+
+
+def _filled(argv: Sequence[str], ids: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(ids.get(word[1:-1], word[1:-1].upper()) if _is_id(word) else word for word in argv)
+
+
+def _is_id(word: str) -> bool:
+    return word.startswith("{") and word.endswith("}")
+
+
+def _executable(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command with the programs of this installation, whatever PATH has."""
+    programs = {"m5ws": (sys.executable, "-P", "-m", "m5ws"), "python": (sys.executable,)}
+    return (*programs.get(argv[0], argv[:1]), *argv[1:])
+
+
+def _missing_from_path() -> Path | None:
+    folder = Path(sys.executable).parent
+    found = shutil.which("m5ws")
+    return None if found is not None and Path(found).parent == folder else folder
+
+
+class _Build:
+    """The compilation of DeepSpeed's CPU optimizer, in the background from now on.
+
+    It is never killed: the lock that a killed one leaves would keep the next one waiting. It ends by itself.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        with open(log, "wb") as output:
+            self._process = subprocess.Popen(
+                (sys.executable, *_BUILD), stdout=output, stderr=output, start_new_session=True
+            )
+
+    def finish(self, show: Callable[[str], None]) -> None:
+        """Wait until it is compiled. Raises DemoFailed."""
+        if self._process.poll() is None:
+            show("(DeepSpeed's CPU optimizer is being compiled, once for this machine.)")
+        if self._process.wait() != 0:
+            said = self._log.read_text(errors="replace")[-2000:]
+            raise DemoFailed(f"DeepSpeed's CPU optimizer could not be compiled:\n{said}", hint=f"See {self._log}.")

@@ -1,0 +1,230 @@
+"""A verdict as it leaves for other tools: an in-toto statement in a DSSE envelope. No I/O here.
+
+The bytes that are signed are the envelope's payload as it stands, never a re-encoding of it. Sources: DSSE 1.0.2
+(github.com/secure-systems-lab/dsse, protocol.md and envelope.md), in-toto attestation framework v1 (github.com/in-toto/
+attestation, spec/v1), and docs/reference/attestation.md for the predicate, which is m5ws's own.
+"""
+
+import base64
+import binascii
+import hashlib
+
+import blake3
+import msgspec
+
+from m5ws.errors import UnknownSchema, UsageError
+from m5ws.records.base import Count, Digest, RunId
+from m5ws.records.run import Segment
+from m5ws.records.verdict import Outcome
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "m5ws:verdict/v1"
+NAMESPACE = "m5ws"
+"""What an SSH signature is for: one that was made for git or a login is none of a verdict."""
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored file: `name` is its key in the store, `digest` maps `sha256` and `blake3` to lower-case hex."""
+
+    name: str
+    digest: dict[str, str]
+
+
+class ChainEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's ledger stood: `events` of it, in `batches` files whose bytes, joined in order, have `sha256`.
+
+    `head` is the hash chain after the last event (docs/format.md). `ended`: the attempt had said so.
+    """
+
+    run: RunId
+    attempt: Count
+    rank: str
+    batches: Count
+    events: Count
+    head: Digest
+    sha256: Digest
+    ended: bool
+
+
+class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of the run: its record, and the content whose digest is equal for equal states."""
+
+    name: str
+    step: Count
+    record: Descriptor
+    content: Descriptor
+
+
+class OutputsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that a run's script left at the end of an attempt: `name` is RUN@NAME."""
+
+    name: str
+    record: Descriptor
+    content: Descriptor
+
+
+class EnvironmentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The environment that an attempt observed."""
+
+    run: RunId
+    attempt: Count
+    record: Descriptor
+
+
+class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict: `found` is all that its record says, `replay` and `record` are where run and verdict are stored."""
+
+    found: dict[str, object]
+    replay: Descriptor
+    record: Descriptor
+
+    @property
+    def outcome(self) -> str:
+        return str(self.found.get("outcome"))
+
+
+class OtherVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict on the run that the statement does not stand on: an older one, or one on a changed replay."""
+
+    replay: RunId
+    outcome: str
+    why: str
+
+
+class Predicate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of the run: `outcome`, and all that it stands on. `segments` are those the run had."""
+
+    m5ws: str
+    hash: str
+    run: RunId
+    outcome: Outcome
+    reason: str
+    snapshot: Digest
+    segments: tuple[Segment, ...]
+    verdicts: tuple[VerdictLine, ...]
+    other_verdicts: tuple[OtherVerdict, ...]
+    checkpoints: tuple[CheckpointLine, ...]
+    environments: tuple[EnvironmentLine, ...]
+    ledgers: tuple[ChainEnd, ...]
+    outputs: tuple[OutputsLine, ...] = ()
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """An in-toto statement v1. Subjects: the run, its snapshot, checkpoints and output files with their contents."""
+
+    type_: str = msgspec.field(default=STATEMENT_TYPE, name="_type")
+    subject: tuple[Descriptor, ...]
+    predicate_type: str = msgspec.field(default=PREDICATE_TYPE, name="predicateType")
+    predicate: Predicate
+
+    @property
+    def named(self) -> list[Descriptor]:
+        """Every stored file that is named; twice, if it is named by different digests."""
+        said = self.predicate
+        found = [*self.subject, *(line.record for line in said.environments)]
+        for verdict in said.verdicts:
+            found += [verdict.replay, verdict.record]
+        for checkpoint in said.checkpoints:
+            found += [checkpoint.record, checkpoint.content]
+        for files in said.outputs:
+            found += [files.record, files.content]
+        return [one for _, one in sorted({(one.name, tuple(sorted(one.digest.items()))): one for one in found}.items())]
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """`sig` is an armoured SSH signature in base64; `keyid` a hint at its key, which proves nothing."""
+
+    sig: str
+    keyid: str = ""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A DSSE envelope. Without a signature it is only a way to carry the statement."""
+
+    payload: str
+    payload_type: str
+    signatures: tuple[Signature, ...]
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def payload(statement: Statement) -> bytes:
+    """Return the bytes of a statement."""
+    return msgspec.json.encode(statement, order="deterministic")
+
+
+def envelope(body: bytes, signatures: tuple[Signature, ...] = ()) -> bytes:
+    """Return an envelope, as it is written to a file."""
+    made = Envelope(payload=to_base64(body), payload_type=PAYLOAD_TYPE, signatures=signatures)
+    return msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n"
+
+
+def opened(data: bytes, what: str) -> tuple[Envelope, bytes]:
+    """Return an envelope and its payload. Raises UsageError if it is none."""
+    try:
+        found = msgspec.json.decode(data, type=Envelope)
+        body = from_base64(found.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(
+            f"{what} is no DSSE envelope: {error}", hint="`m5ws attest RUN -o FILE` writes one."
+        ) from error
+    if found.payload_type != PAYLOAD_TYPE:
+        raise UsageError(f"{what} holds {found.payload_type!r}, which is no in-toto statement", hint=_OTHER)
+    return found, body
+
+
+def statement(body: bytes, what: str) -> Statement:
+    """Return the statement in a payload. Raises UnknownSchema if it is not one of m5ws's verdicts."""
+    try:
+        kind = msgspec.json.decode(body, type=_Kind)
+        if (kind.type_, kind.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
+            raise UnknownSchema(f"{what} says {kind.predicate_type!r} in a {kind.type_!r}", hint=_OTHER)
+        return msgspec.json.decode(body, type=Statement)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnknownSchema(f"{what} is no statement on a verdict: {error}", hint=_OTHER) from error
+
+
+class _Kind(msgspec.Struct):
+    type_: str = msgspec.field(name="_type")
+    predicate_type: str = msgspec.field(name="predicateType")
+
+
+_OTHER = f"m5ws verifies in-toto statements of the kind {PREDICATE_TYPE!r}; a newer m5ws may know this one."
+
+
+def descriptor(name: str, data: bytes, store_hash: str) -> Descriptor:
+    """Return a stored file's name with its digests: SHA-256 for other tools, and the store's own hash."""
+    return Descriptor(name=name, digest={kind: _ALGORITHMS[kind](data) for kind in sorted({"sha256", store_hash})})
+
+
+def differing(one: Descriptor, data: bytes) -> list[str]:
+    """Return the algorithms whose digest is not that of `data`; [""] if none of them is known."""
+    known = {name: value for name, value in one.digest.items() if name in _ALGORITHMS}
+    return [name for name, value in known.items() if _ALGORITHMS[name](data) != value] if known else [""]
+
+
+_ALGORITHMS = {
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
+    "blake3": lambda data: blake3.blake3(data).hexdigest(),
+}
+
+
+def to_base64(data: bytes) -> str:
+    """Return bytes in standard base64."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def from_base64(text: str) -> bytes:
+    """Return bytes from base64, standard or URL-safe: DSSE has both accepted. Raises ValueError."""
+    try:
+        return base64.b64decode(text.translate(_STANDARD), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error
+
+
+_STANDARD = str.maketrans("-_", "+/")

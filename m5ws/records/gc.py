@@ -1,0 +1,118 @@
+"""What gc publishes: its rules, its plans, and what it and the writers say of them (docs/format.md)."""
+
+from typing import Annotated
+
+import msgspec
+
+from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Placed, Record, RunId
+
+_Rule = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Rules(Record, frozen=True, kw_only=True):
+    """Which checkpoints of a run are kept: the `last` ones, and those whose step is a multiple of `every`.
+
+    With neither, all are. The newest, and those that are kept by name, are kept whatever the rules say.
+    """
+
+    last: _Rule | None = None
+    every: _Rule | None = None
+
+    @property
+    def retire(self) -> bool:
+        return self.last is not None or self.every is not None
+
+
+class Retired(Record, frozen=True, kw_only=True):
+    """A reference that is retired: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
+
+    `digest` is of the record that it names.
+    """
+
+    run: RunId
+    checkpoint: CheckpointName | None = None
+    outputs: OutputsName | None = None
+    digest: Digest
+
+
+class PlanPart(Record, frozen=True, kw_only=True):
+    """One `Garbage` object of a plan: how many digests it has, and the first and last of them."""
+
+    first: Digest
+    last: Digest
+    objects: Count
+
+
+class Freed(Record, frozen=True, kw_only=True):
+    """What a plan frees of one run; without a run, what was never published. `copies` are of output files."""
+
+    run: RunId | None
+    checkpoints: Count
+    copies: Count = 0
+    objects: Count
+    size_bytes: Count
+
+
+class Large(Record, frozen=True, kw_only=True):
+    """One of the largest objects of a plan."""
+
+    digest: Digest
+    size_bytes: Count
+    run: RunId | None
+
+
+class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
+    """What `gc` would delete: its head, published after its parts.
+
+    `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed. `copies` counts
+    retired copies of output files.
+    """
+
+    older_than_s: float
+    rules: Rules
+    checkpoints: Count
+    copies: Count = 0
+    references: Count
+    objects: Count
+    size_bytes: Count
+    parts: tuple[PlanPart, ...]
+    freed: tuple[Freed, ...] = ()
+    largest: tuple[Large, ...] = ()
+    kept_objects: Count = 0
+    young_objects: Count = 0
+
+
+class Garbage(Placed, tag="gc-garbage/1", frozen=True, kw_only=True):
+    """Objects of a plan, sorted: digests of 32 bytes joined, and their sizes as 8 bytes each, little-endian."""
+
+    digests: bytes
+    sizes: bytes
+
+
+class Retirements(Placed, tag="gc-retired/1", frozen=True, kw_only=True):
+    """References of a plan."""
+
+    checkpoints: tuple[Retired, ...]
+
+
+class Keep(Placed, tag="gc-keep/1", frozen=True, kw_only=True):
+    """Objects of an open plan that a writer is about to name: digests of 32 bytes, joined."""
+
+    digests: bytes
+
+
+class Executing(Placed, tag="gc-executing/1", frozen=True, kw_only=True):
+    """Who executes a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
+
+    holder: str
+    host: str
+
+
+class Done(Placed, tag="gc-done/1", frozen=True, kw_only=True):
+    """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
+
+    checkpoints: int
+    copies: int = 0
+    objects: int
+    size_bytes: int
+    spared: int

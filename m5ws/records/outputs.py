@@ -1,0 +1,25 @@
+"""Record of a script's output files."""
+
+from typing import Annotated, cast
+
+import msgspec
+
+from m5ws.records.base import Count, Digest, Record, RunId
+from m5ws.records.checkpoint import Checkpoint
+
+
+class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
+    """Files that a script wrote, linked to what made them; they belong to no step.
+
+    `moment` is the end of their name: `final`, as the attempt left them, or the number of a copy made while it ran.
+    """
+
+    run: RunId
+    snapshot: Digest
+    attempt: Count
+    moment: Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{6,}|final)\Z")]
+    content: Digest
+
+
+ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)
+"""The kinds of records under the keys of output files: older builds made copies that are `Checkpoint` records."""

@@ -1,0 +1,24 @@
+"""Record of a store's format."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from m5ws.records.base import OBJECT_BYTES, Sealed
+
+_Cut = Annotated[int, msgspec.Meta(ge=1, le=OBJECT_BYTES)]
+
+
+class Format(Sealed, tag="format/1", frozen=True, kw_only=True):
+    """A store's `format` object: what must be known before anything else can be read.
+
+    Tensors are cut into chunks of `chunk_bytes`, large files of `file_chunk_bytes`; where a store does not say that, as
+    those that were made before it was, files are cut as tensors are.
+    """
+
+    hash: Literal["blake3", "sha256"] = "blake3"
+    chunk_bytes: _Cut = 64 * 2**20
+    file_chunk_bytes: _Cut | None = None
+    pack_bytes: _Cut = 8 * 2**20
+    small_bytes: _Cut = 1 * 2**20
+    home_region: str | None = None

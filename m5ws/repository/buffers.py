@@ -1,0 +1,119 @@
+"""Buffers to slices of stored objects, and back.
+
+Large buffers are cut on a fixed grid of `Format.chunk_bytes`, each piece an object of its own; small ones
+are joined, in the order given, into packs. Which object a byte lands in depends on sizes and order alone.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from m5ws.errors import CorruptObject
+from m5ws.records.tree import Slice
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.objects import Objects
+from m5ws.store.interface import Buffer
+
+_THREADS = max(4, min(16, 2 * (os.cpu_count() or 2)))
+_BUDGET_BYTES = 512 * 2**20
+_DENSE = 4
+"""An object of which a fourth is wanted, or more, is read whole."""
+
+Reading = tuple[Slice, memoryview]
+"""A slice, and the memory, of just its length, that it is to be read into."""
+
+
+def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[str, tuple[Slice, ...]]:
+    """Make buffers durable and return, by name, the slices that hold them; an empty buffer has none.
+
+    Chunks and packs of _BUDGET_BYTES together are in flight at most. What the store has is not sent to it. The buffers
+    may be reused once this has returned.
+    """
+    found: dict[str, list[Slice]] = {}
+    for written in fly(_writing(objects, items, found), _THREADS, _BUDGET_BYTES):
+        for name, part in written:
+            found[name].append(part)
+    return {name: tuple(parts) for name, parts in found.items()}
+
+
+def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
+    """Fill memory with slices, each verified. Raises NotFound, CorruptObject.
+
+    Many slices of one object are read in one piece; _BUDGET_BYTES are in flight at most.
+    """
+    by_object: dict[str, list[Reading]] = {}
+    for reading in readings:
+        by_object.setdefault(reading[0].object, []).append(reading)
+    for _ in fly(_reading(objects, by_object.values()), _THREADS, _BUDGET_BYTES):
+        pass
+
+
+def into(parts: Sequence[Slice], memory: memoryview, what: str) -> list[Reading]:
+    """Return the readings that fill memory with the join of `parts`. Raises CorruptObject if they are not as long."""
+    if sum(part.size_bytes for part in parts) != memory.nbytes:
+        raise CorruptObject(f"the parts of {what} are not as long as its shape and type say")
+    readings, position = [], 0
+    for part in parts:
+        readings.append((part, memory[position : position + part.size_bytes]))
+        position += part.size_bytes
+    return readings
+
+
+def _writing(
+    objects: Objects, items: Iterable[tuple[str, Buffer]], found: dict[str, list[Slice]]
+) -> Iterator[Job[list[tuple[str, Slice]]]]:
+    """Yield what puts chunks of large buffers, and packs of small ones; every name is entered into `found`."""
+    form = objects.format
+    pack: list[tuple[str, memoryview]] = []
+    size = 0
+    for name, buffer in items:
+        found[name] = []
+        view = memoryview(buffer).cast("B")
+        if view.nbytes >= form.small_bytes:
+            for start in range(0, view.nbytes, form.chunk_bytes):
+                piece = view[start : start + form.chunk_bytes]
+                yield piece.nbytes, partial(_put_chunk, objects, name, piece)
+        elif view.nbytes:
+            if size + view.nbytes > form.pack_bytes:
+                yield 2 * size, partial(_put_pack, objects, pack)
+                pack, size = [], 0
+            pack.append((name, view))
+            size += view.nbytes
+    if pack:
+        yield 2 * size, partial(_put_pack, objects, pack)
+
+
+def _put_chunk(objects: Objects, name: str, piece: memoryview) -> list[tuple[str, Slice]]:
+    digest = objects.ensure(piece)
+    return [(name, Slice(object=digest, offset=0, size_bytes=piece.nbytes, digest=digest))]
+
+
+def _put_pack(objects: Objects, pack: list[tuple[str, memoryview]]) -> list[tuple[str, Slice]]:
+    joined = b"".join(view for _, view in pack)
+    digest = objects.ensure(joined)
+    found, offset = [], 0
+    for name, view in pack:
+        part = Slice(object=digest, offset=offset, size_bytes=view.nbytes, digest=objects.digest(view))
+        found.append((name, part))
+        offset += view.nbytes
+    return found
+
+
+def _reading(objects: Objects, groups: Iterable[list[Reading]]) -> Iterator[Job[None]]:
+    for readings in groups:
+        extent = max(part.offset + part.size_bytes for part, _ in readings)
+        if len(readings) > 1 and extent <= _DENSE * sum(part.size_bytes for part, _ in readings):
+            yield extent, partial(_read_whole, objects, readings)
+        else:
+            for part, target in readings:
+                yield part.size_bytes, partial(_read_one, objects, part, target)
+
+
+def _read_whole(objects: Objects, readings: list[Reading]) -> None:
+    pieces = objects.pieces(readings[0][0].object, [part for part, _ in readings])
+    for (_, target), piece in zip(readings, pieces, strict=True):
+        target[:] = piece
+
+
+def _read_one(objects: Objects, part: Slice, target: memoryview) -> None:
+    target[:] = objects.read(part)

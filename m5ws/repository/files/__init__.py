@@ -1,0 +1,1 @@
+"""Files and trees: read, chunk, pack, write back."""

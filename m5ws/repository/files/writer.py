@@ -1,0 +1,327 @@
+"""One pass over files in path order, making their bytes durable: the writing half of `trees`.
+
+What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
+again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a
+chunk.
+"""
+
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from m5ws.errors import M5Error
+from m5ws.filesystem import Stamp, stamp
+from m5ws.progress import Progress
+from m5ws.records import codec
+from m5ws.records.base import Digest, Record
+from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
+from m5ws.repository import concurrency, presence
+from m5ws.repository.files import mappings, pack_reuse
+from m5ws.repository.files.chunking import Memory, read_chunks
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.validation import joint_digest
+from m5ws.repository.objects import Objects
+from m5ws.store.interface import Buffer
+
+_ATTEMPTS = 5
+_IN_FLIGHT_BYTES = 256 * 2**20
+_PACKS_IN_FLIGHT = 16
+_ASKED_BYTES = 2**20
+"""What is smaller is sent without asking first whether it is there: the answer would take as long."""
+_PACK_END = 8
+"""A pack that is no longer small has an eighth of `Format.pack_bytes` more on the average: then its content ends it."""
+
+
+class FileChanged(M5Error):
+    """A file was being written while it was captured."""
+
+    hint = "Try again when nothing writes to it, or exclude it: [code] exclude in m5ws.toml."
+
+
+class _Member(msgspec.Struct):
+    """A small file on its way into a pack; `data` is None where the index knew the digest."""
+
+    location: Path | str
+    digest: Digest
+    size: int
+    data: bytes | None
+
+
+class _Chunked(msgspec.Struct):
+    """A large file that was read as it was `seen`, and is being sent."""
+
+    position: int
+    location: Path | str
+    seen: Stamp
+    sending: list[Future[Slice]]
+    traced: bool
+
+
+class TreeWriter:
+    """Writes packs and chunks; `needed` maps every object of the tree to its length.
+
+    `mapped`: some file that was read can be written to without a trace, and is not remembered as unchanged.
+    A small file that a pack in the store holds already is left there (`_held`).
+    """
+
+    def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
+        self._objects = objects
+        self._index = index
+        self._dry_run = dry_run
+        self._began_ns = began_ns
+        self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
+        self._counting = threading.Lock()
+        self._memory = Memory()
+        self._pack: list[_Member] = []
+        self._pack_bytes = 0
+        self._packs: list[Future[Pack]] = []
+        self._held: dict[bytes, Pack] = {}
+        self._placed: set[Digest] = set()
+        self._kept: dict[Digest, Pack] = {}
+        self._chunked: list[_Chunked] = []
+        self._sending: deque[Future[Slice]] = deque()
+        self._mapped: frozenset[int] | None = None
+        self.needed: dict[Digest, int] = {}
+        self.new_bytes = 0
+        self.mapped = False
+
+    def put(self, data: Buffer) -> Digest:
+        """Make one object durable, or only digest it on a dry run."""
+        digest, size = self._objects.digest(data), memoryview(data).nbytes
+        with self._counting:
+            # Whoever is first makes it durable; the tree is not written before all have.
+            first, self.needed[digest] = digest not in self.needed, size
+        asks = self._dry_run or size >= _ASKED_BYTES
+        if first and not (asks and self._objects.has(digest, size)):
+            new = self._dry_run or self._objects.place(digest, data)
+            with self._counting:
+                self.new_bytes += size if new else 0
+        return digest
+
+    def entries(
+        self, files: Sequence[SourceFile], stats: Sequence[os.stat_result], progress: Progress | None
+    ) -> tuple[Entry, ...]:
+        """Capture `files`, sorted by path, and return their entries in that order."""
+        entries: list[Entry] = []
+        with self._pool:
+            known = self._known_chunks(files, stats)
+            packs = self._known_packs()
+            packed = {name for pack in packs for name in pack.names}
+            waiting = list[_Member]()
+            for position, (file, found) in enumerate(zip(files, stats, strict=True)):
+                if progress and position % 256 == 0:
+                    progress("capturing files", position, len(files))
+                entry, member = self._capture(file, found, position, known.get(position))
+                entries.append(entry)
+                if member is not None and bytes.fromhex(member.digest) in packed:
+                    # A pack is worth keeping by all files that are in it; one that is not kept is read again.
+                    member.data = None
+                    waiting.append(member)
+                elif member is not None:
+                    self._add(member)
+            if waiting:
+                self._held = pack_reuse.chosen(self._objects, packs, {bytes.fromhex(one.digest) for one in waiting})
+            for member in waiting:
+                self._add(member)
+            self._end_pack()
+            for chunked in self._chunked:
+                entries[chunked.position] = self._finished(entries[chunked.position], chunked)
+            for future in self._packs:
+                future.result()
+        if progress:
+            progress("capturing files", len(files), len(files))
+        return tuple(entries)
+
+    def finish(self, tree: Tree) -> tuple[Digest, Digest | None]:
+        """Make a tree durable and where its small files lie, None if it has none; return both. After `entries`."""
+        packs = self._all_packs()
+        records: list[Record] = [tree, *([Packing(packs=packs)] if packs else [])]
+        digest, *packing = concurrency.each(lambda record: self.put(codec.encode(record)), records)
+        return digest, packing[0] if packing else None
+
+    def _all_packs(self) -> tuple[Pack, ...]:
+        written = {pack.object: pack for pack in (future.result() for future in self._packs)}
+        packs = tuple(pack for _, pack in sorted((self._kept | written).items()))
+        if self._index is not None and not self._dry_run:
+            self._index.remember_packs({pack.object: (pack.files, pack.sizes_bytes) for pack in packs})
+        return packs
+
+    def _capture(
+        self, file: SourceFile, found: os.stat_result, position: int, known: tuple[Slice, ...] | None
+    ) -> tuple[Entry, _Member | None]:
+        if stat.S_ISLNK(found.st_mode):
+            target = os.readlink(os.fsencode(file.location))
+            digest = self._objects.digest(target)
+            return Entry(path=file.path, mode="link", size_bytes=len(target), digest=digest, link=target), None
+        if not stat.S_ISREG(found.st_mode):
+            raise M5Error(f"{file.location} is neither a file nor a link", hint="Exclude it: [code] exclude.")
+        mode: Literal["file", "exec"] = "exec" if found.st_mode & stat.S_IXUSR else "file"
+        if found.st_size >= self._objects.format.small_bytes:
+            entry = Entry(path=file.path, mode=mode, size_bytes=0, digest="")
+            if known is not None:
+                return self._with_parts(entry, known), None
+            self._chunked.append(self._large(file.location, position))
+            return entry, None
+        member = self._small(file.location, stamp(found))
+        entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
+        return entry, member if member.size else None
+
+    # --- small files -------------------------------------------------------------------------------
+
+    def _small(self, location: Path | str, seen: Stamp) -> _Member:
+        key = os.fsencode(location)
+        known = self._index.file(key, seen) if self._index is not None else None
+        if known is not None:
+            return _Member(location, known, seen[0], None)
+        traced = self._is_traced(seen)
+        data, seen = _read_steady(location)
+        if len(data) >= self._objects.format.small_bytes:
+            raise FileChanged(f"{location} is being written to")
+        digest = self._objects.digest(data)
+        if self._index is not None and traced:
+            self._index.remember_file(key, seen, digest, self._began_ns)
+        return _Member(location, digest, len(data), data)
+
+    def _is_traced(self, seen: Stamp) -> bool:
+        """Return True if later writes to a file that is to be read change its stamps; ask before it is read."""
+        if self._index is None:
+            return True
+        if self._mapped is None:
+            self._mapped = mappings.inodes()
+        mapped = seen[3] in self._mapped
+        self.mapped = self.mapped or mapped
+        return not mapped
+
+    def _add(self, member: _Member) -> None:
+        if member.digest in self._placed:
+            return
+        self._placed.add(member.digest)
+        if (held := self._held.get(bytes.fromhex(member.digest))) is not None:
+            self._kept[held.object] = held
+            with self._counting:
+                self.needed[held.object] = held.size_bytes
+            return
+        if self._pack_bytes + member.size > self._objects.format.pack_bytes:
+            self._end_pack()
+        self._pack.append(member)
+        self._pack_bytes += member.size
+        limit = self._objects.format.pack_bytes
+        if self._pack_bytes >= limit // pack_reuse.LEAST_PACK and _ends_pack(member, limit // _PACK_END):
+            self._end_pack()
+
+    def _end_pack(self) -> None:
+        if not self._pack:
+            return
+        self._packs.append(self._pool.submit(self._write_pack, self._pack))
+        self._pack, self._pack_bytes = [], 0
+        if len(self._packs) > _PACKS_IN_FLIGHT:
+            self._packs[-_PACKS_IN_FLIGHT - 1].result()
+
+    def _write_pack(self, members: list[_Member]) -> Pack:
+        digest = self.put(b"".join(self._data(member) for member in members))
+        for member in members:
+            member.data = None
+        names = bytes.fromhex("".join(member.digest for member in members))
+        return Pack(object=digest, files=names, sizes_bytes=tuple(member.size for member in members))
+
+    def _known_packs(self) -> list[Pack]:
+        """Return the packs that this machine has written, from the index."""
+        known = self._index.packs() if self._index is not None else {}
+        return [Pack(object=pack, files=names, sizes_bytes=sizes) for pack, (names, sizes) in known.items()]
+
+    def _data(self, member: _Member) -> bytes:
+        if member.data is not None:
+            return member.data
+        data, _ = _read_steady(member.location)
+        if self._objects.digest(data) != member.digest:
+            raise FileChanged(f"{member.location} was changed while it was captured")
+        return data
+
+    # --- large files -------------------------------------------------------------------------------
+
+    def _known_chunks(
+        self, files: Sequence[SourceFile], stats: Sequence[os.stat_result]
+    ) -> dict[int, tuple[Slice, ...]]:
+        """Return, by position, the chunks of large files that are unchanged and in the store: asked for all at once."""
+        if self._index is None:
+            return {}
+        known = dict[int, tuple[Slice, ...]]()
+        for position, (file, found) in enumerate(zip(files, stats, strict=True)):
+            if stat.S_ISREG(found.st_mode) and found.st_size >= self._objects.format.small_bytes:
+                parts = self._index.chunks(os.fsencode(file.location), stamp(found))
+                known |= {position: parts} if parts is not None else {}
+        needs = {part.object: part.size_bytes for parts in known.values() for part in parts}
+        lacking = presence.missing(self._objects, needs) if needs else set()
+        kept = {position: parts for position, parts in known.items() if lacking.isdisjoint(p.object for p in parts)}
+        self.needed.update({part.object: part.size_bytes for parts in kept.values() for part in parts})
+        return kept
+
+    def _large(self, location: Path | str, position: int) -> "_Chunked":
+        """Read a large file once, a chunk at a time, and return what is being sent of it."""
+        for _ in range(_ATTEMPTS):
+            with open(location, "rb", buffering=0) as file:
+                before = stamp(os.fstat(file.fileno()))
+                traced = self._is_traced(before)
+                sizes, futures = self._send(file.fileno())
+                after = stamp(os.fstat(file.fileno()))
+            if before == after and sum(sizes) == after[0] >= self._objects.format.small_bytes:
+                return _Chunked(position, location, after, futures, traced)
+        raise FileChanged(f"{location} is being written to")
+
+    def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
+        """Send the chunks of a file; return their sizes, and their slices to come. Other files' may be on their way."""
+        sizes, futures = list[int](), list[Future[Slice]]()
+        form = self._objects.format
+        chunk_bytes = form.file_chunk_bytes or form.chunk_bytes
+        for chunk in read_chunks(descriptor, chunk_bytes, self._memory):
+            sizes.append(chunk.nbytes)
+            futures.append(self._pool.submit(self._put_chunk, chunk))
+            self._sending.append(futures[-1])
+            if len(self._sending) * chunk_bytes > _IN_FLIGHT_BYTES:
+                self._sending.popleft().result()
+        return sizes, futures
+
+    def _put_chunk(self, chunk: memoryview) -> Slice:
+        size, digest = chunk.nbytes, self.put(chunk)
+        self._memory.give_back(chunk)
+        return Slice(object=digest, offset=0, size_bytes=size, digest=digest)
+
+    def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
+        """Return the entry of a large file whose chunks are all in the store."""
+        parts = tuple(future.result() for future in file.sending)
+        if self._index is not None and not self._dry_run and file.traced:
+            self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
+        return self._with_parts(entry, parts)
+
+    def _with_parts(self, entry: Entry, parts: tuple[Slice, ...]) -> Entry:
+        size = sum(part.size_bytes for part in parts)
+        digest = joint_digest(self._objects, [part.digest for part in parts])
+        return msgspec.structs.replace(entry, size_bytes=size, digest=digest, parts=parts)
+
+
+def _ends_pack(member: _Member, aim_bytes: int) -> bool:
+    """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average.
+
+    Never surely: or two ways of cutting the same large files would never come together again.
+    """
+    return int(member.digest[:8], 16) * aim_bytes < min(member.size, aim_bytes // 2) << 32
+
+
+def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
+    """Return a file's bytes and the stamp they belong to. Raises FileChanged if it does not hold still."""
+    for _ in range(_ATTEMPTS):
+        with open(location, "rb", buffering=0) as file:
+            before = stamp(os.fstat(file.fileno()))
+            data = file.read()
+            after = stamp(os.fstat(file.fileno()))
+        if before == after and len(data) == after[0]:
+            return data, after
+    raise FileChanged(f"{location} is being written to")

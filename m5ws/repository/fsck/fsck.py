@@ -1,0 +1,75 @@
+"""Checks every reference, every record and every object, and says what damage harms.
+
+A store is clean when each object has the bytes it is named for and everything that a reference names is
+there. Objects that nothing names are not damage: a killed writer leaves them, and a repeated call uses them.
+"""
+
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.repository.fsck.damage import Damage, Report, Trouble
+from m5ws.repository.fsck.objects import Holdings
+from m5ws.repository.fsck.records import Records
+from m5ws.repository.fsck.references import FOREIGN, References
+from m5ws.repository.objects import key
+from m5ws.repository.publishing import gc_plans
+from m5ws.repository.repository import Repository
+
+__all__ = ["Damage", "Report", "check"]
+
+_LOOKS = 4
+
+
+def check(repo: Repository, progress: Progress | None = None, *, read_data: bool = False) -> Report:
+    """Check the whole store and return what is wrong with it; with `read_data`, by every byte of every object.
+
+    Raises nothing for damage, and M5Error where the store does not answer. What gc deletes between two looks seems
+    damaged; so if it was at work, damage counts when it is seen again.
+    """
+    say = progress or (lambda *_: None)
+    for _ in range(_LOOKS - 1):
+        before = gc_plans.look(repo.store)
+        report = _look(repo, say, read_data)
+        if report.clean or (not before.executing and gc_plans.look(repo.store) == before):
+            return report
+    return _look(repo, say, read_data)
+
+
+def _look(repo: Repository, progress: Progress, read_data: bool) -> Report:
+    records = Records(repo.objects)
+    references = References(repo, records)
+    references.read(progress)
+    holdings = Holdings(repo, records, read_data=read_data)
+    holdings.check(progress)
+    needed = records.needed
+    damage = [*references.damage, *_damage(references, records, holdings, needed)]
+    return Report(
+        clean=not damage,
+        objects=len(holdings.sizes),
+        size_bytes=sum(holdings.sizes.values()),
+        read_objects=len(holdings.read),
+        read_bytes=sum(holdings.sizes[digest] for digest in holdings.read),
+        vouched=holdings.vouched(),
+        distrusted=holdings.distrusted,
+        snapshots=len(references.snapshots),
+        runs=len(references.runs),
+        unreachable=len(holdings.sizes.keys() - needed),
+        damage=tuple(sorted(damage, key=lambda one: one.key)),
+    )
+
+
+def _damage(references: References, records: Records, holdings: Holdings, needed: set[Digest]) -> list[Damage]:
+    """Return what is wrong with objects: each is named once, with all that needs it."""
+    found = [Damage(kind="foreign", key=where, detail=FOREIGN) for where in holdings.foreign]
+    dangling = set[Digest]()
+    for where, root, digest, _ in references.checkpoints:
+        if digest not in holdings.sizes:
+            dangling.add(digest)
+            detail = f"it names object {digest}, which is not there"
+            found.append(Damage(kind="dangling", key=where, detail=detail, harms=(root,)))
+    absent = needed - holdings.sizes.keys() - dangling
+    troubles: dict[Digest, Trouble] = dict.fromkeys(absent, ("missing", "the object is not there"))
+    troubles |= {digest: ("unreadable", why) for digest, why in records.unreadable.items() if digest in holdings.sizes}
+    troubles |= holdings.bad
+    for digest, (kind, detail) in troubles.items():
+        found.append(Damage(kind=kind, key=key(digest), detail=detail, harms=records.harms(digest)))
+    return found

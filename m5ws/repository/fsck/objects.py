@@ -1,0 +1,159 @@
+"""All objects of a store, and which of them are not what they should be.
+
+An object is read whole and held against its name and against the slices that records name of it. It is not read if the
+store's server vouches for its bytes (`Vouching`) and its size is the one that records say; where the store's hash
+is SHA-256 and the server keeps one, that is held against the name. A server that vouches for what reading shows to be
+damaged is believed no more: then everything is read.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from m5ws.errors import CorruptObject, NotFound
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.fsck.damage import Trouble, Vouched
+from m5ws.repository.fsck.records import NOT_ITS_BYTES, Records, unread
+from m5ws.repository.objects import is_digest, key
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import VouchedStat, Vouching
+
+_OBJECTS = "objects/"
+_SHA256 = "SHA256"
+_THREADS = 16
+_BUDGET_BYTES = 256 * 2**20
+"""What objects that are being read hold together: it bounds the memory."""
+
+
+class Holdings:
+    """What was listed, what was read, and what is `bad`: digest to what is wrong. `foreign` are keys of no object."""
+
+    def __init__(self, repo: Repository, records: Records, *, read_data: bool) -> None:
+        self._repo = repo
+        self._records = records
+        self._vouching = repo.store if isinstance(repo.store, Vouching) and not read_data else None
+        self._checksums: dict[Digest, str] = {}
+        self._trusted: set[Digest] = set()
+        self.sizes: dict[Digest, int] = {}
+        self.read: set[Digest] = set()
+        self.bad: dict[Digest, Trouble] = {}
+        self.foreign: list[str] = []
+        self.distrusted = False
+
+    def check(self, progress: Progress) -> None:
+        """List all objects, and find out of each whether it is what it should be. The records are walked already."""
+        self._list()
+        self._judge_sizes()
+        self._take_records()
+        self._trusted = self._believed()
+        self._hold_against_names(progress)
+        self._read([one for one in self.sizes if one not in self._trusted], progress)
+        if self.distrusted:
+            self._trusted, believed = set(), self._trusted
+            self._read(believed, progress)
+
+    def vouched(self) -> tuple[Vouched, ...]:
+        """Return what was not read and is thought to be whole, by the checksum that vouches for it."""
+        counts: dict[str, tuple[int, int]] = {}
+        for digest in self._trusted:
+            objects, size_bytes = counts.get(self._checksums[digest], (0, 0))
+            counts[self._checksums[digest]] = objects + 1, size_bytes + self.sizes[digest]
+        return tuple(
+            Vouched(checksum=checksum, named=self._is_name(checksum), objects=objects, size_bytes=size_bytes)
+            for checksum, (objects, size_bytes) in sorted(counts.items())
+        )
+
+    def _list(self) -> None:
+        store = self._repo.store
+        for found in self._vouching.vouched(_OBJECTS) if self._vouching else store.list(_OBJECTS):
+            digest = found.key.rpartition("/")[2]
+            if not is_digest(digest) or found.key != key(digest):
+                self.foreign.append(found.key)
+                continue
+            self.sizes[digest] = found.size_bytes
+            if isinstance(found, VouchedStat) and found.checksum is not None:
+                self._checksums[digest] = found.checksum
+
+    def _judge_sizes(self) -> None:
+        for digest, least in self._records.least.items():
+            size, exact = self.sizes.get(digest), self._records.exact.get(digest)
+            if size is not None and size < least:
+                self.bad[digest] = "truncated", f"{size} bytes are left of at least {least}"
+            elif size is not None and exact is not None and size != exact:
+                self.bad[digest] = "corrupt", f"it has {size} bytes, and a record says {exact}"
+
+    def _take_records(self) -> None:
+        """Records were read on the way to them. Those of which parts are named, as of a pack, are read again."""
+        self.read |= self._records.read & self.sizes.keys() - self._records.slices.keys()
+        for digest, trouble in self._records.corrupt.items():
+            if digest in self.sizes:
+                self.read.add(digest)
+                self._found(digest, trouble)
+
+    def _believed(self) -> set[Digest]:
+        """Return the objects that need not be read."""
+        if self.distrusted:
+            return set()
+        least, done = self._records.least, self.read | self.bad.keys()
+        return {one for one in self._checksums if one not in done and least.get(one) == self.sizes[one]}
+
+    def _is_name(self, checksum: str) -> bool:
+        return checksum == _SHA256 and self._repo.format.hash == "sha256"
+
+    def _hold_against_names(self, progress: Progress) -> None:
+        """Ask for the checksums that are names; what has another is damaged, and what has none is to be read."""
+        store = self._vouching
+        if store is None:
+            return
+        asked = [digest for digest in self._trusted if self._is_name(self._checksums[digest])]
+        jobs: list[Job[str | None]] = [(0, partial(_sha256, store, digest)) for digest in asked]
+        for position, found in enumerate(fly(jobs, _THREADS, _BUDGET_BYTES)):
+            progress("comparing checksums", position, len(asked))
+            if found == asked[position]:
+                continue
+            self._trusted.remove(asked[position])
+            if found is not None:
+                self.bad[asked[position]] = "corrupt", f"the server's SHA-256 of its bytes is {found}"
+
+    def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
+        wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]
+        jobs: list[Job[str | None]] = [(self.sizes[digest], partial(self._trouble, digest)) for digest in wanted]
+        for position, trouble in enumerate(fly(jobs, _THREADS, _BUDGET_BYTES)):
+            progress("checking objects", position, len(wanted))
+            if trouble is not None:
+                self._found(wanted[position], trouble)
+        progress("checking objects", len(wanted), len(wanted))
+
+    def _found(self, digest: Digest, trouble: str) -> None:
+        self.bad[digest] = "corrupt", trouble
+        self.distrusted = self.distrusted or digest in self._checksums
+
+    def _trouble(self, digest: Digest) -> str | None:
+        """Read an object; return what is wrong with its bytes, or None."""
+        objects = self._repo.objects
+        try:
+            data = memoryview(objects.get(digest))
+        except NotFound:
+            del self.sizes[digest]  # Deleted since it was listed: missing, if anything needs it.
+            return None
+        except CorruptObject:
+            self.read.add(digest)
+            return NOT_ITS_BYTES
+        except PermissionError:
+            raise
+        except OSError as error:
+            return unread(error)
+        self.read.add(digest)
+        for part in sorted(self._records.slices.get(digest, ()), key=lambda part: part.offset):
+            if objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
+                return f"bytes {part.offset}+{part.size_bytes} are not those that a record names"
+        return None
+
+
+def _sha256(store: Vouching, digest: Digest) -> str | None:
+    """Return what the server keeps; of an object that is gone since it was listed nothing, as reading it will show."""
+    try:
+        return store.sha256(key(digest))
+    except NotFound:
+        return None

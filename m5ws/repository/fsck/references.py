@@ -1,0 +1,334 @@
+"""Every reference, ledger and plan of a store, read and checked in parallel; records that they lead to are walked.
+
+References are read before objects are listed: what a writer publishes meanwhile is there when it is looked for.
+"""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, UsageError
+from m5ws.progress import Progress
+from m5ws.records import codec
+from m5ws.records.base import Digest, Record
+from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.gc import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
+from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.records.store import Format
+from m5ws.records.tree import Packing
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository.concurrency import each
+from m5ws.repository.files import packings, trees
+from m5ws.repository.fsck.damage import Damage, Kind
+from m5ws.repository.fsck.records import Records, unread
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.chains import Chain, gap
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.objects import is_digest, key
+from m5ws.repository.publishing import gc_plans as plans
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import FORMAT
+
+if TYPE_CHECKING:
+    from m5ws.records.ledger import CheckpointPublished, OutputsStored
+
+T = TypeVar("T")
+
+_READS = 2
+"""A bit that flips on the way here is no damage: what is wrong is read again."""
+FOREIGN = "m5ws did not write this; move it away"
+_PLAN_FILES: dict[str, type[Record]] = {"plan": GcPlan, "done": Done, "executing": Executing}
+_PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retirements, "keep": Keep}
+
+
+class References:
+    """What `read` found: damage, snapshots and runs, and which checkpoint each reference names.
+
+    `checkpoints` lists of each reference its key, what it harms, its digest, and the key that the record belongs under.
+    """
+
+    def __init__(self, repo: Repository, records: Records) -> None:
+        self._repo = repo
+        self._records = records
+        self._attempts: list[tuple[str, int]] = []
+        self._packings: list[tuple[str, list[dict[Digest, Digest]]]] = []
+        self._annotations: list[tuple[str, str, Annotation]] = []
+        self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
+        self._outputs: dict[str, list[OutputsStored]] = {}
+        self._heads: dict[str, GcPlan] = {}
+        self._garbage: list[tuple[str, str, PlanPart]] = []
+        self.damage: list[Damage] = []
+        self.checkpoints: list[tuple[str, str, Digest, str]] = []
+        self.snapshots: tuple[str, ...] = ()
+        self.runs: tuple[str, ...] = ()
+
+    def read(self, progress: Progress) -> None:
+        """Read everything, once."""
+        names = self._repo.store.names
+        self.snapshots, self.runs = names("snapshots/"), names("runs/")
+        jobs: list[Callable[[], None]] = [self._format]
+        jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
+        jobs += [partial(self._run, run) for run in self.runs]
+        jobs += [partial(self._pins, run) for run in names(checkpoints.PINS)]
+        jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
+        _do(jobs, "reading references", progress)
+        _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
+        for snapshot, said in self._packings:
+            for tree in self._records.trees.get(snapshot, ()):
+                self._records.place(snapshot, tree, [one[tree] for one in said if tree in one])
+        placed = self._records.placed.items()
+        _do([partial(self._placed, *pair, holders) for pair, holders in placed], "looking for small files", progress)
+        self._bindings()
+
+    def _bindings(self) -> None:
+        """Hold records against others that were read: checkpoints against events, annotations and parts of plans."""
+        for where, root, digest, belongs in self.checkpoints:
+            if (found := self._records.checkpoints.get(digest)) is not None:
+                self._hold(where, partial(bindings.check, belongs, found, where), root)
+                self._recorded(where, root, digest, belongs, found)
+        for where, snapshot, annotation in self._annotations:
+            if (known := self._records.trees.get(snapshot)) is not None:
+                self._hold(where, partial(bindings.check_annotation, where, annotation, known), f"snapshot {snapshot}")
+        for where, plan, part in self._garbage:
+            if (head := self._heads.get(plan)) is not None:
+                self._hold(where, partial(bindings.check_part, where, part, head))
+
+        for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
+            if self._repo.store.stat(belongs) is None:
+                self._add(
+                    "missing", belongs, "the ledger names it, and it is not there", f"run {belongs.split('/')[1]}"
+                )
+
+    def _recorded(self, where: str, root: str, digest: Digest, belongs: str, found: Checkpoint | OutputFiles) -> None:
+        """Hold a record against what the ledger of its run records of it."""
+        if isinstance(found, OutputFiles):
+            for stored in self._outputs.get(belongs, ()):
+                self._hold(where, partial(bindings.check_outputs, where, digest, found, stored), root)
+            return
+        run, label = checkpoints.labelled(belongs)
+        for event in self._events.get((run, label), ()):
+            self._hold(where, partial(bindings.check_event, label, digest, found, event), root)
+
+    def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
+        """Name what is under a key that another record contradicts, once."""
+        try:
+            check()
+        except (Misplaced, CorruptObject) as error:
+            if all(one.key != where for one in self.damage):
+                self._add("misplaced", where, str(error), *roots)
+
+    def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
+        self.damage.append(Damage(kind=kind, key=where, detail=detail, harms=roots))
+
+    def _format(self) -> None:
+        self._decode(FORMAT, Format)
+
+    # --- snapshots and runs ------------------------------------------------------------------------
+
+    def _snapshot(self, snapshot_id: str) -> None:
+        if not is_digest(snapshot_id):
+            self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it away")
+            return
+        root = f"snapshot {snapshot_id}"
+        said, unreadable = list[dict[Digest, Digest]](), False
+        for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
+            annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
+            if annotation is None:
+                unreadable = True
+                continue
+            said.append(annotation.packings)
+            self._annotations.append((f"snapshots/{snapshot_id}/{name}", snapshot_id, annotation))
+            if annotation.observed is not None:
+                self._records.need(root, annotation.observed)
+        for packing in trees.counting(self._repo.objects, said, lenient=True):
+            self._records.walk(root, packing, Packing)
+            self._records.lead(snapshot_id, packing)
+        self._records.walk(root, snapshot_id, Snapshot)
+        # What an annotation says that is damaged is not known, and that it is damaged is named.
+        if not unreadable:
+            self._packings.append((snapshot_id, said))
+
+    def _run(self, run_id: str) -> None:
+        root = f"run {run_id}"
+        run = self._decode(f"runs/{run_id}/run", Run, root)
+        if run is not None:
+            if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
+                self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", root)
+            self._records.walk(root, run.snapshot, Snapshot)
+            if run.parent is not None:
+                parent = checkpoints.key(run.parent.run, run.parent.checkpoint)
+                self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest, parent))
+                self._records.walk(root, run.parent.digest, Checkpoint)
+        if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
+            verdict = self._decode(f"runs/{run_id}/verdict", Verdict, root)
+            if verdict is not None and run is not None:
+                self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
+        for said in self._repo.store.names(runs.joints_of(run_id)):
+            self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
+        self._foreign(run_id)
+        begun = ledger.attempts(self._repo, run_id)
+        self._attempts += [(run_id, attempt) for attempt in begun]
+        if (absent := gap(begun)) is not None:
+            self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts are there", root)
+        for name in checkpoints.names(self._repo, run_id):
+            self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
+        for name in outputs.names(self._repo, run_id):
+            self._checkpoint(outputs.key(run_id, name), root, ANY_OUTPUTS)
+
+    def _foreign(self, run_id: str) -> None:
+        """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
+        for folder, known in (
+            ("ledger", ledger.is_number),
+            ("checkpoints", checkpoints.is_name),
+            ("outputs", outputs.is_name),
+        ):
+            for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
+                if not known(name):
+                    self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
+
+    def _pins(self, run_id: str) -> None:
+        for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):
+            where = f"{checkpoints.PINS}{run_id}/{name}"
+            if checkpoints.is_name(name):
+                self._checkpoint(where, f"run {run_id}")
+            else:
+                self._add("foreign", where, FOREIGN)
+
+    def _checkpoint(self, where: str, root: str, kind: type[Record] = Checkpoint) -> None:
+        found = self._read(lambda: bindings.line(self._repo.store, where))
+        if isinstance(found, NotFound):
+            return  # Retired by gc since it was listed.
+        if isinstance(found, Exception):
+            self._add("corrupt", where, _said(found), root)
+            return
+        self.checkpoints.append((where, root, found, where))
+        self._records.walk(root, found, kind)
+
+    # --- trees -------------------------------------------------------------------------------------
+
+    def _placed(self, tree: Digest, said: Sequence[Digest], holders: set[Digest]) -> None:
+        """Check that one of the packings says where all small files lie. What is damaged is named elsewhere."""
+        entries = self._read(lambda: trees.load(self._repo.objects, tree).entries)
+        if isinstance(entries, Exception) or not packings.needed(entries):
+            return
+        detail = "nothing says where its small files lie"
+        for digest in said:
+            found = self._read(partial(self._repo.objects.get_record, digest, Packing))
+            if isinstance(found, Exception) or isinstance(
+                self._read(partial(packings.check, found, digest)), Exception
+            ):
+                return
+            filled = self._read(partial(packings.filled, entries, found, tree, digest))
+            if not isinstance(filled, Exception):
+                return
+            detail = str(filled)
+        self._add("dangling", key(tree), detail, *sorted(set().union(*map(self._records.harms, holders))))
+
+    # --- ledgers -----------------------------------------------------------------------------------
+
+    def _attempt(self, run_id: str, attempt: int) -> None:
+        """Check all chains of an attempt. The launcher's first: its last event speaks of where the others ended."""
+        root = f"run {run_id}"
+        made = self._records.made.get((run_id, attempt), {})
+        launcher = self._chain(Chain(run_id, attempt, LAUNCHER), root)
+        if launcher is not None and not launcher.events:
+            self._add("missing", launcher.prefix, "the launcher's ledger, which an attempt begins with", root)
+        ended = launcher.ended if launcher is not None else None
+        ends = ended.heads if ended is not None else {}
+        ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
+        for rank in sorted(ranks | ends.keys()):
+            # Of an attempt that failed, a machine may have died with the last events that its checkpoints speak of.
+            lived = ended is not None and ended.outcome != "failed"
+            heads = {one.ledger[rank]: digest for digest, one in made.items() if lived and rank in one.ledger}
+            found = self._chain(Chain(run_id, attempt, rank), root, heads)
+            if found is None:
+                continue
+            if ends.get(rank, found.head) != found.head:
+                self._add("broken-chain", found.prefix, "the end of this rank's ledger is missing", root)
+            for digest in sorted(heads[head] for head in heads.keys() - found.passed.keys()):
+                detail = f"it is not the ledger that checkpoint {digest} was made with"
+                self._add("broken-chain", found.prefix, detail, root)
+
+    def _chain(self, one: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
+        """Follow a chain, and return it; None, and it is named, if it is broken."""
+        found: Chain | None = one
+        try:
+            one.follow(self._repo, heads)
+        except PermissionError:
+            raise
+        except (CorruptObject, UnknownSchema, NotFound, OSError) as error:
+            self._add("broken-chain", f"{one.prefix}/{one.batches:08d}", _said(error), root)
+            found = None
+        for observed in one.observed:
+            self._records.need(root, observed)
+        for event in one.published:
+            self._events.setdefault((one.run, event.name), []).append(event)
+        for stored in one.outputs:
+            self._outputs.setdefault(outputs.key(one.run, stored.name), []).append(stored)
+        return found
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def _plan(self, name: str) -> None:
+        """Read what gc planned and did; it names nothing that must be there, and gc clears it away."""
+        plan, _, standing = name.rpartition(".")
+        if plan and standing in _PLAN_FILES:
+            found = self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
+            if isinstance(found, GcPlan):
+                self._heads[plan] = found
+            return
+        for folder, kind in _PLAN_PARTS.items():
+            for part in self._repo.store.names(plans.folder(name, folder)):
+                where = f"{plans.folder(name, folder)}{part}"
+                found = self._decode(where, kind, lasting=False)
+                if isinstance(found, Garbage):
+                    self._hold(where, partial(self._part, where, name, found))
+
+    def _part(self, where: str, plan: str, garbage: Garbage) -> None:
+        """Keep what a part is to be compared by. Raises CorruptObject."""
+        if (part := bindings.part_of(where, garbage)) is not None:
+            self._garbage.append((where, plan, part))
+
+    # --- one reference -----------------------------------------------------------------------------
+
+    def _decode(self, where: str, kind: type[codec.R], *roots: str, lasting: bool = True) -> codec.R | None:
+        """Return a reference's record, or name what is wrong with it."""
+        found = self._read(lambda: bindings.record(self._repo.store, where, kind))
+        if not isinstance(found, Exception):
+            return found
+        if not isinstance(found, NotFound):
+            trouble: Kind = "foreign" if isinstance(found, UsageError) else "unreadable"
+            trouble = "misplaced" if isinstance(found, Misplaced) else trouble
+            self._add(trouble, where, _said(found), *roots)
+        elif lasting:
+            self._add("missing", where, "it is not there", *roots)
+        return None
+
+    def _read(self, read: Callable[[], T]) -> T | Exception:
+        """Return what `read` does, or what is wrong with what it reads. Raises what is wrong with the store itself."""
+        for number in range(1, _READS + 1):
+            try:
+                return read()
+            except (NotFound, UsageError) as error:
+                return error
+            except PermissionError:
+                raise
+            except (CorruptObject, UnknownSchema, OSError) as error:
+                if number == _READS:
+                    return error
+        raise AssertionError("unreachable")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        return FOREIGN
+    return unread(error) if isinstance(error, OSError) else str(error)
+
+
+def _do(jobs: Iterable[Callable[[], None]], what: str, progress: Progress) -> None:
+    waiting = list(jobs)
+    for position, _ in enumerate(each(lambda job: job(), waiting)):
+        progress(what, position, len(waiting))

@@ -1,0 +1,1 @@
+"""Garbage collection: roots, plan, execution."""

@@ -1,0 +1,212 @@
+"""`gc`: what nothing needs is planned, and deleted by a second call after a grace period.
+
+`plan` publishes what would be deleted and deletes nothing; `gc_execute` deletes. The argument for why writers may be at
+work all the while is in docs/format.md, "Deleting". Memory: an entry of 32 bytes for each object that is needed or that
+a retired checkpoint leads to; a plan is published in parts.
+"""
+
+import heapq
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from m5ws.errors import NotFound
+from m5ws.progress import Progress
+from m5ws.records.base import Digest, Placed
+from m5ws.records.gc import Freed, Garbage, GcPlan, Large, PlanPart, Retired, Retirements, Rules
+from m5ws.repository import bindings
+from m5ws.repository.gc import roots
+from m5ws.repository.gc.roots import Workers, threads
+from m5ws.repository.objects import is_digest, key
+from m5ws.repository.publishing import gc_plans as plans
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
+
+PART_OBJECTS = 2**16
+_REFERENCES = 2**13
+_LARGEST = 10
+
+Emit = Callable[[str, int, Placed], None]
+"""Called with (kind, number, record) for each part of a plan."""
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan and its name; None on a dry run, and where there is nothing to delete: then none is published."""
+
+    id: str | None
+    plan: GcPlan
+
+
+def plan(
+    repo: Repository,
+    rules: Rules,
+    older_than_s: float,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    part_objects: int = PART_OBJECTS,
+    workers: Workers = threads,
+) -> Planned:
+    """Return what can be deleted, and publish it unless it is nothing or a `dry_run`.
+
+    What is younger than `older_than_s` seconds, by the store's clock, is not in it. Raises as `roots.read` does: in a
+    damaged store nothing is planned.
+    """
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(4).hex()}"
+    now_s = time.time() if dry_run else store_now(repo, name)
+
+    def emit(kind: str, number: int, part: Placed) -> None:
+        if not dry_run:
+            bindings.create(repo.store, plans.part_key(name, kind, number), part)
+
+    scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress, workers)
+    head = scan.head(rules, older_than_s)
+    if dry_run or not (head.objects or head.checkpoints or head.copies):
+        return Planned(id=None, plan=head)
+    # Published from here on: all parts are durable.
+    return Planned(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
+
+
+def store_now(repo: Repository, name: str) -> float:
+    """Return what the store's clock says: ages are differences of its own times, whatever this machine's clock says."""
+    asked = f"{plans.folder(name, 'asked')}{os.urandom(8).hex()}"
+    repo.store.create(asked, b"")
+    found = repo.store.stat(asked)
+    if found is None:
+        raise NotFound(f"{asked} is not in the store right after it was created")
+    return found.modified_s
+
+
+class _Scan:
+    """One look at a store: what is needed, then every object that is not, prefix by prefix."""
+
+    def __init__(
+        self,
+        repo: Repository,
+        cutoff_s: float,
+        part_objects: int,
+        emit: Emit,
+        progress: Progress | None,
+        workers: Workers,
+    ) -> None:
+        self._repo = repo
+        self._cutoff_s = cutoff_s
+        self._part_objects = part_objects
+        self._emit = emit
+        self._say: Progress = progress or (lambda *_: None)
+        self._workers = workers
+        self._parts: list[PlanPart] = []
+        self._owners: dict[bytes, int] = {}
+        self._objects: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
+        self._largest: list[tuple[int, bytes]] = []
+        self._young = 0
+
+    def head(self, rules: Rules, older_than_s: float) -> GcPlan:
+        """Emit the parts and return what names them."""
+        found = roots.read(
+            self._repo, rules, lambda _, stat: stat.modified_s <= self._cutoff_s, self._say, self._workers
+        )
+        runs = sorted({one.run for one in found.retired})
+        self._own(found.retired, runs, found.reach)
+        references = [found.retired[at : at + _REFERENCES] for at in range(0, len(found.retired), _REFERENCES)]
+        for number, some in enumerate(references):
+            self._emit("retired", number, Retirements(checkpoints=some))
+        kept = len(found.reach.digests)
+        self._collect(found.reach.digests, plans.packed(one.digest for one in found.retired))
+        return GcPlan(
+            older_than_s=older_than_s,
+            rules=rules,
+            checkpoints=len(found.retired) - _copies(found.retired),
+            copies=_copies(found.retired),
+            references=len(references),
+            objects=sum(self._objects.values()),
+            size_bytes=sum(self._bytes.values()),
+            parts=tuple(self._parts),
+            freed=tuple(self._freed(found.retired, runs)),
+            largest=tuple(self._large(runs)),
+            kept_objects=kept,
+            young_objects=self._young,
+        )
+
+    def _own(self, retired: tuple[Retired, ...], runs: list[str], needed: Reach) -> None:
+        """Note, for each object that only retired checkpoints lead to, the first run whose it is."""
+        for position, one in enumerate(retired):
+            self._say("reading retired checkpoints", position, len(retired))
+            reach = Reach(self._repo.objects)
+            roots.lead(reach, one)
+            owner = runs.index(one.run)
+            for digest in reach.digests - needed.digests:
+                self._owners.setdefault(digest, owner)
+
+    def _collect(self, needed: set[bytes], records: set[bytes]) -> None:
+        """Emit all objects that are neither needed nor young; with a reference goes the record that it names."""
+        digests, sizes = bytearray(), bytearray()
+        prefixes = self._repo.store.names("objects/")
+        with self._workers() as pool:
+            for position, listed in enumerate(pool.map(lambda prefix: self._list(prefix, needed, records), prefixes)):
+                self._say("listing objects", position, len(prefixes))
+                young, garbage = listed
+                self._young += young
+                for digest, size_bytes in garbage:
+                    self._count(digest, size_bytes)
+                    digests += digest
+                    sizes += size_bytes.to_bytes(8, "little")
+                    if len(digests) >= self._part_objects * plans.WIDTH:
+                        self._end_part(digests, sizes)
+        if digests:
+            self._end_part(digests, sizes)
+
+    def _list(self, prefix: str, needed: set[bytes], records: set[bytes]) -> tuple[int, list[tuple[bytes, int]]]:
+        young, garbage = 0, []
+        for stat in self._repo.store.list(f"objects/{prefix}/"):
+            name = stat.key.rpartition("/")[2]
+            if not is_digest(name) or stat.key != key(name) or (digest := bytes.fromhex(name)) in needed:
+                continue
+            if stat.modified_s <= self._cutoff_s or digest in records:
+                garbage.append((digest, stat.size_bytes))
+            else:
+                young += 1
+        return young, garbage
+
+    def _count(self, digest: bytes, size_bytes: int) -> None:
+        owner = self._owners.get(digest, -1)
+        self._objects[owner] = self._objects.get(owner, 0) + 1
+        self._bytes[owner] = self._bytes.get(owner, 0) + size_bytes
+        (heapq.heappushpop if len(self._largest) == _LARGEST else heapq.heappush)(self._largest, (size_bytes, digest))
+
+    def _end_part(self, digests: bytearray, sizes: bytearray) -> None:
+        garbage, number = Garbage(digests=bytes(digests), sizes=bytes(sizes)), len(self._parts)
+        self._emit("garbage", number, garbage)
+        if (part := bindings.part_of(f"part {number}", garbage)) is not None:
+            self._parts.append(part)
+        digests.clear()
+        sizes.clear()
+
+    def _freed(self, retired: tuple[Retired, ...], runs: list[str]) -> Iterator[Freed]:
+        for owner, run in [*enumerate(runs), (-1, None)]:
+            own = [one for one in retired if one.run == run]
+            if own or self._objects.get(owner):
+                yield Freed(
+                    run=run,
+                    checkpoints=len(own) - _copies(own),
+                    copies=_copies(own),
+                    objects=self._objects.get(owner, 0),
+                    size_bytes=self._bytes.get(owner, 0),
+                )
+
+    def _large(self, runs: list[str]) -> Iterator[Large]:
+        for size_bytes, digest in sorted(self._largest, reverse=True):
+            owner = self._owners.get(digest)
+            yield Large(digest=_hex(digest), size_bytes=size_bytes, run=None if owner is None else runs[owner])
+
+
+def _copies(retired: Sequence[Retired]) -> int:
+    """Return how many retired references are to copies of output files."""
+    return sum(one.outputs is not None for one in retired)
+
+
+def _hex(digest: bytes) -> Digest:
+    return digest.hex()

@@ -1,0 +1,261 @@
+"""All that must stay: every snapshot, every run, every kept checkpoint, and what each of them leads to.
+
+A root that cannot be read stops the reading with an error: nothing may be deleted while it is unknown what is needed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from m5ws.errors import NotFound
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.gc import Retired, Rules
+from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.records.run import Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository import bindings, checkpoints, outputs, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.ledger import ledger
+from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStat
+
+_RESUMABLE = ("dcp/1", "deepspeed/1")
+A = TypeVar("A")
+T = TypeVar("T")
+
+Workers = Callable[[], Executor]
+
+MayRetire = Callable[[Retired, ObjectStat], bool]
+"""Called for each reference that could be retired, with its status in the store."""
+
+
+class Roots(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed, and the references that are to be deleted, which lead nowhere any more."""
+
+    reach: Reach
+    retired: tuple[Retired, ...]
+
+
+def threads() -> Executor:
+    """Return what reads and deletes many things at once, where each costs a round trip."""
+    return ThreadPoolExecutor(16, thread_name_prefix="m5ws-gc")
+
+
+def read(
+    repo: Repository, rules: Rules, may_retire: MayRetire, progress: Progress | None = None, workers: Workers = threads
+) -> Roots:
+    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for one that is damaged."""
+    reach = Reach(repo.objects)
+    retired: list[Retired] = []
+    say = progress or (lambda *_: None)
+    with workers() as pool:
+
+        def each(what: str, names: Sequence[A], act: Callable[[A], T]) -> Iterator[T]:
+            for position, found in enumerate(pool.map(act, names)):
+                say(what, position, len(names))
+                yield found
+
+        # Pins first: a reference is deleted only if no pin was there before its run was read.
+        _drain(each("reading kept checkpoints", repo.store.names(checkpoints.PINS), partial(_pins, repo, reach)))
+        _drain(each("reading snapshots", repo.store.names("snapshots/"), partial(_snapshot, repo, reach)))
+        records = list(each("reading runs", runs.ids(repo), partial(runs.load, repo)))
+        judged = records if rules.retire else []
+        evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
+        origins = _origins(judged)
+
+        def of_run(run: Run) -> list[Retired]:
+            return _run(repo, reach, run, rules, evidence.get(run.id, set()), origins.get(run.id, set()), may_retire)
+
+        for found in each("reading ledgers", records, of_run):
+            retired += found
+    return Roots(reach=reach, retired=tuple(retired))
+
+
+def _drain(work: Iterator[None]) -> None:
+    for _ in work:
+        pass
+
+
+def _pins(repo: Repository, reach: Reach, run: str) -> None:
+    for label in checkpoints.kept(repo, run):
+        _reach(repo, reach, checkpoints.pin_key(run, label))
+
+
+def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None, by: str = "") -> None:
+    """Add the checkpoint that the line under a key names. Raises NotFound, CorruptObject, Misplaced."""
+    digest = digest or bindings.line(repo.store, where)
+    # One that another key led to is read again: it must belong under this key too.
+    bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint), by)
+
+
+def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
+    said = snapshots.annotations(repo, snapshot)
+    for annotation in said:
+        if annotation.observed is not None:
+            reach.add(annotation.observed)
+    for packing in trees.counting(repo.objects, [one.packings for one in said]):
+        reach.packing(packing)
+    reach.snapshot(snapshot)
+
+
+def _run(
+    repo: Repository,
+    reach: Reach,
+    record: Run,
+    rules: Rules,
+    evidence: set[int],
+    origins: set[str],
+    may_retire: MayRetire,
+) -> list[Retired]:
+    """Add a run and its checkpoints; return those that are retired instead. Forks start from those in `origins`."""
+    reach.snapshot(record.snapshot)
+    run, parent = record.id, record.parent
+    if parent is not None:
+        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
+    retired = _outputs(repo, reach, run, may_retire)
+    kept = _attempts(repo, reach, run) | origins
+    stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
+    found = list(_references(repo, run))
+    past = _past(repo, run, found, rules, evidence) - kept if rules.retire else set()
+    return retired + _sorted_out(repo, reach, found, past, stats, may_retire)
+
+
+def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) -> list[Retired]:
+    """Add a run's output files; return the copies that are retired instead."""
+    stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
+    labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
+    found = []
+    for label in labels:
+        try:
+            found.append(Retired(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label))))
+        except NotFound:
+            continue  # Another gc has retired it since it was listed.
+    return _sorted_out(repo, reach, found, set(outputs.superseded(labels)), stats, may_retire)
+
+
+def _sorted_out(
+    repo: Repository,
+    reach: Reach,
+    found: Sequence[Retired],
+    past: set[str],
+    stats: Mapping[str, ObjectStat],
+    may_retire: MayRetire,
+) -> list[Retired]:
+    """Return the references in `past` that may be retired, and add all others."""
+    retired = []
+    for reference in found:
+        stat = stats.get(key(reference))
+        if (reference.checkpoint or reference.outputs) in past and stat is not None and may_retire(reference, stat):
+            retired.append(reference)
+        else:
+            _add(repo, reach, reference)
+    return retired
+
+
+def key(reference: Retired) -> str:
+    """Return the key of a reference that can be retired."""
+    if reference.outputs is not None:
+        return outputs.key(reference.run, reference.outputs)
+    return checkpoints.key(reference.run, reference.checkpoint or "")
+
+
+def lead(reach: Reach, reference: Retired) -> None:
+    """Add all that a reference leads to."""
+    if reference.outputs is not None:
+        reach.outputs(reference.digest)
+    else:
+        reach.checkpoint(reference.digest)
+
+
+def _references(repo: Repository, run: str) -> Iterator[Retired]:
+    """Yield all references of a run to checkpoints; one that is gone since it was listed was retired by another gc."""
+    for label in checkpoints.names(repo, run):
+        try:
+            yield Retired(run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label)))
+        except NotFound:
+            continue
+
+
+def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
+    try:
+        if reference.outputs is not None:
+            bindings.files(repo.objects, key(reference))
+            lead(reach, reference)
+        else:
+            _reach(repo, reach, key(reference), reference.digest)
+    except NotFound:
+        if not _retired_meanwhile(repo, reference):
+            raise
+
+
+def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
+    """Return True if another gc has retired the reference since it was listed."""
+    return repo.store.stat(key(reference)) is None
+
+
+def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
+    """Add what attempts observed; return what the newest resumed from, if it has not ended."""
+    resumed: set[str] = set()
+    for attempt in ledger.attempts(repo, run):
+        resumed.clear()
+        for event in ledger.events(repo, run, attempt, ledger.LAUNCHER):
+            if isinstance(event, AttemptStarted):
+                reach.add(event.observed)
+                resumed.update([event.resume] if event.resume else [])
+            elif isinstance(event, AttemptEnded):
+                resumed.clear()
+    return resumed
+
+
+def _past(repo: Repository, run: str, found: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
+    """Return the checkpoints that the rules retire. Only those that a run could resume from: output files stay."""
+    valid = set(checkpoints.valid(repo, run))
+    resumable = [label for one in found if (label := one.checkpoint) is not None and _resumable(repo, one)]
+    kept = retained([label for label in resumable if label in valid], rules)
+    kept.update(label for label in resumable if checkpoints.step_of(label) in evidence)
+    return set(resumable) - kept - set(checkpoints.kept(repo, run))
+
+
+def retained(labels: Sequence[str], rules: Rules) -> set[str]:
+    """Return those of a run's checkpoints, in order of steps, that the rules keep; the newest is always one."""
+    if not rules.retire:
+        return set(labels)
+    kept = set(labels[-(rules.last or 1) :])
+    if rules.every is not None:
+        kept.update(label for label in labels if checkpoints.step_of(label) % rules.every == 0)
+    return kept
+
+
+def _resumable(repo: Repository, reference: Retired) -> bool:
+    try:
+        checkpoint = bindings.named(repo.objects, key(reference), reference.digest)
+        return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE
+    except NotFound:
+        if not _retired_meanwhile(repo, reference):
+            raise
+        return False
+
+
+def _origins(records: Iterable[Run]) -> dict[str, set[str]]:
+    """Return, for each run, its checkpoints that other runs start from: lineage leads to something that is there."""
+    labels: dict[str, set[str]] = {}
+    for record in records:
+        if record.parent is not None:
+            labels.setdefault(record.parent.run, set()).add(record.parent.checkpoint)
+    return labels
+
+
+def _evidence(verdicts: Iterable[Verdict | None]) -> dict[str, set[int]]:
+    """Return, for all runs of each verdict, the steps of the divergence that it names: their checkpoints show it."""
+    steps: dict[str, set[int]] = {}
+    for verdict in verdicts:
+        if verdict is not None and verdict.first is not None:
+            for run in (verdict.run, *verdict.replays):
+                steps.setdefault(run, set()).update({verdict.first.step, verdict.first.tensor_step or 0})
+    return steps

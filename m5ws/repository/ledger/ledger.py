@@ -1,0 +1,189 @@
+"""The append-only record of what a run did: batches of events, one chain a rank and attempt.
+
+Batch n of a rank is published once, under its number, and names the chain's head before its first and
+after its last event. A dropped, reordered, edited or foreign batch breaks the chain and is an error.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from m5ws.errors import CorruptObject, Fenced, ObjectExists
+from m5ws.records import codec
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Batch
+from m5ws.repository import bindings, concurrency
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.publishing import gc_plans, publishing
+from m5ws.repository.repository import Repository
+
+LAUNCHER = "launcher"
+"""The chain of the process that supervises an attempt; its first event fences all earlier attempts."""
+
+
+def is_number(name: str) -> bool:
+    """Return whether a name is of an attempt, a rank or a batch: `str.isdigit` takes what `int` does not."""
+    return name.isascii() and name.isdigit()
+
+
+def _prefix(run: str, attempt: int, rank: str) -> str:
+    return f"runs/{run}/ledger/{attempt:04d}/{rank}/"
+
+
+class Writer:
+    """Appends batches to one chain; going on where the store says it ends."""
+
+    def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
+        self._repo = repo
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self.head = genesis(run, attempt, rank)
+        self.seq = 0
+        self.events = 0
+        for batch in read(repo, run, attempt, rank):
+            self.head, self.seq = batch.head, batch.seq + 1
+            self.events += len(batch.events)
+
+    def append(self, events: Sequence[bytes], repair: Callable[[], object] | None = None) -> None:
+        """Publish events, given in their stored bytes, as the next batch. Raises Fenced if another writer was first.
+
+        `repair` uploads again the objects that they name, if gc took them away meanwhile.
+        """
+        if not events:
+            return
+        head = self.head
+        for event in events:
+            head = chain(head, event)
+        batch = Batch(
+            run=self._run,
+            attempt=self._attempt,
+            rank=self._rank,
+            seq=self.seq,
+            previous=self.head,
+            head=head,
+            events=tuple(msgspec.Raw(event) for event in events),
+        )
+        key = f"{_prefix(self._run, self._attempt, self._rank)}{self.seq:08d}"
+
+        def create() -> None:
+            try:
+                # Published from here on.
+                self._repo.store.create(key, codec.encode(batch))
+            except ObjectExists as error:
+                raise Fenced(f"{key} was written by another process") from error
+
+        # Almost all batches name no object, and cost one request.
+        if named := _named(events):
+            publishing.publish(self._repo, lambda: named, create, repair=repair)
+        else:
+            create()
+        self.head, self.seq, self.events = head, self.seq + 1, self.events + len(events)
+
+
+def _named(events: Sequence[bytes]) -> set[bytes]:
+    """Return the objects that events name as references: what an attempt observed."""
+    started = (decode_event(event) for event in events if b"attempt-started" in event)
+    return gc_plans.packed(event.observed for event in started if isinstance(event, AttemptStarted))
+
+
+def read(
+    repo: Repository,
+    run: str,
+    attempt: int,
+    rank: str,
+    after: Batch | None = None,
+    stored: Callable[[bytes], object] = lambda _: None,
+) -> Iterator[Batch]:
+    """Yield a chain's batches, those after `after` if given, each checked against the one before.
+
+    `stored` is called with the stored bytes of each before it is yielded. Raises CorruptObject where the chain is
+    broken.
+    """
+    prefix = _prefix(run, attempt, rank)
+    head = after.head if after else genesis(run, attempt, rank)
+    seq = after.seq + 1 if after else 0
+    present = {name for name in repo.store.names(prefix) if is_number(name)}
+    numbers = (f"{number:08d}" for number in itertools.count(seq))
+    keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
+    # Many look at the first batch alone; who reads on is given the others without waiting for each.
+    found = itertools.chain(map(repo.store.get, keys[:1]), concurrency.each(repo.store.get, keys[1:]))
+    for key, data in zip(keys, found, strict=True):
+        batch = codec.decode(data, Batch, key)
+        _check(batch, key, head)
+        stored(data)
+        head, seq = batch.head, seq + 1
+        yield batch
+    if any(name >= f"{seq:08d}" for name in present):
+        raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+
+
+def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:
+    """Yield a chain's batches, the last one first, for who needs the end of a long chain alone.
+
+    Each is good in itself; whether it follows the one before is not looked at. Raises CorruptObject if one is missing.
+    """
+    prefix = _prefix(run, attempt, rank)
+    present = sorted(name for name in repo.store.names(prefix) if is_number(name))
+    for seq, name in enumerate(present):
+        if name != f"{seq:08d}":
+            raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+    for seq in reversed(range(len(present))):
+        key = f"{prefix}{seq:08d}"
+        batch = codec.decode(repo.store.get(key), Batch, key)
+        _check(batch, key, batch.previous)
+        yield batch
+
+
+def _check(batch: Batch, key: str, head: str) -> None:
+    bindings.check(key, batch)
+    if batch.previous != head:
+        raise CorruptObject(f"batch {key} does not follow the batch before it")
+    for event in batch.events:
+        head = chain(head, bytes(event))
+    if batch.head != head:
+        raise CorruptObject(f"batch {key} does not have the events it was written with")
+
+
+def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:
+    """Return an event from its stored bytes. Raises UnknownSchema."""
+    return codec.decode(bytes(event), AnyEvent, "ledger event")  # type: ignore[arg-type]
+
+
+def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent]:
+    """Return all events of one chain, in order."""
+    return [decode_event(event) for batch in read(repo, run, attempt, rank) for event in batch.events]
+
+
+def check_ends(repo: Repository, run: str, attempt: int) -> None:
+    """Raise CorruptObject if a rank's chain does not end where the attempt's end says it ended."""
+    ended = next((one for one in events(repo, run, attempt, LAUNCHER) if isinstance(one, AttemptEnded)), None)
+    for rank, head in ended.heads.items() if ended is not None else ():
+        found = genesis(run, attempt, rank)
+        for batch in read(repo, run, attempt, rank):
+            found = batch.head
+        if found != head:
+            raise CorruptObject(
+                f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end where the attempt says",
+                hint="Its last events are missing, or some were changed. `m5ws fsck` names what else is damaged.",
+            )
+
+
+def attempts(repo: Repository, run: str) -> list[int]:
+    """Return the attempts that a run has had, in order."""
+    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
+
+
+def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
+    """Return how the newest attempt after `attempt` began, or None if none has: one request."""
+    newest = max(attempts(repo, run), default=0)
+    if newest <= attempt:
+        return None
+    batch = next(read(repo, run, newest, LAUNCHER), None)
+    first = decode_event(batch.events[0]) if batch is not None else None
+    return first if isinstance(first, AttemptStarted) else None
+
+
+def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
+    """Return the chains of an attempt: ranks by number, then the launcher."""
+    found = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
+    names = [name for name in found if is_number(name) or name == LAUNCHER]
+    return sorted(names, key=lambda name: (name == LAUNCHER, 0 if name == LAUNCHER else int(name)))

@@ -1,0 +1,101 @@
+"""A rank's events on local disk, before they are in the store.
+
+One `write(2)` an event: what was appended survives a kill -9 of the process, costs microseconds, and the
+training loop never waits for the store. The supervisor turns complete frames into ledger batches; a frame
+that a kill cut short is not complete and is never delivered.
+"""
+
+import logging
+import os
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+import blake3
+import msgspec
+
+from m5ws import secret_scan
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.ledger import Event
+
+_log = logging.getLogger(__name__)
+_FRAME = struct.Struct("<II")
+
+
+def genesis(run: str, attempt: int, rank: str) -> Digest:
+    """Return the head of a rank's chain before its first event."""
+    return blake3.blake3(f"{run}/{attempt}/{rank}".encode()).hexdigest()
+
+
+def chain(head: Digest, event: bytes) -> Digest:
+    """Return the head after an event, given in its stored bytes."""
+    return blake3.blake3(bytes.fromhex(head) + event).hexdigest()
+
+
+class SpoolWriter:
+    """Appends events to a file of its own; `head` is the chain's head after the last of them. Threads may share it."""
+
+    def __init__(self, path: Path, head: Digest) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._unwritten = bytearray()
+        self._lock = threading.Lock()
+        self.head = head
+
+    def append(self, event: Event) -> Digest:
+        """Write one event, its texts with secrets masked, and return the chain's head after it.
+
+        What a full disk does not take is kept and written, in order, with the next event: training goes on.
+        """
+        data = codec.encode(_masked(event))
+        with self._lock:
+            self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
+            self._write()
+            self.head = chain(self.head, data)
+            return self.head
+
+    def close(self) -> None:
+        self._write()
+        os.close(self._descriptor)
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._descriptor, self._unwritten)]
+        except OSError as error:
+            _log.warning("an event could not be written, and is kept in memory: %s", error)
+
+
+def _masked(event: Event) -> Event:
+    """Return an event without secrets in what it has in words: errors quote what scripts and libraries print."""
+    texts = {name: text for name in ("message", "error") if isinstance(text := getattr(event, name, None), str)}
+    return msgspec.structs.replace(event, **{name: secret_scan.masked(text) for name, text in texts.items()})
+
+
+class SpoolReader:
+    """Follows a spool that another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[bytes]:
+        """Return the events that became complete since the last call, in their stored bytes."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        events, position = [], 0
+        while position + _FRAME.size <= len(data):
+            size, check = _FRAME.unpack_from(data, position)
+            event = data[position + _FRAME.size : position + _FRAME.size + size]
+            if len(event) < size or zlib.crc32(event) != check:
+                break
+            events.append(event)
+            position += _FRAME.size + size
+        self._offset += position
+        return events

@@ -1,0 +1,1 @@
+"""References: publish, and the gc plans that are in the way."""

@@ -1,0 +1,124 @@
+"""Plans of `gc` as the store has them, by the section "Deleting" of docs/format.md.
+
+A plan's standing is in names beside its folder, so that one `names("gc/")` tells that of all plans: `<plan>.plan` is
+published last of a plan, `<plan>.executing` before anything is deleted, `<plan>.done` after everything is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.gc import Garbage, GcPlan, Keep, Retired, Retirements
+from m5ws.repository import bindings
+from m5ws.store.interface import ObjectStore
+
+PREFIX = "gc/"
+WIDTH = bindings.DIGEST_BYTES
+
+
+class Standings(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of plans: published and nothing more, being executed, and done."""
+
+    open: frozenset[str]
+    executing: frozenset[str]
+    done: frozenset[str]
+
+
+@dataclass
+class Patience:
+    """How a writer waits for a `gc` that is deleting what it needs."""
+
+    limit_s: float = 3600.0
+    pause: Callable[[float], None] = time.sleep
+    progress: Progress | None = None
+
+
+def look(store: ObjectStore) -> Standings:
+    """Return how every plan stands, by one request."""
+    found: dict[str, set[str]] = {"plan": set(), "executing": set(), "done": set()}
+    for name in store.names(PREFIX):
+        plan, _, standing = name.rpartition(".")
+        if plan and standing in found:
+            found[standing].add(plan)
+    done = frozenset(found["done"])
+    executing = frozenset(found["executing"] - done)
+    return Standings(open=frozenset(found["plan"] - done - executing), executing=executing, done=done)
+
+
+def head_key(plan: str) -> str:
+    """Return the key that makes a plan one."""
+    return f"{PREFIX}{plan}.plan"
+
+
+def executing_key(plan: str) -> str:
+    """Return the key that says a plan is being executed."""
+    return f"{PREFIX}{plan}.executing"
+
+
+def done_key(plan: str) -> str:
+    """Return the key that says that nothing more is deleted by a plan."""
+    return f"{PREFIX}{plan}.done"
+
+
+def folder(plan: str, kind: str = "") -> str:
+    """Return the prefix of a plan's own objects: `garbage`, `retired`, `keep` and `asked`."""
+    return f"{PREFIX}{plan}/{kind}/" if kind else f"{PREFIX}{plan}/"
+
+
+def part_key(plan: str, kind: str, number: int) -> str:
+    """Return the key of one part of a plan."""
+    return f"{folder(plan, kind)}{number:08d}"
+
+
+def head(store: ObjectStore, plan: str) -> GcPlan:
+    """Return a plan's head. Raises NotFound once the plan has been cleared away."""
+    return bindings.record(store, head_key(plan), GcPlan)
+
+
+def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garbage:
+    """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject, Misplaced."""
+    where = part_key(plan, "garbage", number)
+    part = bindings.record(store, where, Garbage)
+    bindings.check_part(where, bindings.part_of(where, part), planned)
+    return part
+
+
+def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[Retired]:
+    """Yield the references of a plan."""
+    for number in range(planned.references):
+        where = part_key(plan, "retired", number)
+        yield from bindings.record(store, where, Retirements).checkpoints
+
+
+def named(store: ObjectStore, plan: str, digests: set[bytes]) -> set[bytes]:
+    """Return those of `digests` that a plan names; only parts that could have one are read. Raises NotFound."""
+    found: set[bytes] = set()
+    wanted = sorted(digests)
+    planned = head(store, plan)
+    for number, part in enumerate(planned.parts):
+        first, last = bytes.fromhex(part.first), bytes.fromhex(part.last)
+        if any(first <= digest <= last for digest in wanted):
+            found |= digests.intersection(split(garbage(store, plan, planned, number).digests))
+    return found
+
+
+def keeps(store: ObjectStore, plan: str) -> set[bytes]:
+    """Return all that writers said they are about to name."""
+    found: set[bytes] = set()
+    for stat in store.list(folder(plan, "keep")):
+        found.update(split(bindings.record(store, stat.key, Keep).digests))
+    return found
+
+
+def split(joined: bytes) -> Iterator[bytes]:
+    """Yield the digests in bytes that hold nothing else."""
+    return (joined[start : start + WIDTH] for start in range(0, len(joined), WIDTH))
+
+
+def packed(digests: Iterable[Digest]) -> set[bytes]:
+    """Return digests as 32 bytes each, as a set of millions must hold them."""
+    return {bytes.fromhex(digest) for digest in digests}

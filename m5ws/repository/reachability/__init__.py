@@ -1,0 +1,1 @@
+"""Links between records, and all objects that a record needs."""

@@ -1,0 +1,45 @@
+"""What a record names: the one place that says it. `fsck`, `gc`, `prefetch`, `push` and `pull` all walk by it."""
+
+from collections.abc import Iterator
+
+from m5ws.records.base import Digest, Record
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.tree import Packing, Slice, Tree
+from m5ws.repository.files import packings
+from m5ws.repository.files.validation import check
+from m5ws.repository.objects import Objects
+
+Named = Slice | tuple[Digest, type[Record]]
+"""A part of an object of bytes, or an object that is a record of a kind."""
+
+
+def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
+    """Yield what a record, stored as `digest`, names directly. Raises CorruptObject for one that is refused."""
+    if isinstance(record, Snapshot):
+        yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
+    elif isinstance(record, Tree):
+        check(objects, record.entries, digest)
+        for entry in record.entries:
+            yield from entry.parts
+    elif isinstance(record, Packing):
+        yield from packings.slices(record, digest)
+    elif isinstance(record, Checkpoint | OutputFiles):
+        yield record.content, Content
+    elif isinstance(record, Content):
+        yield from _of_content(record)
+
+
+def _of_content(content: Content) -> Iterator[Named]:
+    for tensor in content.tensors:
+        for shard in tensor.shards:
+            yield from shard.parts
+    yield from content.blobs.values()
+    yield from content.ranks
+    if content.common is not None:
+        yield content.common
+    if content.tree is not None:
+        yield content.tree, Tree
+    if content.packing is not None:
+        yield content.packing, Packing

@@ -1,0 +1,112 @@
+"""Bringing what a snapshot or run starts from to this machine, before it is needed.
+
+Nothing says how far a prefetch has come but the cache itself: one that is repeated goes on with what is missing.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from m5ws.errors import M5Error
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.ids import Kind
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure
+from m5ws.store.interface import Near
+
+_THREADS = 16
+_BUDGET_BYTES = 512 * 2**20
+
+
+class DoesNotFit(M5Error):
+    """A cache's limit is smaller than what is to be kept in it."""
+
+    hint = "Raise it: [store] cache_limit in m5ws.toml."
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot or run starts from, and what of it is not on this machine; `cached` is whether there is a cache.
+
+    Sizes are in bytes; those of packs are the least that they can be.
+    """
+
+    kind: Kind
+    id: Digest
+    cached: bool
+    objects: int
+    size_bytes: int
+    missing: int
+    missing_bytes: int
+    capacity_bytes: int | None
+    fetch: dict[Digest, int]
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the cache can hold all of it at once."""
+        return self.capacity_bytes is None or self.size_bytes <= self.capacity_bytes
+
+
+def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
+    """Return what is to be fetched. Records are read, and so are in the cache afterwards. Raises NotFound."""
+    near = repo.store if isinstance(repo.store, Near) else None
+    needs = closure.start(repo, kind, identifier)
+    fetch = {} if near is None else {digest: size for digest, size in needs.items() if not _held(near, digest, size)}
+    return Plan(
+        kind=kind,
+        id=identifier,
+        cached=near is not None,
+        objects=len(needs),
+        size_bytes=sum(needs.values()),
+        missing=len(fetch),
+        missing_bytes=sum(fetch.values()),
+        capacity_bytes=None if near is None else near.capacity_bytes,
+        fetch=fetch,
+    )
+
+
+def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> None:
+    """Fetch what is missing, in parallel and verified. Raises DoesNotFit, NotFound, CorruptObject.
+
+    Raises M5Error if other work on this machine has driven out again what was fetched.
+    """
+    check(planned)
+    done = 0
+    for size in fly(_jobs(repo, planned), _THREADS, _BUDGET_BYTES):
+        done += size
+        if progress:
+            progress("fetching", done, planned.missing_bytes)
+    lost = [d for d, size in planned.fetch.items() if isinstance(repo.store, Near) and not _held(repo.store, d, size)]
+    if lost:
+        raise M5Error(
+            f"the cache does not keep {len(lost)} of the {planned.missing} objects that were fetched",
+            hint="The disk is full, or other work filled the cache meanwhile: see [store] cache and cache_limit.",
+        )
+
+
+def check(planned: Plan) -> None:
+    """Raise DoesNotFit where the cache is too small for what is planned."""
+    if not planned.fits:
+        raise DoesNotFit(
+            f"{planned.kind} {planned.id} needs {planned.size_bytes:,} bytes, and the cache keeps"
+            f" {planned.capacity_bytes:,} for certain"
+        )
+
+
+def _jobs(repo: Repository, planned: Plan) -> Iterator[Job[int]]:
+    for digest, size in planned.fetch.items():
+        yield size, lambda digest=digest, size=size: _fetch(repo, digest, size)  # type: ignore[misc]
+
+
+def _fetch(repo: Repository, digest: Digest, size: int) -> int:
+    # Of a pack, `size` is the least that it may be.
+    repo.objects.pour(digest, None, lambda _offset, _piece: None)
+    return size
+
+
+def _held(near: Near, digest: Digest, size: int) -> bool:
+    """Return whether a copy is there. Its bytes are checked when they are used, and replaced if they are damaged."""
+    found = near.held(key(digest))
+    return found is not None and found >= size

@@ -1,0 +1,147 @@
+"""`push` and `pull`: a snapshot or a run with all it needs, from one store to another.
+
+Objects first, references last, in the order of docs/format.md: whatever is killed when, the target holds nothing that
+is not whole, and the same command goes on with what is missing. Every byte is checked against its name on the way.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.repository import presence
+from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.ids import Kind
+from m5ws.repository.objects import key
+from m5ws.repository.publishing import gc_plans, publishing
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure
+
+_THREADS = 16
+_BUDGET_BYTES = 512 * 2**20
+"""What objects that are under way hold together: it bounds the memory."""
+
+
+class Conflict(M5Error):
+    """Two stores hold different things under one name."""
+
+    exit_code = 1
+    hint = "A run was continued in both stores. Both keep what they have; start a new run from its snapshot in one."
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What was copied (on a dry run: would be), of how much. `references` are new ones."""
+
+    snapshots: int
+    runs: int
+    objects: int
+    size_bytes: int
+    new_objects: int
+    new_bytes: int
+    references: int
+
+
+def copy(
+    source: Repository,
+    target: Repository,
+    wanted: Sequence[tuple[Kind, str]],
+    progress: Progress | None = None,
+    *,
+    dry_run: bool = False,
+) -> Copied:
+    """Copy snapshots and runs. Raises UsageError for stores of different formats, Conflict, NotFound, CorruptObject.
+
+    What a run that is still going publishes meanwhile is left for the next call.
+    """
+    _refuse_foreign(source, target)
+    began = target.objects.begin()
+    roots = tuple(dict.fromkeys(closure.roots(source, wanted)))
+    references = {name: None for kind, found in roots for name in closure.references(source, kind, found)}
+    new = [name for name in references if not _there(source, target, name)]
+    needs: dict[Digest, int] = {}
+    for position, (kind, found) in enumerate(roots):
+        if progress:
+            progress("reading what is needed", position, len(roots))
+        for digest, size in closure.closure(source, kind, found).items():
+            needs[digest] = max(size, needs.get(digest, 0))
+    lacking = presence.missing(target.objects, needs)
+    if not dry_run:
+        copy_objects(source, target, needs, lacking, progress)
+        publishing.publish(
+            target,
+            lambda: {bytes.fromhex(digest) for digest in needs},
+            lambda: _publish(source, target, new),
+            patience=gc_plans.Patience(progress=progress),
+            began=began,
+            repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
+        )
+    return Copied(
+        snapshots=sum(kind == "snapshot" for kind, _ in roots),
+        runs=sum(kind == "run" for kind, _ in roots),
+        objects=len(needs),
+        size_bytes=sum(needs.values()),
+        new_objects=len(lacking),
+        new_bytes=sum(needs[digest] for digest in lacking),
+        references=len(new),
+    )
+
+
+def _refuse_foreign(source: Repository, target: Repository) -> None:
+    if source.alike != target.alike:
+        raise UsageError(
+            f"the stores {source.store.url} and {target.store.url} have different formats: {source.alike} and "
+            f"{target.alike}",
+            hint="Ids are made of the store's hash and sizes: make the new store with those of the old one.",
+        )
+    if source.store.url == target.store.url:
+        raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another one.")
+
+
+def _there(source: Repository, target: Repository, name: str) -> bool:
+    """Return whether the target has a reference. Raises Conflict if it has another one of that name."""
+    try:
+        held = target.store.get(name)
+    except NotFound:
+        return False
+    if held != source.store.get(name):
+        raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}")
+    return True
+
+
+def copy_objects(
+    source: Repository, target: Repository, needs: Mapping[Digest, int], lacking: set[Digest], progress: Progress | None
+) -> None:
+    """Copy what is lacking, in the order of `needs`: what is named before what names it."""
+    total, done = sum(needs[digest] for digest in lacking), 0
+    jobs: list[Job[int]] = [
+        (size, partial(_copy_object, source, target, digest, size))
+        for digest, size in needs.items()
+        if digest in lacking
+    ]
+    for size in fly(jobs, _THREADS, _BUDGET_BYTES):
+        done += size
+        if progress:
+            progress("copying bytes", done, total)
+
+
+def _copy_object(source: Repository, target: Repository, digest: Digest, least: int) -> int:
+    data = source.objects.get(digest)
+    if len(data) < least:
+        raise CorruptObject(f"object {digest} has {len(data)} bytes, and a record names {least} of them")
+    # The name was checked on reading: it is not computed a second time.
+    with suppress(ObjectExists):
+        target.store.create(key(digest), data)
+    return len(data)
+
+
+def _publish(source: Repository, target: Repository, names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            # Published from here on: all that it names is there.
+            publishing.create_once(target, name, source.store.get(name))
+        except ObjectExists:
+            raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}") from None

@@ -1,0 +1,1 @@
+"""Replay of a run, and its verdict."""

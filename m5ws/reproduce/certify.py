@@ -1,0 +1,120 @@
+"""Whether a restore is equal to not stopping: a short training, and restores of it after many of its steps.
+
+Each restore starts from the checkpoint after one step, goes on to the last, and is held against the training that did
+not stop: every quantity, batch, generator, tensor and checkpoint, in bits. So state that is not saved is found, at the
+step where it shows, even where it shows late.
+"""
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from m5ws.errors import UsageError
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AttemptStarted
+from m5ws.records.run import LaunchSpec, Run, Segment
+from m5ws.records.verdict import EXIT_CODES, Outcome, Verdict
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.repository import Repository
+from m5ws.runs import history, run
+
+_VERSIONS = ("torch", "deepspeed")
+_FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What restores after the steps `restored` of `run` say together. `what`: framework, optimizer and versions."""
+
+    run: str
+    outcome: Outcome
+    what: dict[str, str]
+    steps: int
+    restored: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+    reason: str
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+
+def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
+    """Return the training that does not stop: `steps` steps, with a checkpoint and fingerprints after each."""
+    dense = msgspec.structs.replace(launch, checkpoint_every=1, checkpoint_minutes=None, fingerprint_every=1)
+    made = run.new_run(snapshot, dense, name="certify")
+    return msgspec.structs.replace(made, segment=Segment(first=0, last=steps))
+
+
+def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> list[Segment]:
+    """Return what to restore: after every step but the last, or after `count` of them drawn by `seed`.
+
+    Raises UsageError if the training made no checkpoints to restore.
+    """
+    done = history.load(repo, run_id)
+    last = done.last_step
+    labels = {checkpoints.step_of(label): label for label in checkpoints.valid(repo, run_id)}
+    steps = sorted(step for step in labels if 0 < step < last)
+    if not steps:
+        raise UsageError(
+            f"run {run_id} made no checkpoint before its last step, so there is nothing to restore",
+            hint="Its script needs m5ws.session, and more than one step.",
+        )
+    if count is not None and count < len(steps):
+        steps = sorted(random.Random(seed).sample(steps, count))
+    return [
+        Segment(
+            first=step,
+            last=last,
+            checkpoint=labels[step],
+            digest=checkpoints.digest(repo, run_id, labels[step], done.published),
+        )
+        for step in steps
+    ]
+
+
+def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> Certificate:
+    """Return what the verdicts on restores say together."""
+    last = history.load(repo, run_id).last_step
+    steps = tuple(verdict.segment.first for verdict in verdicts if verdict.segment is not None)
+    bad = [verdict for verdict in verdicts if verdict.outcome != "sampled"]
+    if bad:
+        first = bad[0]
+        after = first.segment.first if first.segment is not None else 0
+        # What says nothing of a run that was trained says all of its restores.
+        outcome = "diverged" if first.recheck is not None and first.recheck.start_equal else first.outcome
+        reason = f"{len(bad)} of {len(verdicts)} restores are not equal; the first, after step {after}: {first.reason}"
+    else:
+        outcome = "reproduced"
+        reason = f"{len(verdicts)} restores, each run on to step {last}, are equal to not stopping, bit for bit"
+    return Certificate(
+        run=run_id,
+        outcome=outcome,
+        what=described(repo, run_id),
+        steps=last,
+        restored=steps,
+        verdicts=tuple(verdicts),
+        reason=reason,
+    )
+
+
+def described(repo: Repository, run_id: str) -> dict[str, str]:
+    """Return what was certified: the framework, the optimizer, the number of ranks, and versions."""
+    label = checkpoints.valid(repo, run_id)[-1]
+    content = repo.objects.get_record(checkpoints.load(repo, run_id, label).content, Content)
+    found = {"framework": _FRAMEWORKS.get(content.format, content.format), "ranks": str(content.world)}
+    plain = codec.decode_plain(repo.objects.read(content.common)) if content.common is not None else None
+    backend = plain.get("backend") if isinstance(plain, dict) else None
+    kind = backend.get("optimizer_kind") if isinstance(backend, dict) else None
+    if kind:
+        found["optimizer"] = str(kind)
+    for event in ledger.events(repo, run_id, 1, LAUNCHER):
+        if isinstance(event, AttemptStarted):
+            facts = repo.objects.get_record(event.observed, Observed).facts
+            found |= {name: value for name in _VERSIONS if (value := facts.get(name))}
+            break
+    return found

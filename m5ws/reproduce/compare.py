@@ -1,0 +1,261 @@
+"""A replay held against the original as it grows: what is equal, what differs first, what was not compared.
+
+Equality is of exact text: of quantities' hex floats, of digests and of fingerprints, never of numbers. The
+first divergence is the one at the lowest step; within a step, the one that comes first in causal order.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
+from m5ws.records.verdict import Course, Divergence
+from m5ws.repository import checkpoints
+from m5ws.runs.history import History
+
+_ORDER = ("batch", "loss", "grad_norm")
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference; sorts by step, then causal order, then rank."""
+
+    step: int
+    order: int
+    rank: int
+    quantity: str
+    original: str | None
+    replayed: str | None
+
+    @property
+    def key(self) -> tuple[int, int, int, str]:
+        return (self.step, self.order, self.rank, self.quantity)
+
+
+class Comparison:
+    """Feed it the replay's events in each rank's order."""
+
+    def __init__(self, original: History) -> None:
+        self.original = original
+        self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[])
+        self.equal: Counter[str] = Counter()
+        self._first: Difference | None = None
+        self._at_first: list[Difference] = []
+        self._tensors: tuple[int, list[str]] | None = None
+        self._differing: dict[str, set[int]] = {}
+        self._reached: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._lost: dict[int, list[int]] = {}
+
+    def feed(self, rank: str, event: AnyEvent) -> None:
+        """Take in one event of the replay and compare it with the original's of the same rank and step."""
+        self.replay.add(rank, event)
+        if isinstance(event, CheckpointPublished) and not event.outputs:
+            self._compare_content(event)
+        if not rank.isdigit():
+            return
+        if isinstance(event, Step):
+            self._compare_step(int(rank), event)
+        elif isinstance(event, State) and not event.restored:
+            self._compare_state(int(rank), event)
+        elif isinstance(event, RankEnded):
+            self._ended.add(int(rank))
+
+    def first(self) -> Divergence | None:
+        """Return the first divergence known so far, with the tensor that a later fingerprint names for it."""
+        first = self._first
+        if first is None:
+            return None
+        step, tensors = self._tensors or (None, [])
+        return Divergence(
+            step=first.step,
+            rank=first.rank,
+            quantity=first.quantity,
+            original=first.original,
+            replayed=first.replayed,
+            tensor=tensors[0] if tensors else None,
+            tensor_step=step,
+            tensors_differ=len(tensors),
+        )
+
+    def at_first(self) -> tuple[Difference, ...]:
+        """Return all that is known to differ at the step of the first divergence, in order."""
+        return tuple(sorted(self._at_first, key=lambda one: one.key))
+
+    def settled(self) -> bool:
+        """Return whether the first divergence is known: all ranks are past its step, and what is recorded up to it.
+
+        A state that the original recorded after that step is waited for, one of a later step is not: it would cost
+        the steps up to there.
+        """
+        if self._first is None:
+            return False
+        step = self._first.step
+        # A replay on fewer ranks waits for none that it has not.
+        ranks = [rank for rank in self.original.steps if rank < (self.replay.world or rank + 1)]
+        return all(rank in self._ended or self._told(rank, step) for rank in ranks)
+
+    def _told(self, rank: int, step: int) -> bool:
+        """Return whether a rank has recorded all up to a step; a state that is saved beside the training comes late."""
+        known = max((one for one in self.original.states.get(rank, {}) if one <= step), default=None)
+        state = known is None or any(one >= known for one in self.replay.states.get(rank, {}))
+        return state and self._reached.get(rank, 0) >= step
+
+    def course(self) -> Course:
+        """Return how the divergence has gone on so far, over all ranks."""
+        differ = set[int]().union(*self._differing.values()) - {0}
+        replayed = {step for steps in self.replay.steps.values() for step in steps}
+        recorded = {step for steps in self.original.steps.values() for step in steps}
+        return Course(
+            compared=len(replayed & recorded),
+            differ=len(differ),
+            last=max(differ, default=0),
+            by={kind: len(steps - {0}) for kind, steps in sorted(self._differing.items()) if steps - {0}},
+        )
+
+    def exhausted(self) -> bool:
+        """Return whether an original that did not finish has nothing left to compare with."""
+        last = self.original.last_step
+        passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
+        return self.original.outcome not in COMPLETE and last > 0 and passed
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the steps that the original recorded and the replay did not, in words."""
+        absent = {
+            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))
+            for rank, steps in self.original.steps.items()
+        }
+        return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
+
+    def lost(self) -> tuple[str, ...]:
+        """Return the steps that the original did and that its ledger lacks, in words.
+
+        The machine of an attempt is gone, with what it had not delivered; a checkpoint after those steps is there.
+        """
+        return tuple(
+            f"{ranks}: steps {steps} of the original are not recorded: the machine of an attempt that was resumed "
+            "elsewhere did not deliver them"
+            for ranks, steps in _joined(self._lost)
+        )
+
+    def extra(self) -> tuple[str, ...]:
+        """Return the states and checkpoints of the original alone, in words.
+
+        An attempt that is asked to stop makes one more, at a step where a replay that nobody stops makes none.
+        """
+        absent = {
+            rank: sorted(set(states) - set(self.replay.states.get(rank, {})))
+            for rank, states in self.original.states.items()
+        }
+        lines = [
+            f"{ranks}: state after steps {steps} was not recorded by the replay" for ranks, steps in _joined(absent)
+        ]
+        if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
+            lines.append(f"checkpoints of steps {_ranges(contents)} were not made by the replay")
+        return tuple(lines)
+
+    def state_compared(self) -> bool:
+        """Return whether the last state that the original recorded was compared: equal losses alone prove little."""
+        last = {rank: max(states) for rank, states in self.original.states.items()}
+        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
+        return replayed and min(last.values(), default=0) > 0
+
+    def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
+        found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        if self._first is None or step < self._first.step:
+            self._at_first = []
+        if self._first is None or found.key < self._first.key:
+            self._first = found
+        if step == self._first.step:
+            self._at_first.append(found)
+        kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
+        self._differing.setdefault(kind, set()).add(step)
+
+    def _compare_step(self, rank: int, event: Step) -> None:
+        self._reached[rank] = event.step
+        known = self.original.steps.get(rank, {}).get(event.step)
+        if known is None:
+            if self.original.is_lost(event.step):
+                self._lost.setdefault(rank, []).append(event.step)
+            elif self.original.outcome in COMPLETE:
+                self._differs(event.step, 0, rank, "step", None, "done")
+            return
+        before = {"batch": known.batch} | dict(known.quantities)
+        after = {"batch": event.batch} | dict(event.quantities)
+        same = True
+        for name in dict.fromkeys([*before, *after]):
+            old, new = before.get(name), after.get(name)
+            if old != new:
+                same = False
+                order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
+                self._differs(event.step, order, rank, name, old, new)
+            elif old is not None:
+                self.equal["batches" if name == "batch" else "quantities"] += 1
+        self.equal["steps"] += same
+
+    def _compare_state(self, rank: int, event: State) -> None:
+        known = self.original.states.get(rank, {}).get(event.step)
+        if known is None:
+            return
+        self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
+        tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
+        if tensors and (self._tensors is None or event.step < self._tensors[0]):
+            self._tensors = (event.step, tensors)
+
+    def _compare_named(
+        self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int
+    ) -> list[str]:
+        differ = []
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                differ.append(name)
+                self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
+            else:
+                self.equal[f"{kind}s"] += 1
+        return differ
+
+    def _compare_content(self, event: CheckpointPublished) -> None:
+        known = self.original.contents.get(event.step)
+        if known is None:
+            return
+        if known != event.content:
+            self._differs(event.step, len(_ORDER) + 3, 0, "checkpoint", known, event.content)
+        else:
+            self.equal["checkpoints"] += 1
+
+
+def whole(original: History, replay: History) -> Comparison:
+    """Return two runs compared that are over: what each ended with, whatever was done twice on the way."""
+    found = Comparison(original)
+    for step, content in replay.contents.items():
+        name = checkpoints.name(step, 1)
+        found.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
+    for rank, states in replay.states.items():
+        for state in states.values():
+            found.feed(str(rank), state)
+    for rank, steps in replay.steps.items():
+        for event in steps.values():
+            found.feed(str(rank), event)
+    found.replay.outcome, found.replay.outputs = replay.outcome, replay.outputs
+    found.replay.notices = replay.notices
+    return found
+
+
+def _joined(by_rank: Mapping[int, Sequence[int]]) -> list[tuple[str, str]]:
+    """Return ranks and their steps as text, ranks with the same steps together; those without steps are left out."""
+    ranks: dict[str, list[int]] = {}
+    for rank, steps in sorted(by_rank.items()):
+        if steps:
+            ranks.setdefault(_ranges(sorted(steps)), []).append(rank)
+    return [(f"rank{'s' * (len(those) > 1)} {_ranges(those)}", steps) for steps, those in ranks.items()]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return sorted numbers as text, runs of neighbours joined: 1-4, 7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[1]}" for part in parts)

@@ -1,0 +1,1 @@
+"""The place in a step where a replay diverged, and its cause."""

@@ -1,0 +1,283 @@
+"""`reproduce --explain`: where a replay that diverged parts from its original, and why.
+
+The steps around the divergence are done again with a look inside: as the replay did them, that once more, and under the
+original's recorded conditions where these differ from the replay's and can be put back. What the original itself
+recorded is the judge: a side that does not show again what it had shown is not used as that side.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from m5ws.checkpoints import resolve
+from m5ws.diff import diff
+from m5ws.errors import M5Error
+from m5ws.progress import Progress
+from m5ws.records import codec
+from m5ws.records.explanation import Cause, Explanation, Place, Side
+from m5ws.records.launch import Trace
+from m5ws.records.run import Run, Segment
+from m5ws.records.trace import Seen
+from m5ws.records.verdict import Divergence, Verdict
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.ledger.spool import SpoolReader
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import compare
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.explain import causes, locate
+from m5ws.reproduce.explain.locate import Look
+from m5ws.runs import history, run, supervise
+
+_MOST_STEPS = 16
+"""No more are looked into: of a longer stretch whose state was not recorded, the last ones."""
+_NO_ORIGINAL = (
+    "the original cannot be replayed: nothing that was recorded of its conditions differs from the replay's, so that a "
+    "replay of it is this replay"
+)
+_STOPPED = "not replayed: it was stopped before"
+_NOTHING = "not replayed: without the replay that diverged there is nothing to hold it against"
+
+Told = Callable[[Side, Segment], None]
+"""Called with a side whose replay begins, and the steps that it does."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be explained: the `first` divergence of `replay`, which `comparison` holds against its original."""
+
+    ports: supervise.Ports
+    replay: run.Plan
+    comparison: Comparison
+    verdict: Verdict
+    first: Divergence
+
+    @property
+    def repo(self) -> Repository:
+        return self.ports.repo
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A side that was replayed; `look` is None where it came to nothing."""
+
+    side: Side
+    look: Look | None = None
+
+
+def explained(
+    case: Case, watch: supervise.Watch | None = None, progress: Progress | None = None, told: Told | None = None
+) -> Explanation:
+    """Replay the steps up to the divergence with a look inside; return what that shows, and what failed in it."""
+    first, last = window(case)
+    try:
+        return _looked_into(case, (first, last), watch, progress, told)
+    except (M5Error, OSError) as error:
+        # The verdict stands without it, and took a replay.
+        return Explanation(first=first, last=last, sides=(), limits=(f"the look was not finished: {error}",))
+
+
+def _looked_into(
+    case: Case, steps: tuple[int, int], watch: supervise.Watch | None, progress: Progress | None, told: Told | None
+) -> Explanation:
+    missing: str | None = None
+    original = runs.load(case.repo, case.verdict.run)
+    sides: list[Replayed] = []
+    # The original last: without a replay that shows the difference there is nothing to hold against it.
+    for name, base in (("replay", case.replay.run), ("again", case.replay.run), ("original", original)):
+        side = Side(side=name)  # type: ignore[arg-type]
+        if missing is None and name == "original" and not _changed(case, original):
+            missing = _NO_ORIGINAL
+        if missing is not None:
+            sides.append(Replayed(side=msgspec.structs.replace(side, problem=missing)))
+            continue
+        found, asked = _replayed(case, side, base, steps, (watch, progress, told))
+        sides.append(found)
+        missing = _STOPPED if asked else _NOTHING if sides[0].look is None else None
+    return judged(case, steps, *sides)
+
+
+def window(case: Case) -> tuple[int, int]:
+    """Return the steps to look into: from after the last state that is known to be equal to the one that differs."""
+    begin = case.replay.run.begin
+    last = max(case.first.step, begin + 1)
+    both = case.comparison.original.states.get(0, {}).keys() & case.comparison.replay.states.get(0, {}).keys()
+    equal = max((step for step in both if step < last and step < max(case.first.step, 1)), default=begin)
+    return max(equal + 1, begin + 1, last - _MOST_STEPS + 1), last
+
+
+def _changed(case: Case, original: Run) -> bool:
+    """Return whether the replay's conditions differ from the original's in something that can be put back."""
+    replay = case.replay.run
+    return (replay.snapshot, replay.spec) != (original.snapshot, original.spec) or bool(_variables(case.verdict))
+
+
+def _variables(verdict: Verdict) -> dict[str, str | None]:
+    """Return the environment variables that the original had otherwise, with its values; None for one it had not."""
+    prefix = "variable."
+    return {
+        change.name.removeprefix(prefix): change.old
+        for change in verdict.changes
+        if change.part == "environment" and change.name.startswith(prefix)
+    }
+
+
+def _replayed(
+    case: Case,
+    side: Side,
+    base: Run,
+    steps: tuple[int, int],
+    listeners: tuple[supervise.Watch | None, Progress | None, Told | None],
+) -> tuple[Replayed, bool]:
+    """Replay one side with a look inside; return what it saw, and whether the user stopped it."""
+    watch, progress, told = listeners
+    try:
+        planned = _plan(case, side, base, steps)
+        side = msgspec.structs.replace(side, replay=planned.run.id)
+        if told is not None and planned.run.segment is not None:
+            told(side, planned.run.segment)
+        result = supervise.execute(case.ports, planned, watch, progress)
+        look = Look(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
+    except (M5Error, OSError, KeyboardInterrupt) as error:
+        known = side.replay if side.replay is not None and side.replay in runs.ids(case.repo) else None
+        problem = str(error) or "it was stopped"
+        asked = isinstance(error, KeyboardInterrupt)
+        return Replayed(side=msgspec.structs.replace(side, replay=known, problem=problem)), asked
+    if result.outcome != "finished":
+        ended = f"it {result.outcome}: {result.message or f'status {result.exit_code}'}"
+        return Replayed(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
+    unlike = _unlike(case, side, planned.run, look)
+    return Replayed(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
+
+
+def _plan(case: Case, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan:
+    """Return the replay of one side, from the newest checkpoint of `base` before the steps to look into."""
+    home, author_dir = case.replay.directory.parent.parent.parent, Path(case.replay.context.author_dir)
+    new = run.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
+    new = msgspec.structs.replace(new, segment=_segment(case.repo, base, *steps))
+    at = case.replay.context.checkpoint_at
+    ports = case.ports
+    planned = run.plan(
+        ports.repo, new, home, author_dir, ports.environment, ports.tracker, checkpoint_at=at, python=ports.python
+    )
+    context = msgspec.structs.replace(planned.context, trace=Trace(first=steps[0], last=steps[1]))
+    planned = msgspec.structs.replace(planned, context=context)
+    return _put_back(planned, _variables(case.verdict)) if side.side == "original" else planned
+
+
+def _put_back(planned: run.Plan, variables: dict[str, str | None]) -> run.Plan:
+    """Return the plan with variables of the environment as they were, but for those that the launch sets itself."""
+    request = planned.request
+    others = {name: value for name, value in variables.items() if name not in request.environment}
+    was = {name: value for name, value in others.items() if value is not None}
+    request = msgspec.structs.replace(
+        request,
+        environment=request.environment | was,
+        unset=tuple(name for name, value in others.items() if value is None),
+    )
+    return msgspec.structs.replace(planned, request=request)
+
+
+def _segment(repo: Repository, base: Run, first: int, last: int) -> Segment:
+    for label in reversed(checkpoints.valid(repo, base.id)):
+        step = checkpoints.step_of(label)
+        if base.begin < step < first and resolve.holds_state(repo, base.id, label):
+            return Segment(first=step, last=last, checkpoint=label, digest=checkpoints.digest(repo, base.id, label))
+    whole = base.segment or Segment(first=base.begin, last=last)
+    return msgspec.structs.replace(whole, last=last)
+
+
+def _sights(planned: run.Plan) -> dict[int, list[Seen]]:
+    """Return what each rank of an attempt saw."""
+    folder = Path(planned.context.spool_dir)
+    return {
+        int(path.stem): [codec.decode(event, Seen, str(path)) for event in SpoolReader(path).read()]
+        for path in sorted(folder.glob("*.trace"))
+    }
+
+
+def _unlike(case: Case, side: Side, replay: Run, look: Look) -> str | None:
+    """Return how a side does not show again what it had shown; None if it does."""
+    segment = replay.segment
+    assert segment is not None
+    given = segment.first if segment.digest is not None else segment.first - 1
+    found = compare.whole(case.comparison.original.within(given, segment.last), look.history).first()
+    if side.side == "original":
+        if found is None:
+            return None
+        return f"the original cannot be replayed: this replay differs from it in {found.quantity} at step {found.step}"
+    shown = (case.first.step, case.first.rank, case.first.quantity, case.first.replayed)
+    if found is not None and (found.step, found.rank, found.quantity, found.replayed) == shown:
+        return None
+    return f"it did not show again what differed: {case.first.quantity} at step {case.first.step}"
+
+
+# --- what the sides say together ----------------------------------------------------------------------------------
+
+
+def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed, original: Replayed) -> Explanation:
+    """Return the explanation: two replays of the same first, for what they differ in is no difference of conditions."""
+    span = range(steps[0], steps[1] + 1)
+    made = Explanation(
+        first=steps[0],
+        last=steps[1],
+        sides=(original.side, replay.side, again.side),
+        limits=tuple(_limits(replay, again, original)),
+        causes=causes.of_changes(case.verdict.changes, certain=False) or (Cause(kind="unknown"),),
+    )
+    unrepeated = case.verdict.outcome == "nondeterministic"
+    if unrepeated:
+        # Replays of the same differed before: neither the original nor what was changed since is to blame.
+        made = msgspec.structs.replace(made, causes=(Cause(kind="unknown"),))
+    if replay.look is None:
+        return made
+    repeats: bool | None = None
+    if again.look is not None:
+        place = locate.first(replay.look, again.look, span)
+        repeats = place is None
+        if place is not None:
+            return _with(case, made, "two replays", place, (replay.look, again.look), repeats=False)
+    if unrepeated:
+        return msgspec.structs.replace(made, repeats=repeats)
+    between, one = "record and replay", Look(history=case.comparison.original)
+    if original.look is not None and original.side.agrees:
+        between, one = "original and replay", original.look
+    place = locate.first(one, replay.look, span)
+    if place is None:
+        return msgspec.structs.replace(made, repeats=repeats)
+    return _with(case, made, between, place, (one, replay.look), repeats=repeats)
+
+
+def _with(
+    case: Case, made: Explanation, between: str, place: Place, looks: tuple[Look, Look], *, repeats: bool | None
+) -> Explanation:
+    original, replay, _ = made.sides
+    both = between == "original and replay" and original.replay is not None and replay.replay is not None
+    changes = case.verdict.changes if between == "record and replay" else ()
+    if both:
+        changes = diff.between_runs(case.repo, original.replay or "", replay.replay or "")
+    evidence = causes.Evidence(
+        place=place,
+        one=looks[0],
+        two=looks[1],
+        changes=changes,
+        same=between == "two replays",
+        controlled=both and replay.agrees and repeats is True,
+        recorded=case.comparison.original,
+    )
+    return msgspec.structs.replace(made, between=between, repeats=repeats, place=place, causes=causes.found(evidence))
+
+
+def _limits(*sides: Replayed) -> list[str]:
+    """Return what could not be looked at."""
+    found: dict[str, None] = {}
+    for side in sides:
+        if side.look is None:
+            continue
+        for notice in side.look.history.notices:
+            if notice.kind == "limit" and notice.message.startswith("not looked into"):
+                found[notice.message] = None
+        for rank, seen in side.look.seen.items():
+            if seen and seen[-1].kind == "cut":
+                found[f"rank {rank} saw more than is written down, from step {seen[-1].step} on"] = None
+            if not seen:
+                found[f"rank {rank} saw nothing: the script did not take these steps in its session"] = None
+    return list(found)

@@ -1,0 +1,1 @@
+"""Comparison of output files and metrics."""

@@ -1,0 +1,39 @@
+"""Files of two runs that belong together though their names hold a time or a place: `outputs/2026-11-24/18-22-30/…`."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from m5ws.records.tree import Entry
+from m5ws.reproduce.outputs import text_files
+from m5ws.reproduce.outputs.surroundings import Surroundings
+
+
+def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> list[str]:
+    """Give files that belong together one name, in their order; remove and return those of earlier attempts.
+
+    Each attempt of a resumed run leaves a folder with a time of its own. Those of its last attempts are compared. Files
+    of which one run has more for another reason keep their names.
+    """
+    groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
+    attempts = places[0].attempts - places[1].attempts
+    left = list[str]()
+    for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
+        before, after = groups[0][plain], groups[1][plain]
+        longer, files = (before, old) if attempts > 0 else (after, new)
+        while attempts and len(longer) > min(len(before), len(after)):
+            left.append(longer.pop(0))
+            del files[left[-1]]
+        if len(before) == len(after):
+            for number, (one, other) in enumerate(zip(before, after, strict=True), 1):
+                shared = plain if len(before) == 1 else f"{plain} ({number})"
+                old[shared], new[shared] = old.pop(one), new.pop(other)
+    return left
+
+
+def _grouped(names: Iterable[str], place: Surroundings) -> dict[str, list[str]]:
+    """Return names, in their order, by what they are without time and place."""
+    groups = defaultdict[str, list[str]](list)
+    for name in sorted(names, key=text_files.natural):
+        if (plain := place.plain(name)) != name:
+            groups[plain].append(name)
+    return groups

@@ -1,0 +1,135 @@
+"""The time and place of a run, and texts without them.
+
+Rule: a date, a time of day or a count of seconds is a clock's only if it lies within the run's own time. Any other is a
+value like all values.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+
+import msgspec
+
+from m5ws.records import exact
+from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.outputs import ignored
+
+_SLACK_S = 60.0
+"""Clocks of two machines, and of an attempt's end and its last file, differ by less."""
+_ZONE_S = 14 * 3600.0
+"""Local time is never further from UTC."""
+_QUARTER_S = 900.0
+"""Time zones are whole quarters of an hour apart."""
+_DAYS = 400
+_DAY_FORMATS = (
+    *(f"%Y{mark}%m{mark}%d" for mark in ("-", "", "/", "_", ".")),
+    *(f"%d{mark}%m{mark}%Y" for mark in ("/", ".", "-")),
+    *(f"%m{mark}%d{mark}%Y" for mark in ("/", "-")),
+    *("%b%d", "%b %d", "%b %e", "%d %b %Y", "%e %b %Y", "%B %d, %Y", "%d %B %Y"),
+)
+_SHORT_FORMATS = ("%m%d", "%y%m%d", "%m-%d", "%m/%d", "%m/%d/%y")
+"""Ways to write a day that any number may look like: it is one only if a time of day comes after."""
+_DIGITS = r"[0-2]\d[0-5]\d[0-5]\d"
+_MARKED = "|".join(
+    [*(rf"[0-2]\d{mark}[0-5]\d{mark}[0-5]\d" for mark in ("-", ":", "_", r"\.", "h")), r"[0-2]\d[-:h][0-5]\d"]
+)
+_FRACTION = r"(?:\.\d{1,9}|,\d{3}(?![\d.,]))?"
+"""Of a second. After a comma, as in Python's logs, it has three digits: else it is the next value of a row."""
+_ZONE = r"(?: ?[AP]M)?(?: ?(?:Z|UTC|GMT|[-+]\d\d:?\d\d))?(?!\d)"
+# Digits alone that come after a space or a comma may be a count.
+_CLOCK = rf"(?:[T_/-]{{0,2}}{_DIGITS}|[T_/ .,-]{{0,3}}(?:{_MARKED})){_FRACTION}{_ZONE}"
+_NEXT_CLOCK = rf"(?:[T_-]{_DIGITS}|[T_ -]{{1,2}}(?:{_MARKED})){_FRACTION}{_ZONE}"
+_WEEKDAY = r"(?:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
+# As logs and folders have it: at the start of a text, or of a name in a path. Elsewhere it may be a duration.
+_BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)" + _FRACTION + r"(?![\d:-])")
+_EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?!\.?\d)")
+_SCALES = (1, 1e3, 1e6, 1e9)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts."""
+
+    run: str
+    hosts: tuple[str, ...] = ()
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    attempts: int = 1
+
+    def placeless(self, text: str | None) -> str | None:
+        """Return a text without the run's folder and id."""
+        return None if text is None else ignored.without_place(text, self.run)
+
+    def plain(self, text: str) -> str:
+        """Return a text without the run's folder, its id, its hosts, and the moments of its own time."""
+        text = ignored.without_place(text, self.run)
+        if self.began_s:
+            text = self._dated.sub("TIME", text)
+            text = _BARE_CLOCK.sub(lambda found: f"{found[1]}TIME" if self._is_clock(found) else found[0], text)
+            text = _EPOCH.sub(lambda found: "TIME" if self._is_moment(float(found[1])) else found[0], text)
+        return self._hosts.sub("HOST", text) if self.hosts else text
+
+    def plain_value(self, text: str | None) -> str | None:
+        """Return the exact text of a value without what `plain` takes away; numbers may be moments too."""
+        if text is None:
+            return None
+        if not text.startswith("0x1."):
+            return self.plain(text)
+        try:
+            seconds = exact.decode(text)
+        except (ValueError, OverflowError):
+            return self.plain(text)
+        return "TIME" if any(self._is_moment(seconds / scale) for scale in _SCALES) else text
+
+    @cached_property
+    def _hosts(self) -> "re.Pattern[str]":
+        names = {*self.hosts, *(host.partition(".")[0] for host in self.hosts)}
+        either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        return re.compile(rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])")
+
+    @cached_property
+    def _dated(self) -> "re.Pattern[str]":
+        days, short = (self._days(forms) for forms in (_DAY_FORMATS, _SHORT_FORMATS))
+        return re.compile(
+            rf"{_WEEKDAY}(?<![0-9])(?:(?:{days})(?:{_CLOCK})?(?: 20\d\d)?"
+            rf"|(?<![A-Za-z])(?<![0-9][-./])(?:{short}){_NEXT_CLOCK})(?![0-9])"
+        )
+
+    def _days(self, forms: Sequence[str]) -> str:
+        """Return a pattern of all days of the run, in any time zone, written in these forms."""
+        day = datetime.fromtimestamp(self.began_s - _ZONE_S, UTC).date()
+        last = datetime.fromtimestamp(self.ended_s + _ZONE_S, UTC).date()
+        count = min((last - day).days + 1, _DAYS)
+        found = {(day + timedelta(days=number)).strftime(form) for number in range(count) for form in forms}
+        return "|".join(re.escape(one) for one in sorted(found, key=len, reverse=True))
+
+    def _is_moment(self, seconds: float) -> bool:
+        return bool(self.began_s) and self.began_s - _SLACK_S <= seconds <= self.ended_s + _SLACK_S
+
+    def _is_clock(self, found: "re.Match[str]") -> bool:
+        of_day = 3600 * int(found[2]) + 60 * int(found[4]) + int(found[5])
+        begin = self.began_s - _SLACK_S
+        return (of_day - begin) % _QUARTER_S <= self.ended_s + _SLACK_S - begin
+
+
+def load(repo: Repository, run: str) -> Surroundings:
+    """Return the time and place of a run, over all its attempts. Raises CorruptObject."""
+    hosts = dict[str, None]()
+    moments = list[float]()
+    attempts = ledger.attempts(repo, run)
+    for attempt in attempts:
+        ended = False
+        for event in ledger.events(repo, run, attempt, LAUNCHER):
+            moments.append(event.time_s)
+            ended = ended or isinstance(event, AttemptEnded)
+            if isinstance(event, AttemptStarted):
+                hosts[event.host] = None
+        for rank in () if ended else ledger.ranks(repo, run, attempt):
+            moments += [event.time_s for event in ledger.events(repo, run, attempt, rank)]
+    moments = [moment for moment in moments if moment]
+    if not moments:
+        return Surroundings(run=run)
+    return Surroundings(run=run, hosts=tuple(hosts), began_s=min(moments), ended_s=max(moments), attempts=len(attempts))

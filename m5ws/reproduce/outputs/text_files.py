@@ -1,0 +1,80 @@
+"""Text files by what they hold: JSON and YAML by keys, tables by rows and columns, all else by lines."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+from m5ws.reproduce.outputs.named_values import text as exact_text
+from m5ws.reproduce.outputs.named_values import unique
+from m5ws.reproduce.outputs.tensor_files import flat
+
+_ROWS = 10**6
+
+
+def values(name: str, data: bytes) -> dict[str, str]:
+    """Return the exact text of each value by its name.
+
+    A file of another kind than its name has is taken by lines. Raises ValueError for what is no text, or too long.
+    """
+    text = data.decode()
+    try:
+        if name.endswith(".json"):
+            return _flat(_json(text))
+        if name.endswith((".jsonl", ".ndjson")):
+            return _flat([_json(line) for line in text.splitlines()])
+        if name.endswith((".yaml", ".yml")):
+            return _flat(_yaml(text))
+        if name.endswith((".csv", ".tsv")):
+            return unique(_cells(text, "," if name.endswith(".csv") else "\t"))
+    except (ValueError, RecursionError, csv.Error):
+        pass
+    return _lines(text)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts numbers in names by their size."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _flat(document: object) -> dict[str, str]:
+    return unique((key, exact_text(value)) for key, value in flat(document))
+
+
+def _json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=unique, parse_float=_number)
+
+
+def _number(text: str) -> float | str:
+    """Return a number, or its text where it has more digits than a float: they may be all that differs."""
+    found = float(text)
+    return found if Decimal(repr(found)) == Decimal(text) else text
+
+
+def _lines(text: str) -> dict[str, str]:
+    lines = text.splitlines(keepends=True)
+    if len(lines) > _ROWS:
+        raise ValueError("it has too many lines")
+    return {f"line {number}": line for number, line in enumerate(lines, 1)}
+
+
+def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a table, each named by its row and its column. Raises ValueError if it is none."""
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    if len(rows) > _ROWS or not rows or any(len(row) != len(rows[0]) for row in rows):
+        raise ValueError("not a table")
+    yield "columns", repr(rows[0])
+    for number, row in enumerate(rows[1:], 1):
+        yield from ((f"{number}.{column}", cell) for column, cell in zip(rows[0], row, strict=True))
+
+
+def _yaml(text: str) -> object:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,89 @@
+"""Replays that are not begun, because what they would show is worth nothing: each has a verdict that says why."""
+
+import time
+from collections.abc import Sequence
+
+from m5ws.environment import drift
+from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.records.run import Run
+from m5ws.records.verdict import Change, Verdict
+from m5ws.repository import bindings, checkpoints, concurrency, outputs, runs
+from m5ws.repository.repository import Repository
+from m5ws.runs.history import History
+
+_NAMED = 5
+NOTHING = (
+    "the run recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
+    "writes to a folder that [run] outputs names"
+)
+
+
+def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> Verdict:
+    """Publish a replay whose environment cannot give the same bits, and return the verdict on it."""
+    grave = [change for change in drifted if change.rating != "cannot"]
+    why = f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}"
+    return _verdict(repo, replay, why, tuple(drifted))
+
+
+def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
+    """Return the verdict on a replay, published, if what it would be compared with is not the run's own.
+
+    That are the checkpoints of the steps that it repeats, and output files.
+    """
+    why = foreign_checkpoint(repo, replay, original) or foreign_outputs(repo, replay.reproduces or "", original)
+    return _verdict(repo, replay, why) if why is not None else None
+
+
+def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
+    """Return the fault of a checkpoint of the steps that a replay repeats, in words; None if each is the run's own.
+
+    *Reproduced* is a word on the checkpoints in the store, not on what the ledger records of them alone.
+    """
+    run, segment = replay.reproduces or "", replay.segment
+
+    def fault(label: str) -> str | None:
+        if segment is not None and not segment.first <= checkpoints.step_of(label) <= segment.last:
+            return None
+        try:
+            checkpoints.find(repo, run, label, original.published)
+        except NotFound as error:
+            retired = repo.store.stat(checkpoints.key(run, label)) is None
+            return None if retired else f"checkpoint {label} cannot be read: {error}"
+        except (CorruptObject, UnknownSchema) as error:
+            return str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
+        return None
+
+    return next(filter(None, concurrency.each(fault, checkpoints.valid(repo, run))), None)
+
+
+def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
+    """Return the fault of output files that decide, in words; None if the store has those that the ledger recorded."""
+    for label, event in original.stored.items() if not original.by_steps else ():
+        try:
+            bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
+        except NotFound:
+            return f"output files {label}, which the ledger names, are not in the store"
+        except (CorruptObject, UnknownSchema) as error:
+            return str(error)
+    return None
+
+
+def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:
+    """Publish a replay of a run that has no results, and return the verdict; `left` lists files that were not kept."""
+    return _verdict(repo, replay, NOTHING, left=left)
+
+
+def _verdict(
+    repo: Repository, replay: Run, why: str, changes: tuple[Change, ...] = (), left: Sequence[str] = ()
+) -> Verdict:
+    runs.publish(repo, replay)
+    return Verdict(
+        run=replay.reproduces or "",
+        replay=replay.id,
+        outcome="not comparable",
+        segment=replay.segment,
+        not_compared=("everything: nothing was run", *left),
+        changes=changes,
+        reason=why,
+        created_s=time.time(),
+    )

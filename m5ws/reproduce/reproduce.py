@@ -1,0 +1,319 @@
+"""`reproduce`: do a run again and say, with evidence, whether it is the same bit for bit.
+
+*reproduced* is said only when the replay ended well, state was compared, nothing that the original recorded
+is missing from the replay, and every compared quantity is equal (promise 8).
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from m5ws.environment import drift, expectation, usage
+from m5ws.environment import recorded as pinned_environment
+from m5ws.errors import M5Error, UsageError
+from m5ws.progress import Progress
+from m5ws.records.ledger import AnyEvent
+from m5ws.records.run import LaunchSpec, Run, Segment
+from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.reproduce import recheck, refusals
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.explain import explain
+from m5ws.reproduce.outputs import results
+from m5ws.reproduce.verdict import judgement, tolerance
+from m5ws.runs import history, recovery, run, supervise
+from m5ws.snapshot.config import overrides
+
+_log = logging.getLogger(__name__)
+
+
+class Interrupted(M5Error):
+    """The user stopped a replay. A verdict that was known by then is published."""
+
+    exit_code = 130
+    hint = "Ask again: a replay always starts from the beginning."
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do again, and with what changed: the whole run, or a segment of it, which nothing may change.
+
+    `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
+    `recheck`: one that diverged is replayed once more before a verdict. With a `tolerance`, one that diverges goes on,
+    and is held against that instead. `explain`: the steps where one diverged are done again with a look inside.
+    `ignore` is what of output files is not judged, beside `ignored.DEFAULTS`.
+    """
+
+    original: str
+    env: Literal["fail", "warn", "ignore"] = "fail"
+    snapshot: str | None = None
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None
+    nproc: int | None = None
+    segment: Segment | None = None
+    keep_going: bool = False
+    recheck: bool = True
+    tolerance: float | None = None
+    explain: bool = False
+    ignore: tuple[str, ...] = ()
+
+
+Announce = Callable[[tuple[Change, ...]], None]
+"""Called with the drift of the environment, before anything is spent."""
+
+Again = Callable[[Divergence, str], None]
+"""Called with the first divergence and the id of the second replay, before that begins."""
+
+
+class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told how it goes."""
+
+    watch: supervise.Watch | None
+    progress: Progress | None
+    again: Again | None
+    told: explain.Told | None
+
+
+def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path) -> run.Plan:
+    """Return the replay, ready to be executed. Raises UsageError if the original recorded nothing to compare with."""
+    original = runs.load(ports.repo, request.original)
+    if not ledger.attempts(ports.repo, original.id):
+        raise UsageError(f"run {original.id} has not started: there is nothing to compare with")
+    snapshot = request.snapshot or original.snapshot
+    if request.overrides:
+        snapshot = overrides.derive(ports.repo, snapshot, request.overrides)
+    parent = original.parent
+    if parent is not None and snapshot != original.snapshot:
+        # What was changed here is to show, as it would in a fork that was made so.
+        parent = msgspec.structs.replace(parent, settings="script")
+    spec = _spec(original.spec, request)
+    replay = msgspec.structs.replace(
+        run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent), segment=request.segment
+    )
+    saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
+    return run.plan(
+        ports.repo,
+        replay,
+        home,
+        author_dir,
+        ports.environment,
+        ports.tracker,
+        checkpoint_at=tuple(saved),
+        python=ports.python,
+    )
+
+
+def execute(
+    ports: supervise.Ports,
+    request: Request,
+    planned: run.Plan,
+    announce: Announce,
+    watch: supervise.Watch | None = None,
+    progress: Progress | None = None,
+    again: Again | None = None,
+    told: explain.Told | None = None,
+) -> Verdict:
+    """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict.
+
+    A replay that diverges is done once more, up to there, before the verdict. Raises Interrupted.
+    """
+    home = _home(planned)
+    drifted = environment_drift(ports, request, planned)
+    announce(drifted)
+    expected = expectation_of(ports, planned, drifted)
+    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
+        unlike = refusals.of_environment(ports.repo, planned.run, drifted)
+        return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
+    original = history.load(ports.repo, request.original)
+    if (refused := _refused(ports, planned, original)) is not None:
+        return _publish(ports, home, refused)
+    if request.segment is not None:
+        # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
+        given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
+        original = original.within(given, request.segment.last)
+    comparison = Comparison(original)
+
+    listeners = _Listeners(watch=watch, progress=progress, again=again, told=told)
+    on = request.keep_going or request.tolerance is not None
+    result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
+    stopped, interrupted = result.outcome == "interrupted" and (result.asked or not enough), False
+    if stopped and not (comparison.settled() or comparison.exhausted()):
+        raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
+    verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
+    if on and verdict.first is not None:
+        verdict = msgspec.structs.replace(verdict, course=comparison.course())
+    if request.tolerance is not None:
+        verdict = tolerance.judged(verdict, comparison, request.tolerance)
+    elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
+        if stopped or not request.recheck:
+            verdict = recheck.left_out(verdict)
+        else:
+            try:
+                verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
+            except KeyboardInterrupt:
+                verdict, interrupted = recheck.left_out(verdict), True
+    verdict = msgspec.structs.replace(verdict, expected=expected)
+    if request.explain and not (stopped or interrupted):
+        verdict = _explained(ports, planned, comparison, verdict, listeners)
+    _publish(ports, home, verdict)
+    if interrupted:
+        raise Interrupted(f"the second replay was stopped; the first one {verdict.outcome}: {verdict.reason}")
+    return verdict
+
+
+def _refused(ports: supervise.Ports, planned: run.Plan, original: history.History) -> Verdict | None:
+    """Return the verdict on a replay that would show nothing of its original, published; None if it is worth it."""
+    name = planned.run.reproduces or ""
+    if original.outcome is not None and results.is_nothing(original, ports.tracker, name):
+        return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
+    return refusals.of_checkpoints(ports.repo, planned.run, original)
+
+
+def _replayed(
+    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
+) -> tuple[supervise.Result, bool]:
+    """Execute a replay and compare it as it goes; return how it ended, and whether no more of it was needed."""
+    enough = False
+
+    def feed(rank: str, event: AnyEvent) -> bool:
+        nonlocal enough
+        comparison.feed(rank, event)
+        enough = comparison.exhausted() or (comparison.settled() and not keep_going)
+        return bool(listeners.watch and listeners.watch(rank, event)) or enough
+
+    return supervise.execute(ports, planned, feed, listeners.progress), enough
+
+
+def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
+    """Return whether a replay was given what the original was.
+
+    Where something was changed on purpose, that the replay differs is what was asked for: a second one says no more.
+    """
+    original = runs.load(ports.repo, replay.reproduces or "")
+    return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)
+
+
+def _rechecked(
+    ports: supervise.Ports,
+    request: Request,
+    planned: run.Plan,
+    comparison: Comparison,
+    verdict: Verdict,
+    listeners: _Listeners,
+) -> Verdict:
+    """Return the verdict after a second replay, from the same start up to the step that differs."""
+    assert verdict.first is not None
+    part = recheck.part(planned.run, comparison, verdict.first)
+    home, author_dir = _home(planned), Path(planned.context.author_dir)
+    try:
+        second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
+    except (M5Error, OSError) as error:
+        return recheck.judged(verdict, Recheck(reason=str(error)))
+    if listeners.again is not None:
+        listeners.again(verdict.first, second.run.id)
+    found = recheck.replay(
+        ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
+    )
+    if found.repeats and recheck.suspects(verdict):
+        found = _from_start(ports, request, planned, verdict.first, found, listeners)
+    return recheck.judged(verdict, found)
+
+
+def _from_start(
+    ports: supervise.Ports,
+    request: Request,
+    planned: run.Plan,
+    first: Divergence,
+    found: Recheck,
+    listeners: _Listeners,
+) -> Recheck:
+    """Return what is known with a replay from the start: a segment's own replays rest on what its checkpoint holds."""
+    original = runs.load(ports.repo, request.original)
+    part = recheck.whole(original, planned.run, first)
+    if part is None:
+        return found
+    home, author_dir = _home(planned), Path(planned.context.author_dir)
+    try:
+        started = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
+        recorded = history.load(ports.repo, request.original).within(part.first - 1, part.last)
+    except (M5Error, OSError) as error:
+        _log.warning("no replay from the start could be begun: %s", error)
+        return found
+    if listeners.again is not None:
+        listeners.again(first, started.run.id)
+    equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress)
+    return msgspec.structs.replace(found, start=started.run.id, start_equal=equal)
+
+
+def _explained(
+    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
+) -> Verdict:
+    """Return the verdict with what a look into the steps where it diverged shows; without steps there is no look."""
+    first = verdict.first
+    if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
+        return verdict
+    case = explain.Case(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
+    found = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
+    verdict = msgspec.structs.replace(verdict, explanation=found)
+    return recheck.looked_into(verdict, found) if _repeats_inputs(ports, planned.run) else verdict
+
+
+def _home(planned: run.Plan) -> Path:
+    return planned.directory.parent.parent.parent
+
+
+def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
+    """Return how this environment differs from the one the original began in, under the original's settings.
+
+    What no rank of the original loaded is rated as harmless; the verdict is made with what the replay's ranks loaded.
+    """
+    original = runs.load(ports.repo, request.original)
+    unchanged = run.plan(
+        ports.repo,
+        msgspec.structs.replace(planned.run, snapshot=original.snapshot, spec=original.spec),
+        _home(planned),
+        Path(planned.context.author_dir),
+        ports.environment,
+        ports.tracker,
+        python=ports.python,
+    )
+    observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
+    began = usage.Side(
+        observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
+    )
+    return usage.ahead(began, observed)
+
+
+def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:
+    """Return what the replay's determinism level promises on this hardware, whose drift is `drifted`."""
+    host = expectation.host(ports.repo, planned.run.reproduces or "")
+    return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
+
+
+def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
+    try:
+        runs.publish_verdict(ports.repo, verdict)
+    except (M5Error, OSError) as error:
+        _log.warning("the store does not take the verdict; it is kept and delivered later: %s", error)
+        recovery.keep_verdict(home, verdict)
+    if ports.tracker is not None:
+        try:
+            with recovery.telling(home / "runs" / verdict.replay):
+                ports.tracker.write_verdict(verdict)
+        except (M5Error, OSError) as error:
+            _log.warning("the tracker does not take the verdict; the next one, or `m5ws ui`, tells it again: %s", error)
+        else:
+            recovery.retell(ports.repo, ports.tracker, home)
+    return verdict
+
+
+def _spec(spec: LaunchSpec, request: Request) -> LaunchSpec:
+    return msgspec.structs.replace(
+        spec,
+        seed=request.seed if request.seed is not None else spec.seed,
+        nproc=request.nproc if request.nproc is not None else spec.nproc,
+    )

@@ -1,0 +1,1 @@
+"""The verdict, and the reasons that it may name."""

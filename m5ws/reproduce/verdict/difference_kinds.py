@@ -1,0 +1,195 @@
+"""Kinds of first differences, and the recorded changes that explain each.
+
+A change explains a first difference if it enters the quantity that differs first, and can leave the traces that differ
+with it. Both are tables: a change that no rule names does not explain the difference.
+"""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from m5ws.records.verdict import Change, Divergence
+
+Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
+Traces = Literal["computation", "data", "draws", "update", "lone tensor", "record", "threads", "resume", "store"]
+"""What a sign (`signs`) is of: all that differs at the first step that differs."""
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
+"""(part, patterns of names) of changes, the best explanation first."""
+
+_RATE = ("*lr*", "*learning_rate*", "*sched*", "*warmup*", "*decay*", "*steps*", "*epochs*", "*anneal*")
+_BATCHES = (
+    "*batch*",
+    "*seq*",
+    "*block*",
+    "*context*",
+    "*data*",
+    "*token*",
+    "*shuffle*",
+    "*split*",
+    "*seed*",
+    "*workers*",
+    "*accum*",
+)
+_MODEL = (
+    "*seed*",
+    "*init*",
+    "*model*",
+    "*layer*",
+    "*head*",
+    "*dim*",
+    "*embd*",
+    "*vocab*",
+    "*width*",
+    "*depth*",
+    "*dtype*",
+)
+_RANDOM = ("*seed*", "*dropout*", "*workers*", "*shuffle*", "*random*")
+_UPDATE = (
+    "*dropout*",
+    "*lr*",
+    "*clip*",
+    "*beta*",
+    "*decay*",
+    "*eps*",
+    "*dtype*",
+    "*precision*",
+    "*compile*",
+    "*accum*",
+    "*fused*",
+    "*optim*",
+    "*loss*",
+    "*zero*",
+    "*bucket*",
+)
+_LIBRARIES = ("distribution.torch", "distribution.numpy", "distribution.tokenizers", "python", "torch*")
+
+# For each first difference of state, of a quantity or of what a script leaves behind (metrics, files):
+# which changes explain it, the best first: (part, patterns of names).
+_EXPLAINS: dict[Kind, Rules] = {
+    "learning rate": (
+        ("config", _RATE),
+        ("code", ("*",)),
+        ("launch", ("command", "environment.*", "nproc")),
+        ("config", ("*",)),
+    ),
+    "batch": (
+        ("tokenizer", ("*",)),
+        ("data", ("*",)),
+        ("launch", ("seed", "nproc")),
+        ("config", _BATCHES),
+        ("environment", ("world",)),
+        ("code", ("*",)),
+        ("determinism", ("python_hash_seed",)),
+        ("launch", ("command", "environment.*")),
+        ("environment", (*_LIBRARIES, "variable.PYTHONHASHSEED")),
+    ),
+    "initial state": (
+        ("launch", ("seed",)),
+        ("config", _MODEL),
+        ("code", ("*",)),
+        ("tokenizer", ("*",)),
+        ("launch", ("command", "environment.*", "nproc", "trainer")),
+        ("environment", ("world", *_LIBRARIES, "cpu.capability")),
+        ("config", ("*",)),
+    ),
+    "generator": (
+        ("launch", ("seed", "nproc")),
+        ("config", _RANDOM),
+        ("code", ("*",)),
+        ("launch", ("command", "environment.*")),
+        ("environment", ("world", *_LIBRARIES)),
+        ("config", ("*",)),
+    ),
+    "arithmetic": (
+        ("determinism", ("threads", "tf32")),
+        ("environment", ("threads", "cpu.capability", "world", "gpu.model", "variable.MKL_CBWR", "variable.ONEDNN_*")),
+        ("launch", ("nproc", "trainer")),
+        ("config", _UPDATE),
+        ("code", ("*",)),
+        ("environment", ("*",)),
+        ("determinism", ("*",)),
+        ("launch", ("seed", "command", "environment.*")),
+        ("config", ("*",)),
+    ),
+    "result": (
+        ("launch", ("seed",)),
+        ("config", ("*",)),
+        ("code", ("*",)),
+        ("data", ("*",)),
+        ("tokenizer", ("*",)),
+        ("launch", ("*",)),
+        ("determinism", ("*",)),
+        ("environment", ("*",)),
+    ),
+}
+
+_SCRIPT: Rules = (("config", ("*",)), ("code", ("*",)), ("launch", ("*",)))
+_THREADS = ("threads*", "variable.OMP_*", "variable.MKL_*")
+# For each kind of traces: which changes can leave them. Others do not explain a difference with such traces.
+_LEAVE: dict[Traces, Rules] = {
+    "computation": _EXPLAINS["arithmetic"],
+    "data": _EXPLAINS["batch"],
+    "draws": _EXPLAINS["generator"],
+    "update": (
+        ("config", _UPDATE),
+        *_SCRIPT,
+        ("environment", (*_LIBRARIES, "distribution.deepspeed", "deepspeed*", "cpu.capability", "gpu.model")),
+    ),
+    "lone tensor": _SCRIPT,
+    "record": _SCRIPT,
+    "threads": (("determinism", _THREADS), ("environment", _THREADS), *_SCRIPT),
+    "resume": (*_SCRIPT, ("data", ("*",)), ("tokenizer", ("*",)), ("determinism", ("*",))),
+    # What the store itself shows needs no change, and none makes it.
+    "store": (),
+}
+
+
+def kind(first: Divergence) -> Kind:
+    """Return the kind of the quantity that differed first."""
+    name = first.quantity.lower()
+    if name.startswith(("metric ", "file ")):
+        return "result"
+    if first.step == 0:
+        return "initial state"
+    if name.startswith("generator "):
+        return "generator"
+    if is_state(first):
+        return "arithmetic"
+    if name == "batch":
+        return "batch"
+    rate = re.search(r"(^|[^a-z])(lr|learning[ _.-]?rate)([^a-z]|$)", name)
+    return "learning rate" if rate else "arithmetic"
+
+
+def ranked(
+    first: Divergence, changes: Sequence[Change], of: Kind | None = None, traces: Traces | None = None
+) -> tuple[list[Change], list[Change]]:
+    """Return the changes that can alter bits: those that explain `first`, the best first, and the others.
+
+    `of` is the kind of `first`, if more is known than its name tells; `traces` are left by an explanation. Changes that
+    cannot alter bits are left out.
+    """
+    tables = [*([_LEAVE[traces]] if traces is not None else []), _EXPLAINS[of or kind(first)]]
+    able = [change for change in changes if change.rating != "cannot"]
+    places = {id(change): [_place(rules, change) for rules in tables] for change in able}
+    explain = {id(change) for change in able if None not in places[id(change)]}
+    # A change that is known to alter bits comes before one that may, among those that explain as well.
+    fitting = [change for change in able if id(change) in explain]
+    fitting.sort(key=lambda change: (places[id(change)], change.rating != "does"))
+    others = sorted((change for change in able if id(change) not in explain), key=lambda one: one.rating != "does")
+    return fitting, others
+
+
+def is_state(first: Divergence) -> bool:
+    """Return True if state after a step differs, and not a quantity within one."""
+    return first.quantity.startswith(("tensor ", "generator ", "checkpoint"))
+
+
+def _place(rules: Rules, change: Change) -> int | None:
+    """Return the number of the first rule that names the change, None if none does."""
+    name = change.name.lower() if change.part == "config" else change.name
+    for place, (part, patterns) in enumerate(rules):
+        if part == change.part and any(fnmatchcase(name, pattern) for pattern in patterns):
+            return place
+    return None

@@ -1,0 +1,158 @@
+"""What a replay that has ended says of its original: the verdict, before it is published.
+
+*reproduced* is said only when the replay ended well, state was compared, nothing that the original recorded is missing
+from the replay, and every compared quantity is equal (promise 8).
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from m5ws.diff import commit_history, diff
+from m5ws.records.ledger import COMPLETE
+from m5ws.records.run import Run
+from m5ws.records.verdict import Divergence, Verdict
+from m5ws.repository import cross_check
+from m5ws.reproduce import refusals
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.outputs import output_files, results
+from m5ws.reproduce.verdict import hints, reason
+from m5ws.runs import supervise
+from m5ws.runs.outputs import outputs
+
+
+def judge(
+    ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result, ignore: Sequence[str] = ()
+) -> Verdict:
+    """Return the verdict on a replay that has ended. Reads; publishes nothing.
+
+    Output files decide where the script uses no session; `ignore` is what of them does not, beside the defaults.
+    """
+    assert replay.reproduces is not None
+    first = comparison.first()
+    missing = list(comparison.missing())
+    runs = (replay.reproduces, replay.id)
+    if not comparison.original.by_steps:
+        first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
+    elif comparison.original.outputs is not None and comparison.replay.outputs is None:
+        files = output_files.Report(not_compared=("output files: the replay left none",))
+    else:
+        files = results.files(ports.repo, comparison, runs, ignore)
+    # The attempt whose record differs, or the one that the run began with.
+    began = next((attempt for _, attempt in comparison.original.begun), None)
+    attempt = comparison.original.attempt_of(first.step) if first is not None else None
+    changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
+    changes = commit_history.detailed(changes, ports.history)
+    metrics: tuple[str, ...] = ()
+    if comparison.original.by_steps and first is None:
+        metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
+    outcome, why = _outcome(comparison, result, first, missing)
+    if first is not None:
+        false = cross_check.rewritten(ports.repo, replay.reproduces)
+        sign = hints.of_record(false) if false else hints.sign(comparison, first, replay.begin)
+        if sign is None and all(change.rating == "cannot" for change in changes):
+            sign = hints.continued(comparison.original)
+        why = reason.reason(first, changes, sign, hints.kind(comparison, first))
+    known = comparison.original.outcome is not None
+    if outcome == "reproduced" and first is None:
+        why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
+    return Verdict(
+        run=replay.reproduces,
+        replay=replay.id,
+        outcome="sampled" if outcome == "reproduced" and (replay.segment is not None or not known) else outcome,
+        segment=replay.segment,
+        compared=dict(comparison.equal),
+        not_compared=(
+            *missing,
+            *comparison.lost(),
+            *comparison.extra(),
+            *_given(replay),
+            *_unrecorded(comparison, replay),
+            *metrics,
+            *files.not_compared,
+        ),
+        outputs=_beside(comparison, files),
+        first=first,
+        changes=changes,
+        reason=why,
+        created_s=time.time(),
+    )
+
+
+def _outcome(
+    comparison: Comparison, result: supervise.Result, first: Divergence | None, missing: list[str]
+) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
+    if first is not None:
+        return "diverged", None
+    if result.outcome not in COMPLETE and not comparison.exhausted():
+        return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
+    if missing:
+        return "not comparable", "the replay did not record all that the original did"
+    if comparison.original.by_steps and not comparison.state_compared():
+        return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
+    if not comparison.equal:
+        return "not comparable", refusals.NOTHING
+    return "reproduced", None
+
+
+def _so_far(comparison: Comparison) -> str:
+    return (
+        f"everything that was compared is equal, bit for bit, up to step {comparison.original.last_step}, as far as "
+        "the run is known: its end is not recorded"
+    )
+
+
+def _clocks(comparison: Comparison, files: output_files.Report) -> str | None:
+    """Return the reason where equal results have files that differ in what is not judged; None where none does."""
+    kinds = {"wall-clock values": files.clocks, "the run's path": files.places}
+    parts = [
+        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {what}: {outputs.listed(names)}"
+        for what, names in kinds.items()
+        if names
+    ]
+    return "; ".join([f"{_equal(comparison)} equal in every bit", *parts]) if parts else None
+
+
+def _equal(comparison: Comparison) -> str:
+    """Return the name of the state that was compared, or of the results where there is none."""
+    if not comparison.original.by_steps:
+        return "every judged result"
+    tensors = {
+        name for states in comparison.original.states.values() for one in states.values() for name in one.tensors
+    }
+    return "weights and optimizer" if any(name.startswith("optim") for name in tensors) else "the recorded state"
+
+
+def _beside(comparison: Comparison, files: output_files.Report) -> tuple[str, ...]:
+    """Return the lines on output files: all that differ, which decide nothing where there are states."""
+    differ = [f"differs: {found.name}" for found in files.differences]
+    if differ and comparison.original.by_steps:
+        differ.append("the verdict is of the recorded steps and states, which output files do not overrule")
+    return (*(outputs.listed(differ, "\n").split("\n") if differ else ()), *files.unjudged)
+
+
+def _given(replay: Run) -> list[str]:
+    """Return what a replay of a segment, or of a fork, takes for granted: the checkpoint that it starts from."""
+    segment, parent = replay.segment, replay.parent
+    if segment is not None and segment.digest is not None:
+        return [f"steps up to {segment.first}: given, by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
+    if parent is None:
+        return []
+    return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
+
+
+def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
+    """Return what neither side recorded, so that nobody takes it for verified."""
+    if not comparison.original.by_steps:
+        return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
+    lines = [
+        f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
+    ]
+    last = comparison.original.last_step
+    done = last - replay.begin
+    between = done - len([step for step in comparison.original.states.get(0, {}) if step])
+    if between > 0:
+        lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")
+    if comparison.original.outcome != "finished":
+        lines.append(f"the original ended {comparison.original.outcome or 'unrecorded'} after step {last}")
+    return lines

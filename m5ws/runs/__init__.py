@@ -1,0 +1,1 @@
+"""Runs: start, supervise, resume, list."""

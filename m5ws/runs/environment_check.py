@@ -1,0 +1,55 @@
+"""Comparison of the environment with the one that an attempt needs, before its launch.
+
+Every run needs the versions that its snapshot declares. A resumed run also needs the environment that the continued
+attempt observed. `reproduce` compares by the same rules.
+"""
+
+from m5ws.environment import drift, recorded, usage
+from m5ws.errors import M5Error
+from m5ws.records.verdict import Change
+from m5ws.repository import checkpoints, snapshots
+from m5ws.runs import supervise
+from m5ws.runs.run import Plan
+
+_NAMED = 5
+
+
+class EnvironmentDiffers(M5Error):
+    """The environment is not the one that a run began in, or that its snapshot declares."""
+
+    hint = "`--env warn` goes on all the same; `--resume RUN --env rebuild` makes the environment of the run again."
+
+
+def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
+    """Return all differences, the gravest first; in what no rank of that attempt loaded, as harmless.
+
+    A first attempt without declared versions needs no environment.
+    """
+    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+    if plan.attempt == 1 and not declared.wanted and declared.image is None:
+        return ()
+    observed = ports.observer.observe(supervise.rank_variables(ports, plan))
+    unmet = drift.unmet(declared, observed)
+    if plan.attempt == 1:
+        return unmet
+    continued = _continued(plan)
+    pinned = usage.Side(
+        observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
+        usage=usage.of_attempt(ports.repo, plan.run.id, continued),
+    )
+    return (*unmet, *usage.ahead(pinned, observed))
+
+
+def refuse(found: tuple[Change, ...]) -> None:
+    """Raise EnvironmentDiffers if something differs that can change bits."""
+    grave = [change for change in found if change.rating != "cannot"]
+    if grave:
+        more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
+        raise EnvironmentDiffers(f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}")
+
+
+def _continued(plan: Plan) -> int:
+    """Return the attempt that a resume goes on with: the one that made its checkpoint; without one, the last."""
+    if plan.resume is not None and plan.context.parent is None:
+        return checkpoints.attempt_of(plan.resume)
+    return plan.attempt - 1

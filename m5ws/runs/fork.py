@@ -1,0 +1,88 @@
+"""`run --from`: a new run that starts from a checkpoint of another one, with what is changed.
+
+A fork goes on as its parent but for what is said: the parent's snapshot and launch spec, unless others are named.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from m5ws.checkpoints import resolve
+from m5ws.diff import diff
+from m5ws.errors import UsageError
+from m5ws.records.base import Digest
+from m5ws.records.run import LaunchSpec, Parent, Run
+from m5ws.records.verdict import Change
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.repository import Repository
+from m5ws.runs import run, state
+from m5ws.snapshot.config import overrides
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to fork (`checkpoint` as checkpoint_names takes it), and what is changed by it."""
+
+    checkpoint: str
+    snapshot: Digest | None = None
+    overrides: tuple[str, ...] = ()
+    options: run.Options = run.Options()
+    restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
+
+
+def new_run(repo: Repository, request: Request) -> Run:
+    """Return a fork that does not exist yet. Publishes its snapshot if that is a derived one.
+
+    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and where nothing is left
+    to do.
+    """
+    named = resolve.resolve(repo, request.checkpoint, state=True)
+    if not resolve.holds_state(repo, named.run, named.name):
+        raise UsageError(
+            f"checkpoint {named.name} of run {named.run} holds output files: no training can start from it",
+            hint="A script that uses m5ws.session makes checkpoints that a run can start from.",
+        )
+    origin = runs.load(repo, named.run)
+    snapshot = request.snapshot or origin.snapshot
+    if request.overrides:
+        snapshot = overrides.derive(repo, snapshot, request.overrides)
+    spec = _spec(origin.spec, request.options)
+    same = (snapshot, spec.command, spec.environment) == (origin.snapshot, origin.spec.command, origin.spec.environment)
+    step = checkpoints.step_of(named.name)
+    if same:
+        _refuse_finished(repo, named.run, step)
+    parent = Parent(
+        run=named.run,
+        checkpoint=named.name,
+        step=step,
+        digest=named.digest,
+        settings="checkpoint" if same else "script",
+        restart=tuple(sorted(set(request.restart))),
+    )
+    return run.new_run(snapshot, spec, name=request.options.name, parent=parent)
+
+
+def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:
+    """Return what a fork is given otherwise than its parent: its snapshot and its launch. Raises NotFound."""
+    assert fork.parent is not None
+    origin = runs.load(repo, fork.parent.run)
+    return (*diff.between_snapshots(repo, origin.snapshot, fork.snapshot), *diff.launch(origin.spec, fork.spec))
+
+
+def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:
+    """Raise UsageError if a run that does what its parent did has nothing left to do; the ranks find out otherwise."""
+    total = state.load_newest(repo, run_id).total_steps
+    if total is not None and step >= total:
+        raise UsageError(
+            f"run {run_id} ends with step {total}: starting after step {step}, nothing is left to do",
+            hint="Give it more steps (--set steps=…, or what the script calls them), or start from an earlier step.",
+        )
+
+
+def _spec(spec: LaunchSpec, options: run.Options) -> LaunchSpec:
+    """Return the parent's launch spec with what is given. Raises UsageError for a command that holds a secret."""
+    fields: Sequence[str] = LaunchSpec.__struct_fields__
+    given = {name: getattr(options, name) for name in run.Options.__struct_fields__ if name in fields}
+    changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
+    run.refuse_secrets(changed.command, changed.environment)
+    return changed

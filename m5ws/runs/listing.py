@@ -1,0 +1,256 @@
+"""What there is in a store, and all that is known of one snapshot or run. Reads only.
+
+A damaged or newer record does not hide the others: its row says what is wrong with it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from m5ws.environment import attempt_environments
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.commit import CommitFacts
+from m5ws.records.environment import Observed
+from m5ws.records.run import Parent, Run
+from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.records.verdict import Change, JointVerdict, Verdict
+from m5ws.repository import checkpoints, concurrency, lineage, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+from m5ws.runs.outputs import restored_outputs
+from m5ws.runs.outputs.restored_outputs import OutputsRow
+from m5ws.runs.state import RunState, Standing, load, load_newest
+
+Row = TypeVar("Row")
+
+
+class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot in a list; `created_s` is when it was first published, `message` what was said last."""
+
+    id: Digest
+    created_s: float = 0.0
+    commit: str | None = None
+    dirty: bool = False
+    author: str | None = None
+    branch: str | None = None
+    message: str | None = None
+    derived_from: Digest | None = None
+    problem: str | None = None
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
+
+    `rechecks` is the replay that it does again, where the verdict on that one says so, `explains` the one whose
+    divergence it looks into; only in a run's own view.
+    """
+
+    id: str
+    created_s: float = 0.0
+    name: str | None = None
+    purpose: str = "train"
+    snapshot: Digest | None = None
+    reproduces: str | None = None
+    parent: Parent | None = None
+    standing: Standing = "created"
+    attempts: int = 0
+    last_step: int = 0
+    total_steps: int | None = None
+    outcome: str | None = None
+    rechecks: str | None = None
+    explains: str | None = None
+    problem: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a snapshot: code, config, tokenizer or one dataset, with its tree's digest and size."""
+
+    name: str
+    tree: Digest
+    files: int
+    size_bytes: int
+
+
+class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a snapshot; `observed` is the environment of the newest annotation that has one."""
+
+    id: Digest
+    snapshot: Snapshot
+    parts: tuple[Part, ...]
+    annotations: tuple[Annotation, ...]
+    observed: Observed | None
+    runs: tuple[str, ...]
+    commit: CommitFacts | None = None
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that counts, by its name."""
+
+    name: str
+    checkpoint: Checkpoint
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a run; `verdict` is the one that rests on it if it is a reproduction, `replays` are those
+    of it.
+
+    `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
+    `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
+    this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
+    """
+
+    run: Run
+    standing: Standing
+    state: RunState
+    observed: Observed | None
+    checkpoints: tuple[CheckpointRow, ...]
+    outputs: tuple[OutputsRow, ...] = ()
+    verdict: Verdict | None
+    replays: tuple[RunRow, ...]
+    lineage: tuple[Parent, ...] = ()
+    lineage_whole: bool = True
+    forks: tuple[RunRow, ...] = ()
+    joint: JointVerdict | None = None
+    environments: dict[int, tuple[Change, ...]] = {}
+    """By attempt, how its environment differs from the first one's; those without a difference are left out."""
+    commit: CommitFacts | None = None
+
+
+def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[SnapshotRow]:
+    """Return every snapshot, newest first."""
+    rows = _rows(partial(_snapshot_row, repo), snapshots.ids(repo), "reading snapshots", progress)
+    return sorted(rows, key=lambda row: -row.created_s)
+
+
+def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow]:
+    """Return every run, newest first."""
+    return sorted(
+        _rows(partial(_run_row, repo), runs.ids(repo), "reading runs", progress), key=lambda row: -row.created_s
+    )
+
+
+def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
+    """Yield what is read of each, many at a time: a store that is far away answers each after a while."""
+    for done, row in enumerate(concurrency.each(read, names)):
+        if progress:
+            progress(what, done, len(names))
+        yield row
+
+
+def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
+    """Return all that is known of a snapshot. Raises NotFound, CorruptObject."""
+    snapshot = snapshots.load(repo, snapshot_id)
+    said = snapshots.annotations(repo, snapshot_id)
+    observed = next((one.observed for one in reversed(said) if one.observed is not None), None)
+    using = [run.id for run in runs.readable(repo) if run.snapshot == snapshot_id]
+    return SnapshotView(
+        id=snapshot_id,
+        snapshot=snapshot,
+        parts=tuple(_part(repo, name, tree) for name, tree in snapshot.trees.items()),
+        annotations=tuple(said),
+        observed=repo.objects.get_record(observed, Observed) if observed else None,
+        runs=tuple(using),
+    )
+
+
+def view_run(repo: Repository, run_id: str) -> RunView:
+    """Return all that is known of a run. Raises NotFound, CorruptObject."""
+    run = runs.load(repo, run_id)
+    state = load(repo, run_id)
+    observed = state.newest.observed if state.newest else None
+    others = sorted(runs.readable(repo), key=lambda other: other.created_s)
+    said = runs.verdicts(repo, run_id, others)
+    chain, whole = lineage.chain(repo, run)
+    written = restored_outputs.listing(repo, run_id, state)
+    files = {row.name for row in written}
+    return RunView(
+        run=run,
+        standing=state.standing,
+        state=state,
+        observed=repo.objects.get_record(observed, Observed) if observed else None,
+        checkpoints=tuple(
+            concurrency.each(
+                lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name, state.published)),
+                (name for name in checkpoints.valid(repo, run_id) if name not in files),
+            )
+        ),
+        outputs=written,
+        verdict=next((one for one in said if run_id in one.replays), None),
+        replays=tuple(
+            concurrency.each(
+                lambda other: _replay(repo, other.id, said), (one for one in others if one.reproduces == run_id)
+            )
+        ),
+        lineage=chain,
+        lineage_whole=whole,
+        forks=tuple(
+            concurrency.each(lambda other: _run_row(repo, other.id), (one for one in others if _is_fork(one, run_id)))
+        ),
+        joint=runs.joint(repo, run_id),
+        environments=attempt_environments.within(repo, run_id),
+    )
+
+
+def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
+    try:
+        said = snapshots.annotations(repo, snapshot_id)
+        code = snapshots.load(repo, snapshot_id).code
+    except runs.UNREADABLE as error:
+        return SnapshotRow(id=snapshot_id, problem=str(error))
+    return SnapshotRow(
+        id=snapshot_id,
+        created_s=said[0].created_s,
+        commit=code.commit,
+        dirty=code.dirty,
+        author=said[0].author,
+        branch=said[0].branch,
+        message=next((one.message for one in reversed(said) if one.message), None),
+        derived_from=said[0].derived_from,
+    )
+
+
+def _run_row(repo: Repository, run_id: str) -> RunRow:
+    try:
+        run, state = runs.load(repo, run_id), load_newest(repo, run_id)
+        verdict = runs.verdict(repo, run)
+    except runs.UNREADABLE as error:
+        return RunRow(id=run_id, problem=str(error))
+    return RunRow(
+        id=run_id,
+        created_s=run.created_s,
+        name=run.name,
+        purpose=run.purpose,
+        snapshot=run.snapshot,
+        reproduces=run.reproduces,
+        parent=run.parent,
+        standing=state.standing,
+        attempts=state.newest.attempt if state.newest else 0,
+        last_step=state.last_step,
+        total_steps=state.total_steps,
+        outcome=verdict.outcome if verdict else None,
+    )
+
+
+def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
+    """Return the row of a replay, or of another one that a verdict rests on."""
+    row = _run_row(repo, run_id)
+    again = next((one for one in verdicts if run_id in one.replays[1:]), None)
+    if again is None:
+        return row
+    if again.explanation is not None and run_id in again.explanation.replays:
+        return msgspec.structs.replace(row, outcome=again.outcome, explains=again.replay)
+    return msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
+
+
+def _is_fork(record: Run, of: str) -> bool:
+    """Return whether a run starts from a checkpoint of another; replays of forks are not listed as forks."""
+    return record.parent is not None and record.parent.run == of and record.reproduces is None
+
+
+def _part(repo: Repository, name: str, digest: Digest) -> Part:
+    tree = trees.load(repo.objects, digest)
+    return Part(name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes)

@@ -1,0 +1,1 @@
+"""Output files of a script: collect, store, restore."""

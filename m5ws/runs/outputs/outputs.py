@@ -1,0 +1,109 @@
+"""The results of an attempt: files below the folders that `[run] outputs` names which the attempt itself wrote.
+
+Files of the snapshot that are as they were are inputs, whatever folder they lie in. Links are followed: the content
+behind them is the result. All that the attempt left behind and that is not kept is listed.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from m5ws.filesystem import Stamp
+from m5ws.repository.files.interface import SourceFile
+from m5ws.runs import inputs
+
+NOT_KEPT = "outputs-not-kept"
+NOT_STORED = "outputs-not-stored"
+"""Kinds of notices: results that are not kept, each by name; and that no result could be stored."""
+RESTORED = "outputs-restored"
+"""Kind of notice: files of an earlier attempt were given to the script."""
+_NEVER = {".git", ".m5ws"}
+_CACHE = "__pycache__"
+_LISTED = 20
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The `files` to keep, and in words what the attempt left behind that is not among them."""
+
+    files: tuple[SourceFile, ...]
+    not_kept: tuple[str, ...]
+
+
+def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_ns: int) -> Outputs:
+    """Return what an attempt left behind in `work`, whose inputs are `given` and whose start was at `begun_ns`.
+
+    A file outside `work` that a link leads to is a result if it was changed since the start.
+    """
+    root = work.resolve()
+    untouched = {root / path.relative_to(work) for path in inputs.untouched(work, given)}
+    found: dict[bytes, SourceFile] = {}
+    faults: dict[str, None] = {}
+    for output in outputs:
+        for path in _files(root / output):
+            inside = path.relative_to(root)
+            fault = _fault(root, path, untouched, begun_ns)
+            if fault:
+                faults[f"{_shown(inside)}: {fault}"] = None
+            elif fault is None:
+                name = os.fsencode(inside)
+                found[name] = SourceFile(path=name, location=os.path.realpath(path))
+    declared = tuple(Path(output) for output in outputs)
+    beside = sorted(
+        _shown(path.relative_to(root))
+        for path in _files(root, follow=False)
+        if path not in untouched and not any(path.relative_to(root).is_relative_to(one) for one in declared)
+    )
+    not_kept = [listed(list(faults))] if faults else []
+    if beside:
+        not_kept.append(f"written outside [run] outputs: {listed(beside)}")
+    return Outputs(files=tuple(found.values()), not_kept=tuple(not_kept))
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """Return the first names, and the number of others."""
+    more = f"{separator}and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return separator.join(names[:_LISTED]) + more
+
+
+def _fault(root: Path, path: Path, untouched: set[Path], begun_ns: int) -> str | None:
+    """Return why a path is no result to keep: an empty text for an input as it was, None if it is a result."""
+    if _NEVER.intersection(path.relative_to(root).parts):
+        return "not kept, for its name"
+    real = Path(os.path.realpath(path))
+    if real in untouched:
+        return "" if path in untouched else "a link to an input"
+    try:
+        status = real.stat()
+    except OSError:
+        return "" if path in untouched else "a link that leads nowhere"
+    if stat.S_ISDIR(status.st_mode):
+        return "a link that leads back to a folder around it"
+    if not stat.S_ISREG(status.st_mode):
+        return "neither a file nor a folder"
+    if not real.is_relative_to(root) and status.st_ctime_ns < begun_ns:
+        return "a link to a file that was there before the run"
+    return None
+
+
+def _files(top: Path, *, follow: bool = True, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yield all paths below `top` that are no folders, or `top` itself; links to folders are walked if asked for."""
+    real = os.path.realpath(top)
+    if not top.is_dir() or real in above or (top.is_symlink() and not follow):
+        if os.path.lexists(top):
+            yield top
+        return
+    try:
+        names = sorted(os.listdir(top))
+    except OSError:
+        yield top
+        return
+    for name in names:
+        if name != _CACHE and (follow or name not in _NEVER):
+            yield from _files(top / name, follow=follow, above=above | {real})
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,75 @@
+"""Checkpoints and output files that were published and that no event names: a kill came between the two.
+
+Such a checkpoint counts, and a resume begins from it. So whoever ends the attempt, or begins the next one, writes the
+event that is missing, and all that reads the ledger alone learns of it: histories, verdicts, MLflow.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+
+from m5ws.errors import UNREADABLE
+from m5ws.records.checkpoint import Content
+from m5ws.records.ledger import CheckpointPublished, OutputsStored
+from m5ws.repository import checkpoints, outputs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+
+
+def events(
+    repo: Repository, run: str, attempt: int, known: Collection[str] = ()
+) -> Iterator[CheckpointPublished | OutputsStored]:
+    """Yield the events missing from the ledger: of an attempt's valid checkpoints, and of its output files.
+
+    Those in `known` are in the ledger. What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits
+    for it.
+    """
+    made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
+    yield from _missing(repo, run, made.difference(known), [attempt])
+    yield from _missing_outputs(repo, run, attempt)
+
+
+def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
+    """Yield, as `events`, what the ledger lacks of all attempts before one: their machines may be gone."""
+    earlier = [one for one in ledger.attempts(repo, run) if one < attempt]
+    made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) < attempt}
+    yield from _missing(repo, run, made, earlier)
+
+
+def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) -> Iterator[CheckpointPublished]:
+    if not made:
+        return
+    try:
+        missing = made.difference(*(_recorded(repo, run, attempt) for attempt in attempts))
+    except UNREADABLE:
+        return
+    for label in sorted(missing.intersection(checkpoints.valid(repo, run))):
+        try:
+            digest, record = checkpoints.read(repo, run, label)
+            content = record.content
+            files = repo.objects.get_record(content, Content).format == "files/1"
+        except UNREADABLE:
+            continue
+        step = checkpoints.step_of(label)
+        yield CheckpointPublished(
+            time_s=time.time(), step=step, name=label, checkpoint=digest, content=content, outputs=files
+        )
+
+
+def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[OutputsStored]:
+    name = outputs.name(attempt)
+    try:
+        if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
+            return
+        digest, found = outputs.find(repo, run, name)
+    except UNREADABLE:
+        return
+    yield OutputsStored(time_s=time.time(), name=name, record=digest, content=found.content)
+
+
+def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:
+    return {
+        event.name
+        for rank in ("0", ledger.LAUNCHER)
+        for event in ledger.events(repo, run, attempt, rank)
+        if isinstance(event, CheckpointPublished | OutputsStored)
+    }

@@ -1,0 +1,86 @@
+"""Results that the store did not take at the end of an attempt: kept on this machine, and published later.
+
+The last checkpoint lies in a store of its own beside the attempt's spools; output files lie where the script wrote
+them. Until both are published, the attempt has not finished.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from m5ws.errors import NotFound
+from m5ws.records.launch import UNSAVED
+from m5ws.repository import checkpoints, presence, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import publishing
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure, transfer
+from m5ws.runs.outputs import saved_outputs
+
+OUTPUTS = "unsaved-outputs"
+"""A file of this name in an attempt's directory lists output files that the store did not take."""
+
+Opener = Callable[[Path], Repository]
+"""Opens a store in a directory. Raises NotFound if there is none."""
+
+_log = logging.getLogger(__name__)
+
+
+def waiting(directory: Path) -> bool:
+    """Return True if results of an attempt wait on this machine."""
+    return (directory / UNSAVED).exists() or (directory / OUTPUTS).exists()
+
+
+def publish(repo: Repository, run: str, attempt: int, directory: Path, opener: Opener) -> bool:
+    """Publish what an attempt kept; return True if all that was due is in the store then. Raises M5Error, OSError.
+
+    Nothing is published once a newer attempt has begun: it does the same steps again.
+    """
+    if max(ledger.attempts(repo, run), default=0) > attempt:
+        _log.warning("run %s has a newer attempt: what attempt %d had kept is not stored", run, attempt)
+        return False
+    complete = True
+    if (directory / UNSAVED).exists():
+        complete = _publish_checkpoints(repo, run, directory / UNSAVED, opener)
+    if (directory / OUTPUTS).exists():
+        written = runs.load(repo, run)
+        files = saved_outputs.publish_waiting(repo, written, attempt, directory / OUTPUTS, directory / "work")
+        complete = complete and files
+    return complete
+
+
+def remove(directory: Path) -> None:
+    """Remove the copies of results that are in the store, or that no attempt needs."""
+    shutil.rmtree(directory / UNSAVED, ignore_errors=True)
+    (directory / OUTPUTS).unlink(missing_ok=True)
+
+
+def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opener) -> bool:
+    """Copy each checkpoint in a folder and publish it; return False if the folder has none that is whole."""
+    try:
+        source = opener(folder)
+    except NotFound:
+        return False
+    names = checkpoints.names(source, run)
+    for name in names:
+        digest, _ = checkpoints.read(source, run, name)
+        began = repo.objects.begin()
+        needs = closure.of_checkpoint(source, digest)
+        copy = partial(_copy, source, repo, needs)
+        copy()
+        publishing.publish(
+            repo,
+            lambda needs=needs: {bytes.fromhex(one) for one in needs},  # type: ignore[misc]
+            lambda name=name: publishing.create_once(  # type: ignore[misc]
+                repo, checkpoints.key(run, name), source.store.get(checkpoints.key(run, name))
+            ),
+            began=began,
+            repair=copy,
+        )
+    return bool(names)
+
+
+def _copy(source: Repository, target: Repository, needs: dict[str, int]) -> None:
+    transfer.copy_objects(source, target, needs, presence.missing(target.objects, needs), None)

@@ -1,0 +1,249 @@
+"""What an attempt leaves when its supervisor is killed, or when the store or the tracker does not answer.
+
+All of it is on the machine of the attempt, below `.m5ws/runs`, and is delivered by whoever comes next in that
+workspace, unless the run is alive: its supervisor holds the lock `lock`, and torchrun `ranks` until its last rank ends.
+Who does not have an attempt's own spools never writes into its chains: from elsewhere an attempt that lives and one
+that was killed look alike.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from m5ws import locks
+from m5ws.errors import M5Error, ObjectExists, UsageError
+from m5ws.filesystem import write_atomically
+from m5ws.records import codec
+from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.records.verdict import Verdict
+from m5ws.repository import runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import SpoolReader
+from m5ws.repository.repository import Repository
+from m5ws.runs import work_directories
+from m5ws.runs.delivery import DELIVERED, Delivery
+from m5ws.runs.outputs import unrecorded, unsaved
+from m5ws.tracking.interface import Tracker
+
+TRACKED = "tracked"
+"""A file of this name in an attempt's directory says that the tracker has all of the run."""
+
+VERDICT = "verdict"
+"""A verdict that the store did not take, in a run's directory."""
+
+UNTOLD = "untold"
+"""A file of this name in a run's directory says that the tracker lacks the run's verdict, or joint verdict."""
+
+TRACKING_S = 60.0
+_RANKS_S = 60.0
+_OWNER = "owner"
+"""A file of this name in an attempt's directory says its own inode: in a copy of the directory it says another's."""
+_log = logging.getLogger(__name__)
+
+
+class Running(UsageError):
+    """The run is alive on this machine."""
+
+
+@contextmanager
+def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
+    """Hold a run: no other supervisor, and no rank of an earlier attempt, is alive. Raises Running.
+
+    The ranks of a supervisor that was killed get `wait_s` seconds to end. The second lock is inherited by what is
+    launched while it is held.
+    """
+    run = run_dir.name
+    with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
+        if not locks.acquire(supervisor.fileno()):
+            raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` follows it.")
+        if not locks.acquire(ranks.fileno(), wait_s):
+            raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or end them.")
+        os.set_inheritable(ranks.fileno(), True)
+        yield
+
+
+def own(directory: Path) -> None:
+    """Mark the directory of an attempt that is about to begin as the one that its spools are written in."""
+    with (directory / _OWNER).open("w") as file:
+        file.write(str(os.fstat(file.fileno()).st_ino))
+
+
+def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
+    """Return True if the spools of the stored attempt are in this directory.
+
+    Another machine may have begun the attempt after a plan was made here, and the directory may be a copy.
+    """
+    spooled = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
+    stored = next(ledger.read(repo, run, attempt, LAUNCHER), None) if spooled else None
+    if stored is None or bytes(stored.events[0]) != spooled[0]:
+        return False
+    mark = directory / _OWNER
+    # Directories of older builds have no mark.
+    return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
+
+
+def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: unsaved.Opener | None = None) -> None:
+    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end.
+
+    Of an attempt whose own spools are elsewhere, do nothing. With an `opener`, results that the store did not take are
+    published too.
+    """
+    work_directories.end(directory)
+    if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
+        return
+    left = Delivery(repo, run, attempt, directory / "spool")
+    left.deliver(final=True)
+    if not left.complete:
+        return
+    complete = False
+    if opener is not None and unsaved.waiting(directory):
+        complete = unsaved.publish(repo, run, attempt, directory, opener)
+    events = ledger.events(repo, run, attempt, LAUNCHER)
+    end = next((event for event in reversed([*events]) if isinstance(event, AttemptEnded)), None)
+    if end is None:
+        ended = AttemptEnded(
+            time_s=time.time(),
+            outcome="failed",
+            exit_code=137,
+            message="m5ws was killed while it supervised",
+            heads=left.heads(),
+        )
+        missing = unrecorded.events(repo, run, attempt)
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
+    elif end.outcome == "unsaved" and complete:
+        ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
+        stored = unrecorded.events(repo, run, attempt)
+        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*stored, ended)])
+        (directory / TRACKED).unlink(missing_ok=True)
+    if opener is not None:
+        unsaved.remove(directory)
+    left.finish()
+
+
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest attempt of a run, if it has no end and its spools are not here: it may be alive on `host`."""
+
+    run: str
+    attempt: int
+    host: str
+    last_s: float
+    """Time of its last event, in seconds since the epoch, by the clock of its host."""
+
+
+def elsewhere(repo: Repository, run: str, home: Path) -> Elsewhere | None:
+    """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
+    attempt = max(ledger.attempts(repo, run), default=0)
+    if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
+        return None
+    launcher = ledger.events(repo, run, attempt, LAUNCHER)
+    if any(isinstance(event, AttemptEnded) for event in launcher):
+        return None
+    host = next((event.host for event in launcher if isinstance(event, AttemptStarted)), "an unknown host")
+    last = [max(event.time_s for event in launcher)] if launcher else []
+    for rank in ledger.ranks(repo, run, attempt):
+        batch = next(ledger.backwards(repo, run, attempt, rank), None)
+        last += [ledger.decode_event(event).time_s for event in batch.events] if batch is not None else []
+    return Elsewhere(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
+
+
+def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
+    """Raise Running if the newest attempt of a run may be alive elsewhere."""
+    found = elsewhere(repo, run, home)
+    if found is None:
+        return
+    ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
+    raise Running(
+        f"run {run} may be alive: attempt {found.attempt} on {found.host} has no end, "
+        f"and gave its last sign of life {ago} (h:mm:ss) ago",
+        hint=f"`m5ws run --resume {run} --take-over` goes on with it here; an attempt that is alive is then stopped.",
+    )
+
+
+def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
+    """Deliver what runs on this machine left; those that are alive, and what cannot be delivered, are passed over.
+
+    `opener` opens the store with a last checkpoint that was kept; without it, what was kept stays.
+    """
+    for run_dir in sorted((home / "runs").glob("*")):
+        attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
+        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+        if not waiting and not (run_dir / VERDICT).exists():
+            continue
+        try:
+            with alone(run_dir, wait_s=0.0):
+                for attempt in waiting:
+                    finish(repo, run_dir.name, int(attempt.name), attempt, opener)
+                _publish_verdict(repo, run_dir / VERDICT)
+        except Running:
+            continue
+        except (M5Error, OSError) as error:
+            _log.warning("what run %s left could not be delivered: %s", run_dir.name, error)
+
+
+def keep_verdict(home: Path, verdict: Verdict) -> None:
+    """Keep a verdict that the store did not take, for `deliver`."""
+    folder = home / "runs" / verdict.replay
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / VERDICT, codec.encode(verdict), durable=True)
+
+
+def _publish_verdict(repo: Repository, path: Path) -> None:
+    if path.exists():
+        verdict = codec.decode(path.read_bytes(), Verdict, str(path))
+        with suppress(ObjectExists):
+            runs.publish_verdict(repo, verdict)
+        path.unlink()
+
+
+@contextmanager
+def telling(run_dir: Path) -> Iterator[None]:
+    """Mark a run's verdict as one that the tracker lacks, until the block ends without an error."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / UNTOLD).touch()
+    yield
+    (run_dir / UNTOLD).unlink(missing_ok=True)
+
+
+def untold(home: Path) -> list[Path]:
+    """Return the marks of verdicts that the tracker lacks."""
+    return sorted((home / "runs").glob(f"*/{UNTOLD}"))
+
+
+def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
+    """Tell the tracker the verdicts that it did not take; return what it still lacks."""
+    for mark in untold(home):
+        run = mark.parent.name
+        if (mark.parent / VERDICT).exists():
+            continue
+        try:
+            with telling(mark.parent):
+                if (verdict := runs.verdict(repo, runs.load(repo, run))) is not None:
+                    tracker.write_verdict(verdict)
+                if (joint := runs.joint(repo, run)) is not None:
+                    tracker.write_joint(joint)
+        except (M5Error, OSError) as error:
+            # The others would fail alike, each after as long.
+            return [f"the tracker lacks the verdict of run {run}: {error}"]
+    return []
+
+
+def catch_up(tracker: Tracker, home: Path) -> list[str]:
+    """Tell the tracker what it missed of runs on this machine that have ended; return what it still misses."""
+    problems = []
+    for run_dir in sorted((home / "runs").glob("*")):
+        attempt = max(run_dir.glob("[0-9][0-9][0-9][0-9]"), default=None)
+        if attempt is None or (attempt / TRACKED).exists() or not (attempt / DELIVERED).exists():
+            continue
+        following = tracker.catch_up(run_dir.name)
+        if following.close(timeout_s=TRACKING_S):
+            (attempt / TRACKED).touch()
+        else:
+            problems.append(following.problem)
+    return problems

@@ -1,0 +1,56 @@
+"""Steps that a resumed attempt repeats, held against what earlier attempts recorded: free evidence.
+
+A restart goes back to a checkpoint, so the steps between it and the kill are done twice. If the restore was
+exact they are equal in bits; if they are not, this says so the moment it happens, and at which step.
+"""
+
+from m5ws.records.ledger import AnyEvent, State, Step
+from m5ws.repository.repository import Repository
+from m5ws.runs.history import load
+
+_MOST = 3
+
+
+class RepeatedSteps:
+    """Compares one attempt's events with its predecessors'; `steps` counts the comparisons that were equal."""
+
+    def __init__(self, repo: Repository, run: str, attempt: int) -> None:
+        earlier = load(repo, run, before_attempt=attempt, folded=False)
+        self._earlier = earlier if attempt > 1 else None
+        self._messages = 0
+        self.steps = 0
+
+    def compare(self, rank: str, event: AnyEvent) -> list[str]:
+        """Return what differs between this event and the same one of an earlier attempt, in words; mostly nothing."""
+        if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
+            return []
+        if isinstance(event, Step):
+            differences = self._step(int(rank), event)
+        elif isinstance(event, State) and not event.restored:
+            differences = self._state(int(rank), event)
+        else:
+            return []
+        if differences:
+            self._messages += 1
+        return [f"the resume was not exact: {', '.join(differences)}"] if differences else []
+
+    def _step(self, rank: int, event: Step) -> list[str]:
+        assert self._earlier is not None
+        before = self._earlier.steps.get(rank, {}).get(event.step)
+        if before is None:
+            return []
+        self.steps += 1
+        names = [name for name in before.quantities if event.quantities.get(name) != before.quantities[name]]
+        if before.batch != event.batch:
+            names.insert(0, "batch")
+        return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from attempt before"] if names else []
+
+    def _state(self, rank: int, event: State) -> list[str]:
+        assert self._earlier is not None
+        before = self._earlier.states.get(rank, {}).get(event.step)
+        if before is None:
+            return []
+        tensors = [name for name, value in before.tensors.items() if event.tensors.get(name, value) != value]
+        generators = [name for name, value in before.generators.items() if event.generators.get(name) != value]
+        named = [f"generator {name}" for name in generators] + [f"tensor {name}" for name in tensors[:3]]
+        return [f"after step {event.step} on rank {rank}: {', '.join(named)}"] if named else []

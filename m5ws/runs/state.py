@@ -1,0 +1,178 @@
+"""What a run has come to: its ledger, folded. Pure, and never stored, so it can never disagree with the ledger.
+
+The newest attempt's launcher says how a run stands; rank 0 says how far it came.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from m5ws.records.base import Digest
+from m5ws.records.ledger import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Notice,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.repository import concurrency
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+
+Standing = Literal["created", "running", "finished", "failed", "interrupted", "unsaved"]
+
+
+class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt. `standing` is "running" until its launcher says how it ended; times are seconds since the epoch."""
+
+    attempt: int
+    standing: Standing = "running"
+    started_s: float | None = None
+    ended_s: float | None = None
+    host: str | None = None
+    observed: Digest | None = None
+    resume: str | None = None
+    world: int | None = None
+    last_step: int = 0
+    total_steps: int | None = None
+    quantities: dict[str, str] = {}
+    tokens_per_s: float | None = None
+    checkpoints: tuple[CheckpointPublished, ...] = ()
+    exit_code: int | None = None
+    message: str | None = None
+    notices: tuple[Notice, ...] = ()
+    rank_errors: dict[str, str] = {}
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """A run so far: its attempts, and the step that the newest of them reached."""
+
+    run: str
+    attempts: tuple[AttemptState, ...] = ()
+
+    @property
+    def newest(self) -> AttemptState | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def standing(self) -> Standing:
+        return self.newest.standing if self.newest else "created"
+
+    @property
+    def last_step(self) -> int:
+        """The last step that is known to be done: a resumed attempt counts from where it resumed."""
+        return self.newest.last_step if self.newest else 0
+
+    @property
+    def total_steps(self) -> int | None:
+        return next((one.total_steps for one in reversed(self.attempts) if one.total_steps), None)
+
+    @property
+    def published(self) -> dict[str, CheckpointPublished]:
+        """What the ledger records of checkpoints, by their names."""
+        return {event.name: event for one in self.attempts for event in one.checkpoints}
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        return tuple(notice for one in self.attempts for notice in one.notices)
+
+
+def load(repo: Repository, run_id: str) -> RunState:
+    """Return the state of a run, from its whole ledger. Raises CorruptObject where a chain is broken."""
+    numbers = ledger.attempts(repo, run_id)
+    ranks = concurrency.each(lambda attempt: ledger.ranks(repo, run_id, attempt), numbers)
+    chains = {attempt: dict[str, list[AnyEvent]]() for attempt in numbers}
+    which = [(attempt, rank) for attempt, found in zip(numbers, ranks, strict=True) for rank in found]
+    said = concurrency.each(lambda chain: _telling(repo, run_id, *chain), which)
+    for (attempt, rank), events in zip(which, said, strict=True):
+        chains[attempt][rank] = events
+    return RunState(run=run_id, attempts=tuple(fold_attempt(*pair) for pair in chains.items()))
+
+
+def _telling(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
+    """Return what of a whole chain makes a difference to a state: of many steps the last alone."""
+    found: list[AnyEvent] = []
+    step: list[AnyEvent] = []
+    for batch in ledger.read(repo, run_id, attempt, rank):
+        for event in map(ledger.decode_event, batch.events):
+            if isinstance(event, Step):
+                step = [event]
+            elif not isinstance(event, State):
+                found.append(event)
+    return found + step
+
+
+def load_newest(repo: Repository, run_id: str) -> RunState:
+    """Return how a run stands and how far it came, for a list of many.
+
+    It is told by its newest attempt's launcher and the end of rank 0's chain, however long that is; nothing else is
+    in it.
+    """
+    newest = max(ledger.attempts(repo, run_id), default=None)
+    if newest is None:
+        return RunState(run=run_id)
+    chains = {ledger.LAUNCHER: ledger.events(repo, run_id, newest, ledger.LAUNCHER), "0": _last(repo, run_id, newest)}
+    return RunState(run=run_id, attempts=(fold_attempt(newest, chains),))
+
+
+def _last(repo: Repository, run_id: str, attempt: int) -> list[AnyEvent]:
+    """Return the last events of rank 0, back to its last step at least."""
+    found: list[AnyEvent] = []
+    for batch in ledger.backwards(repo, run_id, attempt, "0"):
+        found = [ledger.decode_event(event) for event in batch.events] + found
+        if any(isinstance(event, Step) for event in found):
+            break
+    return found
+
+
+def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:
+    """Return what the events of one attempt, by rank, add up to."""
+    state = AttemptState(attempt=attempt)
+    for rank, events in chains.items():
+        for event in events:
+            state = fold(state, rank, event)
+    return state
+
+
+def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
+    """Return `state` after one more event of `rank`."""
+    replace = msgspec.structs.replace
+    match event:
+        case AttemptStarted():
+            step = int(event.resume.split("-")[0]) if event.resume else 0
+            return replace(
+                state,
+                started_s=event.time_s,
+                host=event.host,
+                observed=event.observed,
+                resume=event.resume,
+                last_step=max(step, state.last_step),
+            )
+        case AttemptEnded():
+            return replace(
+                state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, message=event.message
+            )
+        case RankStarted():
+            return replace(state, world=event.world)
+        case Step() if rank == "0":
+            speed = event.tokens / event.seconds if event.seconds > 0 and event.tokens else None
+            return replace(
+                state,
+                last_step=max(event.step, state.last_step),
+                total_steps=event.total,
+                quantities=event.quantities,
+                tokens_per_s=speed,
+            )
+        case CheckpointPublished():
+            return replace(state, checkpoints=(*state.checkpoints, event))
+        case Notice():
+            return replace(state, notices=(*state.notices, event))
+        case RankEnded() if event.error is not None:
+            return replace(state, rank_errors=state.rank_errors | {rank: event.error})
+        case _:
+            return state

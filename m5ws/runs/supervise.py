@@ -1,0 +1,421 @@
+"""Executes a plan: materialises, launches, and turns the ranks' spools into the run's ledger as it grows.
+
+A run is never failed by its bookkeeping (promise 7): ranks write to local spools only, and what the store
+does not take now is kept there and delivered later, in order, once. The tracker follows the ledger from a
+process of its own.
+"""
+
+import logging
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.environment import attempt_environments, drift
+from m5ws.environment.interface import Observer
+from m5ws.errors import Fenced, M5Error
+from m5ws.launch.interface import Launcher, Process
+from m5ws.progress import Progress
+from m5ws.records import codec
+from m5ws.records.launch import UNSAVED
+from m5ws.records.ledger import (
+    OTHER_ENVIRONMENT,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Notice,
+    State,
+)
+from m5ws.records.snapshot import Snapshot
+from m5ws.repository import checkpoints, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.repository import Repository
+from m5ws.runs import delivery, inputs, recovery, resume_check, work_directories
+from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs.run import SAVE_GRACE_S, Plan
+from m5ws.runs.work_directories import WorkDirectory
+from m5ws.snapshot.sources.interface import CommitHistory
+from m5ws.tracking.interface import Following, Tracker
+
+if TYPE_CHECKING:
+    from m5ws.filesystem import Stamp
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+UNSAVED_STATUS = 5
+"""Exit status of an attempt whose results are not all in the store."""
+_SUCCESSOR_S = 30.0
+"""Between two looks for a later attempt. What the ranks publish is refused from the moment it begins."""
+
+Watch = Callable[[str, AnyEvent], bool | None]
+"""Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off.
+
+    `python` starts the ranks: this interpreter, or one that the launcher finds in an environment that was made again.
+    `work_root` is the folder below which attempts are at work, `history` that of the commits around the workspace.
+    """
+
+    repo: Repository
+    launcher: Launcher
+    observer: Observer
+    tracker: Tracker | None
+    environment: Mapping[str, str]
+    work_root: Path
+    python: str = sys.executable
+    history: CommitHistory | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended.
+
+    `untracked` says what the tracker could not be told yet, if anything; `delivered` whether the store has the
+    whole ledger, `asked` whether the user stopped it, `superseded` whether a later attempt has begun elsewhere.
+    """
+
+    run: str
+    attempt: int
+    outcome: str
+    exit_code: int
+    message: str | None = None
+    untracked: str = ""
+    delivered: bool = True
+    asked: bool = False
+    superseded: bool = False
+
+
+def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
+    """Run one attempt to its end. Raises Running if the run is alive, Fenced if the attempt has begun elsewhere.
+
+    Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted; what was published stays.
+    """
+    home = plan.directory.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with recovery.alone(home):
+        _prepare(ports.tracker)
+        _refuse_stale(ports.repo, plan)
+        for attempt in range(1, plan.attempt):
+            recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
+        # What is there was left by a supervisor that was killed before its attempt began.
+        work_directories.remove(plan.directory)
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        snapshot = snapshots.load(ports.repo, plan.run.snapshot)
+        for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        recovery.own(plan.directory)
+        try:
+            run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
+            work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
+            plan = _placed(plan, work)
+            _materialise(ports.repo, snapshot, work.path, progress)
+            (plan.directory / "context").write_bytes(codec.encode(plan.context))
+            spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
+            with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
+                _start(ports, plan, spool)
+                if progress:
+                    progress("starting the processes", 0, 0)
+                return _Attempt(ports, plan, spool, watch, work).supervise()
+        finally:
+            work_directories.end(plan.directory)
+
+
+def _placed(plan: Plan, work: WorkDirectory) -> Plan:
+    """Return a plan whose processes start in a work directory, and hear of no other current directory."""
+    seen, asked = str(work.seen), plan.request
+    request = msgspec.structs.replace(
+        asked, cwd=seen, mount=work.mount, environment=asked.environment | {"PWD": seen}, unset=(*asked.unset, "OLDPWD")
+    )
+    return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
+
+
+def _refuse_stale(repo: Repository, plan: Plan) -> None:
+    """Raise Fenced if the attempt was begun after it was planned: its number and its checkpoint are another's."""
+    if plan.attempt in ledger.attempts(repo, plan.run.id):
+        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
+
+
+def _followed(tracker: Tracker | None, run: str) -> Following | None:
+    """Have the tracker follow a run; a run is never failed by that, whatever is wrong with the tracker."""
+    try:
+        return tracker.follow(run) if tracker is not None else None
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker does not follow run %s: %s", run, error)
+        return None
+
+
+def _prepare(tracker: Tracker | None) -> None:
+    """Have an embedded tracker make its tables now, or the ranks' first calls would race to make them."""
+    if tracker is None:
+        return
+    try:
+        tracker.migrate()
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker is not ready, and will be told later: %s", error)
+
+
+def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
+    """Return all variables a rank sees; the observer records those of its allow-list, so that no secret is kept."""
+    inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
+    return inherited | plan.request.environment
+
+
+def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
+    parts = dict.fromkeys(snapshot.trees.values())
+    materialise(
+        repo.objects,
+        repo.locations,
+        [trees.located(repo.objects, repo.locations, tree) for tree in parts],
+        work,
+        progress,
+    )
+
+
+def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
+    """Publish the run, if it is new, and the event that begins the attempt and fences all earlier ones."""
+    if plan.attempt == 1:
+        runs.publish(ports.repo, plan.run)
+    observed = ports.observer.observe(rank_variables(ports, plan))
+    started = AttemptStarted(
+        time_s=time.time(),
+        attempt=plan.attempt,
+        host=socket.gethostname(),
+        observed=(put := partial(ports.repo.objects.put_record, observed))(),
+        inherits=plan.inherits,
+        resume=plan.resume,
+    )
+    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+    spool.append(started)
+    writer = ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER)
+    if writer.seq:
+        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
+    # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
+    writer.append([codec.encode(started)], repair=put)
+    for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
+        spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+    if (message := attempt_environments.notice(ports.repo, plan.run.id, plan.attempt, observed)) is not None:
+        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
+    if plan.attempt > 1:
+        # Attempts that were killed on other machines; here their leftovers were finished.
+        for event in unrecorded.of_earlier(ports.repo, plan.run.id, plan.attempt):
+            spool.append(event)
+
+
+class _Attempt:
+    """The supervision of one launched attempt."""
+
+    def __init__(self, ports: Ports, plan: Plan, spool: SpoolWriter, watch: Watch | None, work: WorkDirectory) -> None:
+        self._ports = ports
+        self._plan = plan
+        self._work = work
+        self._spool = spool
+        self._watch = watch
+        self._stopping = False
+        self._asked = False
+        self._successor: AttemptStarted | None = None
+        self._looked_s = time.monotonic()
+        self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
+        self._published: set[str] = set()
+        self._restored = False
+        self._given: dict[Path, Stamp] = {}
+        self._begun_ns = 0
+        self._unsaved: str | None = None
+        self._copying = restored_outputs.Copying(
+            ports.repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
+        )
+        self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
+        self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+
+    def supervise(self) -> Result:
+        work = self._work.path
+        given = self._given = inputs.stamps(work)
+        self._begun_ns = work.stat().st_ctime_ns
+        process, outcome, message = None, "failed", None
+        follower = _followed(self._ports.tracker, self._plan.run.id)
+        try:
+            self._give_outputs(work)
+            process = self._ports.launcher.launch(self._plan.request)
+            exit_code = self._follow(process, follower)
+            outcome = "finished" if exit_code == 0 else "failed"
+            if self._stopping and self._successor is None:
+                outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
+        except KeyboardInterrupt:
+            self._asked = True
+            exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S)
+            outcome, message = "interrupted", "stopped by the user"
+        except M5Error as error:
+            exit_code, message = 1, str(error)
+            self._notice("launch-failed", f"{error}\n{error.hint}".strip())
+        finally:
+            if process is not None and process.poll() is None:
+                process.stop(SAVE_GRACE_S)
+        self._seen(self._delivery.deliver(final=True))
+        if self._superseded() and self._successor is not None:
+            later = self._successor
+            outcome, message = "interrupted", f"superseded by attempt {later.attempt}, which began on {later.host}"
+        if outcome == "finished" and self._began_anew():
+            exit_code, outcome = 1, "failed"
+            message = "the script did not start from the checkpoint that the run is a fork of: it uses no m5ws.session"
+        for path in inputs.modified(work, given):
+            self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
+        self._record_published()
+        work_directories.keep_links(self._work)
+        self._keep_outputs()
+        if outcome == "finished" and self._unsaved is not None:
+            exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
+        if outcome == "finished" or self._stopping:
+            # A replay that was stopped never goes on.
+            inputs.remove(work, given)
+        return self._end(outcome, exit_code, message, follower)
+
+    def _give_outputs(self, work: Path) -> None:
+        """Restore the output files of an earlier attempt, if the plan names them. Raises M5Error."""
+        if self._plan.outputs is not None:
+            message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
+            self._notice(outputs.RESTORED, message)
+
+    def _follow(self, process: Process, follower: Following | None) -> int:
+        announced = 0
+        while (exit_code := process.poll()) is None:
+            time.sleep(_POLL_S)
+            events = self._delivery.deliver()
+            if follower is not None and self._delivery.batches > announced:
+                announced = self._delivery.batches
+                follower.wake()
+            if (self._seen(events) or self._is_time_to_look()) and not self._stopping:
+                self._stopping = True
+                process.stop(SAVE_GRACE_S)
+            # A script with a session goes on from its checkpoints.
+            if self._last_step == 0 and (problem := self._copying.copy()) is not None:
+                self._notice("limit", f"the output files were not copied: {problem}")
+        return exit_code
+
+    def _is_time_to_look(self) -> bool:
+        """Ask the store now and then; return whether a later attempt has begun."""
+        if time.monotonic() - self._looked_s < _SUCCESSOR_S:
+            return False
+        self._looked_s = time.monotonic()
+        return self._superseded()
+
+    def _superseded(self) -> bool:
+        """Return whether a later attempt is known to have begun: a store that does not answer says nothing."""
+        try:
+            self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
+        except (M5Error, OSError) as error:
+            _log.warning("whether a later attempt of run %s has begun is not known: %s", self._plan.run.id, error)
+        return self._successor is not None
+
+    def _seen(self, events: list[tuple[str, AnyEvent]]) -> bool:
+        """Hand on what was delivered; return whether the watcher wants the attempt to stop."""
+        stop = False
+        for rank, event in events:
+            self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
+            if isinstance(event, CheckpointPublished):
+                self._published.add(event.name)
+                self._unsaved = None
+            if isinstance(event, Notice) and event.kind == "save-failed":
+                self._unsaved = event.message
+            self._restored = self._restored or (isinstance(event, State) and event.restored)
+            for message in self._repeated.compare(rank, event):
+                self._notice("inexact-resume", message)
+            stop = bool(self._watch and self._watch(rank, event)) or stop
+        return stop
+
+    def _began_anew(self) -> bool:
+        """Return whether a fork is known not to have restored its parent's checkpoint: it is no fork then."""
+        return self._plan.context.parent is not None and not self._restored and self._delivery.complete
+
+    def _notice(self, kind: str, message: str) -> None:
+        notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
+        self._spool.append(notice)
+
+    def _record_published(self) -> None:
+        """Name the checkpoints that a rank published and was killed before it could say so."""
+        repo, run, attempt = self._ports.repo, self._plan.run.id, self._plan.attempt
+        # Ctrl-C may have come between the delivery of an event and the look at it.
+        known = () if self._asked else self._published
+        try:
+            for event in unrecorded.events(repo, run, attempt, known) if self._delivery.complete else ():
+                self._spool.append(event)
+        except (M5Error, OSError) as error:
+            _log.warning("the checkpoints of run %s could not be looked through: %s", run, error)
+
+    def _keep_outputs(self) -> None:
+        """Store what the script wrote to its declared folders; note what is not stored."""
+        if self._unsaved is not None:
+            # Late output files alone do not make the attempt whole, where no copy of the checkpoint was kept.
+            (self._plan.directory / UNSAVED).mkdir(exist_ok=True)
+        try:
+            written = self._written()
+            for lines in written.not_kept:
+                self._notice(outputs.NOT_KEPT, lines)
+            repeated(lambda: self._ingest_outputs(written))
+        except (M5Error, OSError) as error:
+            self._unsaved = f"the output files were not stored: {error}"
+            self._notice(outputs.NOT_STORED, self._unsaved)
+
+    def _written(self) -> outputs.Outputs:
+        """Return what the attempt has written so far."""
+        return outputs.collect(self._work.path, self._plan.run.spec.outputs, self._given, self._begun_ns)
+
+    def _ingest_outputs(self, found: outputs.Outputs) -> None:
+        """Link what a script wrote to its declared folders to the run."""
+        if not found.files:
+            return
+        # Until they are stored, nobody takes the attempt for delivered.
+        waiting = self._plan.directory / unsaved.OUTPUTS
+        saved_outputs.wait(waiting, found.files)
+        stored = saved_outputs.publish(self._ports.repo, self._plan.run, self._plan.attempt, found.files)
+        waiting.unlink()
+        self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))
+
+    def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
+        if outcome == "failed" and message is None:
+            message = self._delivery.first_error() or f"the ranks ended with status {exit_code} and gave no reason"
+        ended = AttemptEnded(
+            time_s=time.time(),
+            outcome=outcome,  # type: ignore[arg-type]
+            exit_code=exit_code,
+            message=message,
+            heads=self._delivery.heads(),
+        )
+        self._spool.append(ended)
+        self._seen(self._delivery.finish())
+        tracked = follower is not None and follower.close(timeout_s=recovery.TRACKING_S)
+        if tracked or self._ports.tracker is None:
+            (self._plan.directory / recovery.TRACKED).touch()
+        return Result(
+            run=self._plan.run.id,
+            attempt=self._plan.attempt,
+            outcome=outcome,
+            exit_code=exit_code,
+            message=message,
+            delivered=self._delivery.complete,
+            asked=self._asked,
+            superseded=self._successor is not None,
+            untracked=follower.problem if follower is not None and not tracked else "",
+        )
+
+
+def _stopped(process: Process | None, grace_s: float) -> int:
+    """Stop the ranks, at once if the user asks a second time, and return the exit status."""
+    if process is None:
+        return 130
+    try:
+        return process.stop(grace_s)
+    except KeyboardInterrupt:
+        return process.stop(0.0)

@@ -1,0 +1,1 @@
+"""Snapshots: everything a run is a function of, under one digest."""

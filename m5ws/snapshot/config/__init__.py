@@ -1,0 +1,1 @@
+"""Configuration files: flatten, merge, edit, override."""

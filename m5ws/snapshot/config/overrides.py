@@ -1,0 +1,224 @@
+"""`--set key=value`: a snapshot that differs from another by config values alone, and says so.
+
+The config file itself is changed, so that a run always has exactly one snapshot and reads what it always reads.
+Exactly the named keys change; anything else that would (a YAML alias of the same mapping) is an error.
+"""
+
+import difflib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from m5ws.errors import UsageError
+from m5ws.records.base import Digest
+from m5ws.records.snapshot import Annotation
+from m5ws.records.tree import Tree, path_text
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config import edit
+from m5ws.snapshot.config.flatten import flatten
+
+_FORM = re.compile(r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL)
+_HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True):
+    """One `--set`, parsed. `file` is None where the key says which file is meant; `add`: the key is new."""
+
+    text: str
+    file: str | None
+    key: str
+    value: object
+    add: bool
+
+
+def parse(text: str) -> Override:
+    """Return what `[+][FILE:]KEY=VALUE` says; the value is read as YAML. Raises UsageError."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--set {text!r} is not of the form key=value", hint=_HINT)
+    try:
+        value = edit.scalar(match["value"])
+    except ValueError as error:
+        raise UsageError(
+            f"--set {text!r}: the value is not valid YAML: {error}", hint="Quote it: key='\"text\"'."
+        ) from error
+    return Override(text=text, file=match["file"], key=match["key"].strip(), value=value, add=bool(match["add"]))
+
+
+def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
+    """Publish the snapshot with `overrides` made to its config files, in order, and return its id.
+
+    It is `snapshot_id` itself if they change nothing. Raises UsageError for a key that is not there.
+    """
+    base = snapshots.load(repo, snapshot_id)
+    tree = trees.located(repo.objects, repo.locations, base.config)
+    before = {
+        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
+    }
+    after = changed(before, [parse(text) for text in overrides])
+    if after == before:
+        return snapshot_id
+
+    def attempt() -> Digest:
+        config = _rewritten(repo, tree, {name: data for name, data in after.items() if data != before[name]})
+        annotation = _annotation(repo, snapshot_id, tuple(overrides))
+        # Published from here on: the new config tree is durable, and all else that the snapshot names was before.
+        return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
+
+    return repeated(attempt)
+
+
+def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:
+    """Return config files by name with `overrides` made to them. Raises UsageError."""
+    result = dict(files)
+    for override in overrides:
+        name = _file(result, override)
+        keys = flatten(name, result[name])
+        if keys is None:
+            edit.check(name, result[name])
+        result[name] = _set(name, result[name], override)
+    return result
+
+
+def _file(files: Mapping[str, bytes], override: Override) -> str:
+    """Return the name of the file that an override is about."""
+    if not files:
+        raise UsageError(
+            f"--set {override.text!r}: the snapshot has no config file", hint="Name them in m5ws.toml: [config] files."
+        )
+    if override.file is not None:
+        return _named_file(files, override.file, override.text)
+    holders = [name for name, data in files.items() if _holds(name, data, override.key)]
+    if len(holders) == 1 or (len(files) == 1 and override.add):
+        return (holders or list(files))[0]
+    if holders:
+        raise UsageError(
+            f"--set {override.text!r}: the key is in {' and '.join(holders)}",
+            hint=f"Say which one: --set {holders[0]}:{override.text}",
+        )
+    if override.add:
+        first = next(iter(files))
+        raise UsageError(f"--set {override.text!r}: to which file?", hint=f"Say it: --set +{first}:{override.text[1:]}")
+    raise _unknown(override, [key for name, data in files.items() for key in flatten(name, data) or {}])
+
+
+def _named_file(files: Mapping[str, bytes], wanted: str, text: str) -> str:
+    if wanted in files:
+        return wanted
+    same = [name for name in files if PurePosixPath(name).name == wanted]
+    if len(same) == 1:
+        return same[0]
+    raise UsageError(f"--set {text!r}: {wanted} is not one of the config files {', '.join(files)}")
+
+
+def _holds(name: str, data: bytes, key: str) -> bool:
+    keys = flatten(name, data) or {}
+    return key in keys or any(known.startswith(key + ".") for known in keys)
+
+
+def _unknown(override: Override, known: Sequence[str]) -> UsageError:
+    close = difflib.get_close_matches(override.key, known, n=3, cutoff=0.5)
+    last = override.key.rsplit(".", 1)[-1]
+    close += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in close][:3]
+    means = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    return UsageError(f"--set {override.text!r}: there is no key {override.key}; {means}", hint=_HINT)
+
+
+def _set(name: str, data: bytes, override: Override) -> bytes:
+    """Return a file with one key set. Its bytes stay the same if the key has that value already."""
+    old = flatten(name, data) or {}
+    if not override.add and not _holds(name, data, override.key):
+        raise _unknown(override, list(old))
+    if override.add and _holds(name, data, override.key):
+        raise UsageError(f"--set {override.text!r}: {override.key} is in {name} already", hint="Leave out the +.")
+    result = edit.edit(name, data, lambda document: _assigned(document, override, name))
+    new = flatten(name, result) or {}
+    if new == old:
+        return data
+    moved = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    others = {key for key in moved if key != override.key and not key.startswith(override.key + ".")}
+    others -= {key for key in others if key in old and key not in new and override.key.startswith(key + ".")}
+    if others:
+        raise UsageError(
+            f"--set {override.text!r} would change {', '.join(sorted(others))} of {name} too",
+            hint="They share one mapping (a YAML anchor). Write them apart.",
+        )
+    return result
+
+
+def _assigned(document: Any, override: Override, name: str) -> Any:
+    """Set the key in a parsed document. A key that itself holds dots is found too."""
+    _assign(document, override.key.split("."), override, name)
+    return document
+
+
+def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> None:
+    if isinstance(node, MutableMapping):
+        for length in range(1, len(parts) + 1):
+            key = _key(node, ".".join(parts[:length]))
+            if key is not None and length == len(parts):
+                node[key] = _styled(override.value, name, override)
+                return
+            if key is not None:
+                _assign(node[key], parts[length:], override, name)
+                return
+        if not override.add:
+            raise UsageError(f"--set {override.text!r}: there is no key {override.key}", hint=_HINT)
+        nested: object = _styled(override.value, name, override)
+        for part in reversed(parts[1:]):
+            nested = {part: nested}
+        node[parts[0]] = nested
+    elif isinstance(node, MutableSequence) and parts[0].isdecimal() and int(parts[0]) < len(node):
+        if len(parts) > 1:
+            _assign(node[int(parts[0])], parts[1:], override, name)
+        else:
+            node[int(parts[0])] = _styled(override.value, name, override)
+    else:
+        raise UsageError(f"--set {override.text!r}: {override.key} is not below a mapping or list in {name}")
+
+
+def _key(node: Mapping[Any, Any], text: str) -> Any:
+    """Return the key of a mapping that is written as `text`; YAML's need not be text."""
+    return next((key for key in node if str(key) == text), None)
+
+
+def _styled(value: object, name: str, override: Override) -> object:
+    """Return a value in the form in which every reader of the file takes it for the same."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        return edit.yaml_styled(value)
+    if suffix == ".toml" and value is None:
+        raise UsageError(f"--set {override.text!r}: TOML has no null")
+    return value
+
+
+def _rewritten(repo: Repository, tree: Tree, files: Mapping[str, bytes]) -> Digest:
+    """Write the config tree with other content for `files`; a tree is packed from files, so that it packs alike."""
+    with tempfile.TemporaryDirectory(prefix="m5ws-config-") as folder:
+        work = Path(folder) / "config"
+        materialise(repo.objects, repo.locations, [tree], work, read_only=False)
+        for entry in tree.entries:
+            if entry.name in files:
+                (work / path_text(entry.path)).write_bytes(files[entry.name])
+        sources = [SourceFile(path=e.path, location=os.path.join(work, path_text(e.path))) for e in tree.entries]
+        return trees.write_tree(repo.objects, repo.locations, sources).digest
+
+
+def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:
+    """Return the annotation of a derived snapshot; who and where are taken over from its base."""
+    said = snapshots.annotations(repo, snapshot_id)
+    origin = said[-1] if said else Annotation(created_s=0.0)
+    return msgspec.structs.replace(
+        origin, created_s=time.time(), message=None, notes=(), derived_from=snapshot_id, overrides=overrides
+    )

@@ -1,0 +1,83 @@
+"""What a look at a workspace is made with, and what it finds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.config.settings import Settings
+from m5ws.progress import Progress
+from m5ws.records.base import Digest
+from m5ws.records.snapshot import Dataset, Tokenizer
+from m5ws.repository.files import trees
+from m5ws.repository.files.index import Index
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.observation import Observation
+from m5ws.snapshot.sources.interface import DatasetSource, Glance, SourceControl, SourceState, TokenizerProbe
+
+if TYPE_CHECKING:
+    from m5ws.snapshot.inspection import Seen
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look at, with what, and where it goes. `staging` is a folder for what is fetched; fetching makes it."""
+
+    root: Path
+    settings: Settings
+    repo: Repository
+    source: SourceControl
+    datasets: DatasetSource | None
+    probe: TokenizerProbe | None
+    index: Index
+    staging: Path
+    dry_run: bool
+    progress: Progress | None
+    observation: Observation
+
+    def write(self, files: Sequence[SourceFile]) -> trees.Written:
+        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
+        if not self.dry_run:
+            self.observation.begin()
+        if self.progress:
+            self.progress(what, done, total)
+
+    def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
+        """Return what each of `parts` was written as, if all files are as they were then; a stat per file."""
+        recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
+        return trees.present(self.repo.objects, self.repo.locations, recorded)
+
+
+class Contents(msgspec.Struct, kw_only=True):
+    """A workspace's parts, durable, and what was found on the way. `stored`: files and their tree, for a last look.
+
+    `glance` is set where code and config are known from an earlier look; `state` then names no files.
+    """
+
+    state: SourceState
+    dirty: bool = False
+    code: Digest = ""
+    config: Digest = ""
+    tokenizer: Tokenizer | None = None
+    datasets: tuple[Dataset, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    new_bytes: int = 0
+    unchanged: bool = True
+    notes: list[str] = []
+    stored: list[tuple[Sequence[SourceFile], Digest]] = []
+    inspected: "Seen | None" = None
+    glance: Glance | None = None
+
+    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
+        self.files += written.files
+        self.size_bytes += written.size_bytes
+        self.new_bytes += written.new_bytes
+        self.unchanged = self.unchanged and written.unchanged
+        if files:
+            self.stored.append((files, written.digest))
+        return written.digest

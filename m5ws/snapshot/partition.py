@@ -1,0 +1,165 @@
+"""Which part of a snapshot each file belongs to. Pure: nothing is read here.
+
+Every path is in exactly one part: tokenizer before data before config before code. So the trees are disjoint, and
+materialised together they are the workspace.
+"""
+
+import os
+import posixpath
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from m5ws.config.settings import ConfigSettings, Settings
+from m5ws.errors import ConfigError, NotFound
+from m5ws.repository.files.interface import SourceFile
+from m5ws.snapshot import patterns
+from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
+
+_INTERNAL = (b".dvc/cache/", b".dvc/tmp/", b".dvc/config.local")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What is pinned by content under `path`: its files, and what tracks it if another tool does."""
+
+    path: bytes
+    files: tuple[SourceFile, ...]
+    tracked: TrackedDataset | None = None
+
+    def holds(self, path: bytes) -> bool:
+        return path == self.path or path.startswith(self.path + b"/")
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Every captured file, by part; `datasets` are claims with the files that are left to them."""
+
+    code: tuple[SourceFile, ...]
+    config: tuple[SourceFile, ...]
+    tokenizer: tuple[SourceFile, ...] | None
+    datasets: tuple[Claim, ...]
+    dirty: bool
+
+
+def data_paths(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
+    """Return [data] paths that no tracked dataset covers already. Raises ConfigError where one lies in another."""
+    paths = tuple(sorted({tree_path(path) for path in settings.data.paths}))
+    for path in paths:
+        outer = next((other for other in paths if path.startswith(other + b"/")), None)
+        if outer is not None:
+            raise ConfigError(f"[data] paths: {os.fsdecode(path)!r} lies in {os.fsdecode(outer)!r}: name one of them")
+    covers = [dataset.path for dataset in tracked]
+    return tuple(path for path in paths if not any(path == cover or path.startswith(cover + b"/") for cover in covers))
+
+
+def tree_path(path: str) -> bytes:
+    """Return a path of m5ws.toml as trees have it."""
+    return os.fsencode(posixpath.normpath(path))
+
+
+def roots(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
+    """Return every path whose files are pinned by content: those of tracked datasets, [data] paths, the tokenizer."""
+    found = list(tracked)
+    own = (tree_path(settings.tokenizer.path),) if settings.tokenizer.path is not None else ()
+    return (*(dataset.path for dataset in found), *data_paths(settings, found), *own)
+
+
+def divide(
+    root: Path, settings: Settings, state: SourceState, tokenizer: Claim | None, claims: Sequence[Claim]
+) -> Parts:
+    """Return every captured file, by part. `claims` are datasets; tracked ones count before [data] paths.
+
+    Raises NotFound if a config file that m5ws.toml names is not there.
+    """
+    paths = tuple(claim.path for claim in claims) + ((tokenizer.path,) if tokenizer else ())
+    config = config_files(root, settings.config, state.files, paths)
+    private = (*_INTERNAL, *_store_folder(root, settings))
+    excluded = patterns.ignoring(settings.code.exclude) if settings.code.exclude else None
+    taken = {*paths, *(file.path for file in config)}
+    elsewhere = (*private, *(path + b"/" for path in paths))
+    own = [path for path in state.files if path not in taken and not path.startswith(elsewhere)]
+    changed = [path for path in state.changed if not path.startswith(private)]
+    if excluded is not None:
+        own = [path for path in own if not excluded(path)]
+        changed = [path for path in changed if not excluded(path)]
+    held, left = pinned(tokenizer, claims)
+    return Parts(
+        code=_sources(root, own, state.stats), config=config, tokenizer=held, datasets=left, dirty=bool(changed)
+    )
+
+
+def pinned(tokenizer: Claim | None, claims: Sequence[Claim]) -> tuple[tuple[SourceFile, ...] | None, tuple[Claim, ...]]:
+    """Return the files of the tokenizer, and the datasets with those that are left to them. Raises NotFound."""
+    ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
+    return _tokenizer_files(tokenizer, ordered), tuple(_datasets(tokenizer, ordered))
+
+
+def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_result]) -> tuple[SourceFile, ...]:
+    """Return files of the workspace; one call for each of tens of thousands, so that it is spelt out."""
+    prefix, encoding, errors = os.path.join(root, ""), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+    return tuple(
+        [SourceFile(path=path, location=prefix + str(path, encoding, errors), found=stats.get(path)) for path in paths]
+    )
+
+
+def _tokenizer_files(tokenizer: Claim | None, pinned: Sequence[Claim]) -> tuple[SourceFile, ...] | None:
+    """Return the tokenizer's files, also those that a dataset brings. Raises NotFound if there is none."""
+    if tokenizer is None:
+        return None
+    found = {file.path: file for claim in pinned for file in claim.files if tokenizer.holds(file.path)}
+    found |= {file.path: file for file in tokenizer.files if file.path not in found}
+    if not found:
+        raise NotFound(
+            f"[tokenizer] path: there is no file at {os.fsdecode(tokenizer.path)!r}",
+            hint="Make the tokenizer first, or correct m5ws.toml.",
+        )
+    return tuple(found[path] for path in sorted(found))
+
+
+def _datasets(tokenizer: Claim | None, pinned: Sequence[Claim]) -> Iterable[Claim]:
+    """Yield each dataset with the files that no part before it has; one that keeps none is no dataset."""
+    before: list[Claim] = [tokenizer] if tokenizer is not None else []
+    for claim in pinned:
+        left = tuple(file for file in claim.files if not any(other.holds(file.path) for other in before))
+        if left or not claim.files:
+            yield msgspec.structs.replace(claim, files=left)
+        before.append(claim)
+
+
+def config_files(
+    root: Path, settings: ConfigSettings, files: Sequence[bytes], elsewhere: Sequence[bytes]
+) -> tuple[SourceFile, ...]:
+    """Return config files, links followed, but none that is `elsewhere` or below.
+
+    One that is written out counts even where git ignores it. Raises NotFound if one that m5ws.toml names is not there.
+    """
+    under = _under(elsewhere)
+    found: dict[bytes, SourceFile] = {}
+    for pattern in settings.files:
+        if patterns.is_glob(pattern):
+            matches = patterns.naming([pattern])
+            paths = [path for path in files if matches(path)]
+        else:
+            path = tree_path(pattern)
+            paths = [path] if os.path.isfile(os.path.join(root, os.fsdecode(path))) else []
+        if not paths and settings != ConfigSettings():
+            raise NotFound(f"[config] files: no file is {pattern!r}", hint="Correct m5ws.toml, or add the file.")
+        for path in paths:
+            location = os.path.realpath(os.path.join(root, os.fsdecode(path)))
+            if not under(path) and os.path.isfile(location):
+                found[path] = SourceFile(path=path, location=location)
+    return tuple(found[path] for path in sorted(found))
+
+
+def _store_folder(root: Path, settings: Settings) -> tuple[bytes, ...]:
+    """Return the store's folder, if it is in the workspace: a store does not hold itself."""
+    store = settings.store.url
+    inside = "" if "://" in store else os.path.relpath(os.path.join(root, store), root)
+    return () if not inside or inside == "." or inside.startswith("..") else (os.fsencode(inside) + b"/",)
+
+
+def _under(roots: Sequence[bytes]) -> Callable[[bytes], bool]:
+    exact = frozenset(roots)
+    folders = tuple(root + b"/" for root in roots)
+    return lambda path: path in exact or path.startswith(folders)

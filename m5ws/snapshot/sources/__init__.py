@@ -1,0 +1,1 @@
+"""Sources of a snapshot: git, DVC, pinned files, tokenizers."""

@@ -1,0 +1,287 @@
+"""Git, through its own executable: what a working tree holds, and what it stands on.
+
+Nothing is ever written: optional locks are off, and no hook, monitor or fetch is started. File names are the
+file system's own bytes from end to end. While `git status` compares, the files that `git ls-files` named are asked
+for their stamps.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from m5ws.snapshot.sources import git_glance, git_start
+from m5ws.snapshot.sources.git_start import GitError
+from m5ws.snapshot.sources.interface import Glance, SourceState
+
+_NEVER = frozenset((b".git", b".m5ws"))
+_STATUS = (
+    *("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames"),
+    *("--ignore-submodules=none", "--", "."),
+)
+_LIST = ("ls-files", "-z", "-v", "--stage")
+
+
+class _Listing(msgspec.Struct):
+    """One repository's part of the answer; paths are relative to where it was asked."""
+
+    commit: str | None = None
+    branch: str | None = None
+    files: list[bytes] = msgspec.field(default_factory=list)
+    stats: dict[bytes, os.stat_result] = msgspec.field(default_factory=dict)
+    changed: set[bytes] = msgspec.field(default_factory=set)
+    nested: set[bytes] = msgspec.field(default_factory=set)
+    plain: bool = False
+
+
+class Git:
+    """`SourceControl`. `environment` is what git is started with, less what would point it elsewhere."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = git_start.kept(environment)
+
+    def state(self, root: Path) -> SourceState:
+        """Return the state of the working tree at `root`. Raises GitError."""
+        root = Path(os.path.realpath(root))
+        if not git_start.in_repository(os.fspath(root)):
+            return _folder_state(root)
+        with ThreadPoolExecutor(4, thread_name_prefix="m5ws-git") as pool:
+            listing = self._listing(root, pool)
+            facts = pool.submit(self._facts, root)
+            if not listing.files and not listing.nested and self._ignored(root):
+                note = "the repository around the workspace ignores it: it was captured as a plain folder"
+                return _folder_state(root, (note,))
+            notes = self._descend(root, listing, pool)
+        remote, author = _remote_and_author(facts.result(), listing.branch)
+        return SourceState(
+            commit=listing.commit,
+            branch=listing.branch,
+            remote=remote,
+            author=author,
+            files=tuple(listing.files),
+            changed=tuple(sorted(listing.changed)),
+            notes=tuple(notes),
+            stats=listing.stats,
+            glanceable=listing.plain and not listing.nested,
+        )
+
+    def glance(self, root: Path) -> Callable[[], Glance | None]:
+        """As `SourceControl.glance`. Raises GitError."""
+        root = Path(os.path.realpath(root))
+        if not git_start.in_repository(os.fspath(root)):
+            return lambda: None
+        return git_glance.begin(root, self._environment)
+
+    def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
+        """Add the files of submodules and nested repositories, and return what is to be said of them."""
+        notes: list[str] = []
+        for folder in sorted(listing.nested):
+            inside = root / os.fsdecode(folder)
+            if not os.path.lexists(inside / ".git"):
+                notes.append(f"submodule {_text(folder)} is not checked out: its files are not captured")
+                continue
+            inner = self._listing(inside, pool)
+            notes += [f"{_text(folder)}: {note}" for note in self._descend(inside, inner, pool)]
+            listing.files += [folder + b"/" + path for path in inner.files]
+        if listing.nested:
+            listing.files.sort()
+        return notes
+
+    def _listing(self, root: Path, pool: ThreadPoolExecutor) -> _Listing:
+        listed = pool.submit(self._run, root, *_LIST)
+        status = pool.submit(self._run, root, *_STATUS)
+        listing = _Listing()
+        tracked = _read_files(root, listed.result(), listing)
+        listing.stats = _stats(root, tracked)
+        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if _in_folder(root) else b""
+        absent = _read_status(status.result(), prefix, listing)
+        untracked = listing.files
+        listing.files = tracked
+        for path in listing.changed:
+            listing.stats.pop(path, None)
+        if untracked or absent or any(b".m5ws" in path for path in listing.files):
+            present = {*listing.files}.difference(absent).union(untracked)
+            listing.files = sorted(path for path in present if b".m5ws" not in path or not _never(path))
+        listing.changed = {path for path in listing.changed if not _never(path)}
+        return listing
+
+    def _facts(self, root: Path) -> dict[str, str]:
+        text = self._run(root, *git_start.FACTS, accept=(0, 1)).decode("utf-8", "replace")
+        return {key: value for key, _, value in (item.partition("\n") for item in text.split("\0") if item)}
+
+    def _ignored(self, root: Path) -> bool:
+        result = self._start(root, ("check-ignore", "--quiet", "."))
+        return result.returncode == 0
+
+    def _run(self, root: Path, *arguments: str, accept: tuple[int, ...] = (0,)) -> bytes:
+        result = self._start(root, arguments)
+        if result.returncode not in accept:
+            said = result.stderr.decode("utf-8", "backslashreplace").strip()
+            raise GitError(f"git {arguments[0]} failed in {root}: {said or f'exit status {result.returncode}'}")
+        return result.stdout
+
+    def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+        try:
+            return subprocess.run(
+                [*git_start.GIT, *arguments],
+                cwd=root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise git_start.no_git(os.fspath(root)) from error
+
+
+def _in_folder(root: Path) -> bool:
+    """Return whether git could name paths from further up than `root`; it is asked where `.git` is not right here."""
+    return not os.path.lexists(root / ".git")
+
+
+def _read_status(output: bytes, prefix: bytes, listing: _Listing) -> set[bytes]:
+    """Fill `listing` from porcelain v2 and return tracked paths that are not in the working tree.
+
+    https://git-scm.com/docs/git-status#_porcelain_format_version_2; paths start at the repository's top.
+    """
+    absent: set[bytes] = set()
+    for line in output.split(b"\0"):
+        kind = line[:2]
+        if kind == b"? ":
+            path = line[2:].removeprefix(prefix)
+            if path.endswith(b"/"):
+                listing.nested.add(path[:-1])
+            else:
+                listing.files.append(path)
+            listing.changed.add(path.rstrip(b"/"))
+        elif kind in (b"1 ", b"u "):
+            fields = line.split(b" ", 8 if kind == b"1 " else 10)
+            path = fields[-1].removeprefix(prefix)
+            listing.changed.add(path)
+            if fields[5 if kind == b"1 " else 6] == b"000000":
+                absent.add(path)
+        elif kind == b"# ":
+            _read_header(line, listing)
+    return absent
+
+
+def _read_header(line: bytes, listing: _Listing) -> None:
+    _, name, value = line.split(b" ", 2)
+    if name == b"branch.oid" and value != b"(initial)":
+        listing.commit = value.decode("ascii")
+    elif name == b"branch.head" and value != b"(detached)":
+        listing.branch = _text(value)
+
+
+def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
+    """Return tracked paths, sorted; submodules go to `listing.nested`, files that are kept off the disk are left out.
+
+    A line is `TAG MODE OBJECT STAGE<TAB>PATH`. Status says nothing of files with a tag other than H (sparse
+    checkout, assume-unchanged), so that the disk is asked.
+    """
+    lines = output.split(b"\0")
+    lines.pop()
+    plain = [line[line.index(b"\t") + 1 :] for line in lines if line.startswith(b"H 100")]
+    listing.plain = len(plain) == len(lines) or all(line.startswith((b"H 100", b"H 120")) for line in lines)
+    if len(plain) == len(lines):
+        return plain
+    for line in lines:
+        head, _, path = line.partition(b"\t")
+        if head[2:8] == b"160000":
+            listing.nested.add(path)
+        elif not head.startswith(b"H 100") and (head.startswith((b"H", b"M")) or _present(root, path)):
+            plain.append(path)
+    return sorted(set(plain))
+
+
+def _stats(root: Path, paths: list[bytes]) -> dict[bytes, os.stat_result]:
+    """Return what `lstat` says of files, for each folder from within it: the rest of a path is not walked again."""
+    stats: dict[bytes, os.stat_result] = {}
+    folder, descriptor = b"", os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    stat = os.stat
+    try:
+        for path in paths:
+            start = path.rfind(b"/") + 1
+            try:
+                if path[:start] != folder:
+                    inner = os.open(os.path.join(os.fsencode(root), path[:start]), os.O_RDONLY | os.O_DIRECTORY)
+                    os.close(descriptor)
+                    folder, descriptor = path[:start], inner
+                stats[path] = stat(path[start:], dir_fd=descriptor, follow_symlinks=False)
+            except OSError:
+                continue
+    finally:
+        os.close(descriptor)
+    return stats
+
+
+def _present(root: Path, path: bytes) -> bool:
+    """Return whether a file is there itself, not through a link in the middle of its path."""
+    location = os.fsencode(root)
+    *folders, name = path.split(b"/")
+    for folder in folders:
+        location = os.path.join(location, folder)
+        if os.path.islink(location):
+            return False
+    return os.path.lexists(os.path.join(location, name)) and not os.path.isdir(os.path.join(location, name))
+
+
+def _folder_state(root: Path, notes: tuple[str, ...] = ()) -> SourceState:
+    """Return the state of a folder without version control: every file below it."""
+    special: list[str] = []
+    files = tuple(sorted(_walk(os.fsencode(root), b"", special)))
+    return SourceState(
+        commit=None, branch=None, remote=None, author=None, files=files, notes=(*notes, *sorted(special))
+    )
+
+
+def _walk(folder: bytes, prefix: bytes, special: list[str]) -> Iterator[bytes]:
+    with os.scandir(folder) as found:
+        for entry in found:
+            path = prefix + entry.name
+            if entry.name in _NEVER:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path, path + b"/", special)
+            elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                yield path
+            else:
+                special.append(f"{_text(path)} is neither a file nor a link: not captured")
+
+
+def _never(path: bytes) -> bool:
+    return not _NEVER.isdisjoint(path.split(b"/"))
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _remote_and_author(facts: Mapping[str, str], branch: str | None) -> tuple[str | None, str | None]:
+    """Return the URL of the branch's remote, else of `origin`, else of the first; and who the user is to git."""
+    urls = {key[7:-4]: url for key, url in facts.items() if key.startswith("remote.")}
+    wanted = (facts.get(f"branch.{branch}.remote", ""), "origin", *sorted(urls))
+    url = next((urls[name] for name in wanted if name in urls), None)
+    name, email = facts.get("user.name"), facts.get("user.email")
+    author = f"{name} <{email}>" if name and email else name or email
+    return (without_credentials(url) if url is not None else None), author
+
+
+def without_credentials(url: str) -> str:
+    """Return a remote's URL without password, token, query and fragment; a user name stays for ssh alone.
+
+    The user name of an https URL often is the token itself.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.sub(r"^([^/@:]*):[^/@]*@", r"\1@", url)
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if at and scheme.lower().endswith("ssh"):
+        host = f"{user.partition(':')[0]}@{host}"
+    return f"{scheme}://{host}{slash}{path}"

@@ -1,0 +1,146 @@
+"""History of commits and new repositories, by GitPython.
+
+Nothing that a snapshot or a verdict rests on is read here: a history that is not there is a fact, and no error. A
+snapshot's files come from git itself (`git`), which answers sooner (docs/design/0001).
+"""
+
+import configparser
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from m5ws.errors import M5Error
+from m5ws.records.commit import Commit, CommitFacts, CommitsBetween
+
+if TYPE_CHECKING:
+    from git import Commit as GitCommit
+    from git import Repo
+
+_LISTED = 20
+_BRANCHES = 5
+_BRANCHES_S = 2.0
+"""A history of millions of commits takes longer to look through; its branches are left out."""
+_READS_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+
+
+class GitHistory:
+    """`CommitHistory` of the repository around `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def facts(self, commit: str) -> CommitFacts:
+        """Return the facts of a commit."""
+        try:
+            with _opened(self._root) as repo:
+                _check(commit)
+                return CommitFacts(commit=_commit(repo.commit(commit)), branches=_branches(repo, commit))
+        except _Missing as error:
+            return CommitFacts(missing=str(error))
+
+    def between(self, old: str, new: str) -> CommitsBetween:
+        """Return the commits that one of two commits has and the other has not."""
+        try:
+            with _opened(self._root) as repo:
+                for commit in (old, new):
+                    _check(commit)
+                    repo.commit(commit)
+                _check_joined(repo, old, new)
+                (added, count), (removed, gone) = _only(repo, old, new), _only(repo, new, old)
+                return CommitsBetween(new=added, new_count=count, old=removed, old_count=gone)
+        except _Missing as error:
+            return CommitsBetween(missing=str(error))
+
+
+def make_repository(root: Path, files: Sequence[str], message: str) -> str:
+    """Make a git repository at `root` with one commit of `files`, and return its id. Raises M5Error if git refuses."""
+    git = _library()
+    try:
+        with git.Repo.init(root, initial_branch="main") as repo:
+            repo.index.add(list(files))
+            return str(repo.index.commit(message).hexsha)
+    except (git.GitError, OSError) as error:
+        raise M5Error(f"git makes no repository in {root}: {error}") from error
+
+
+class _Missing(Exception):
+    """Why the history does not have a commit."""
+
+
+@contextmanager
+def _opened(root: Path) -> "Iterator[Repo]":
+    """Open the repository around `root`, reading only. Raises _Missing, also for what fails while it is open."""
+    try:
+        git = _library()
+    except M5Error as error:
+        raise _Missing(str(error)) from error
+    try:
+        with git.Repo(root, search_parent_directories=True) as repo:
+            # A hook's variables name another repository.
+            repo.git.update_environment(GIT_DIR=str(repo.git_dir), **_READS_ONLY)
+            try:
+                yield repo
+            # GitPython raises ValueError and its kinds for names that the repository does not have.
+            except (ValueError, git.ODBError, git.GitCommandError) as error:
+                shallow = "the clone is shallow and " if _is_shallow(repo) else "the repository "
+                raise _Missing(f"{shallow}does not have such a commit") from error
+    except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
+        raise _Missing("the workspace lies in no git repository") from error
+    except (git.GitError, configparser.Error, OSError) as error:
+        raise _Missing(f"the repository cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _check(commit: str) -> None:
+    """Raise _Missing for a name from a store that is no commit's, and that git could take for an option."""
+    if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit) is None:
+        raise _Missing(f"{commit[:20]!r} is not the name of a commit")
+
+
+def _check_joined(repo: "Repo", old: str, new: str) -> None:
+    """Raise _Missing where a shallow clone ends between two commits: all of its commits would seem to lie there."""
+    if _is_shallow(repo) and not repo.merge_base(old, new):
+        raise _Missing("the clone is shallow, and ends before these commits meet")
+
+
+def _library() -> ModuleType:
+    try:
+        import git
+    except ImportError as error:
+        raise M5Error("git is not installed") from error
+    return git
+
+
+def _is_shallow(repo: "Repo") -> bool:
+    return Path(repo.common_dir, "shallow").exists()
+
+
+def _only(repo: "Repo", without: str, of: str) -> tuple[tuple[Commit, ...], int]:
+    """Return the newest commits that only `of` has, and how many there are."""
+    span = f"{without}..{of}"
+    listed = tuple(map(_commit, repo.iter_commits(span, max_count=_LISTED)))
+    return listed, len(listed) if len(listed) < _LISTED else int(repo.git.rev_list("--count", span))
+
+
+def _commit(commit: "GitCommit") -> Commit:
+    subject = commit.summary
+    return Commit(
+        id=commit.hexsha,
+        author=commit.author.name or commit.author.email or "unknown",
+        authored_s=float(commit.authored_date),
+        subject=subject.decode(errors="replace") if isinstance(subject, bytes) else subject,
+    )
+
+
+def _branches(repo: "Repo", commit: str) -> tuple[str, ...]:
+    from git import GitCommandError
+
+    try:
+        listed = repo.git.for_each_ref(
+            "refs/heads", "refs/remotes", contains=commit, format="%(refname:short)", kill_after_timeout=_BRANCHES_S
+        )
+    except GitCommandError:
+        return ()
+    return tuple(listed.split()[:_BRANCHES])

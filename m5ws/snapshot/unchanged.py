@@ -1,0 +1,130 @@
+"""Code and config that are as they were at an earlier look: known from one glance, without naming a file.
+
+What a glance does not cover is looked at each time: config files that links lead to, and all that is pinned by content
+(the tokenizer, data). A look is remembered only if source control would show any change since: both glances, before
+the first look and after the last, are equal, and the code's files have the stamps that they had when they were read.
+"""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from m5ws.config.settings import SEARCH_RULES
+from m5ws.errors import NotFound
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.repository.files import trees
+from m5ws.repository.files.index import KnownTree
+from m5ws.repository.files.interface import SourceFile
+from m5ws.snapshot import partition
+from m5ws.snapshot.context import Contents, Look
+from m5ws.snapshot.sources.interface import Glance, SourceState, TrackedDataset
+
+_NOTE = "glance"
+_INDEX_TICK_NS = 2_000_000_000
+"""git compares whole seconds; the coarsest file system's are two."""
+
+
+class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workspace was when `key` was its glance and its settings."""
+
+    key: Digest
+    state: SourceState
+    dirty: bool
+    pins: tuple[TrackedDataset, ...]
+    code: KnownTree
+    config: tuple[tuple[bytes, str], ...]
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Code and config as they were written before, and what source control said then, but for the names of files."""
+
+    state: SourceState
+    dirty: bool
+    pins: tuple[TrackedDataset, ...]
+    code: trees.Written
+    config: trees.Written
+    config_files: tuple[SourceFile, ...]
+
+
+def recall(look: Look, glance: Glance | None) -> Kept | None:
+    """Return what is remembered of this very workspace, if all of it is in the store; else None."""
+    if glance is None or not (note := look.index.note(_NOTE)):
+        return None
+    try:
+        known = msgspec.msgpack.decode(note, type=_Remembered)
+    except codec.UNREADABLE:
+        return None
+    if known.key != _key(look, glance):
+        return None
+    config = _config(look, known)
+    if config is None:
+        return None
+    written = trees.present(
+        look.repo.objects, look.repo.locations, [known.code, trees.recorded(look.repo.objects, config, look.index)]
+    )
+    if written is None:
+        return None
+    code, config_tree = written
+    return Kept(
+        state=known.state, dirty=known.dirty, pins=known.pins, code=code, config=config_tree, config_files=config
+    )
+
+
+def remember(
+    look: Look,
+    contents: Contents,
+    divided: partition.Parts,
+    glance: Glance,
+    pins: Sequence[TrackedDataset],
+    began_ns: int,
+) -> None:
+    """Remember a look that began at `began_ns` (wall clock) after `glance`, if any change since would show."""
+    late = glance.indexed_ns + _INDEX_TICK_NS >= began_ns
+    if look.dry_run or late or not contents.state.glanceable or not _covered(look, divided, pins):
+        return
+    files = [SourceFile(path=file.path, location=file.location) for file in divided.code]
+    try:
+        code = trees.recorded(look.repo.objects, files, look.index)
+    except OSError:
+        return
+    if code is None or code.digest != contents.code or look.source.glance(look.root)() != glance:
+        return
+    remembered = _Remembered(
+        key=_key(look, glance),
+        state=msgspec.structs.replace(contents.state, files=(), changed=(), stats={}),
+        dirty=contents.dirty,
+        pins=tuple(pins),
+        code=code,
+        config=tuple((file.path, os.fspath(file.location)) for file in divided.config),
+    )
+    look.index.remember_note(_NOTE, msgspec.msgpack.encode(remembered))
+
+
+def _covered(look: Look, divided: partition.Parts, pins: Sequence[TrackedDataset]) -> bool:
+    """Return whether no link leads from a config file or a pin to what a glance does not see."""
+    links = any(os.path.islink(os.path.join(look.root, os.fsdecode(pin.pin))) for pin in pins)
+    return not links and all(os.fspath(file.location) == _place(look, file.path) for file in divided.config)
+
+
+def _config(look: Look, known: _Remembered) -> tuple[SourceFile, ...] | None:
+    """Return the config files, if they are those that are remembered."""
+    names = tuple(path for path, _ in known.config)
+    try:
+        files = partition.config_files(
+            look.root, look.settings.config, names, partition.roots(look.settings, known.pins)
+        )
+    except NotFound:
+        return None
+    same = tuple((file.path, os.fspath(file.location)) for file in files) == known.config
+    return files if same else None
+
+
+def _place(look: Look, path: bytes) -> str:
+    return os.path.join(look.root, os.fsdecode(path))
+
+
+def _key(look: Look, glance: Glance) -> Digest:
+    where = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
+    return look.repo.objects.digest(codec.encode_plain((*where, glance.said)))

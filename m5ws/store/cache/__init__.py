@@ -1,0 +1,1 @@
+"""Read-through cache on this machine's disk."""

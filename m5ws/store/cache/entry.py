@@ -1,0 +1,76 @@
+"""An entry of a cache while its bytes arrive. It appears when it is whole, or not at all.
+
+Nothing that goes wrong here is an error of the reader, who gets the bytes from elsewhere: an entry that cannot be kept
+is given up, and `problem` says why.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from m5ws.errors import ObjectExists
+from m5ws.store.cache.limit import Room
+from m5ws.store.interface import Buffer
+from m5ws.store.local import Draft, LocalStore
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AT_LEAST_BYTES = 64 * 2**20
+"""What is freed at once of a disk that is full: the largest object."""
+
+
+class Filling:
+    """Add all bytes of an object, then `keep` it."""
+
+    def __init__(self, entries: LocalStore, room: Room, key: str, stack: ExitStack) -> None:
+        self._entries = entries
+        self._room = room
+        self._key = key
+        self._draft: Draft | None = None
+        self._trimmed = False
+        self.problem: OSError | None = None
+        try:
+            room.prepare()
+            self._draft = stack.enter_context(entries.draft())
+        except OSError as error:
+            self.problem = error
+
+    def add(self, piece: Buffer) -> None:
+        """Add the bytes that follow."""
+        view = memoryview(piece).cast("B")
+        while view and self._draft is not None:
+            if self._draft.size_bytes + view.nbytes > self._room.capacity_bytes:
+                self._draft = None
+                return
+            try:
+                view = view[self._draft.write(view) :]
+            except OSError as error:
+                self._meet(error)
+
+    def keep(self) -> None:
+        """Make the entry appear: every byte of the object was added."""
+        if self._draft is None or self._entries.stat(self._key) is not None:
+            return
+        try:
+            self._room.take(self._draft.size_bytes)
+            # Published from here on.
+            with suppress(ObjectExists):
+                self._entries.publish(self._draft, self._key)
+        except OSError as error:
+            self.problem = error
+
+    def _meet(self, error: OSError) -> None:
+        """Make room on a disk that is full, of other things too, once; give up otherwise."""
+        try:
+            if error.errno not in _FULL or self._trimmed:
+                raise error
+            self._trimmed = True
+            self._room.trim(0, at_least_bytes=_AT_LEAST_BYTES)
+        except OSError as found:
+            self._draft, self.problem = None, found
+
+
+@contextmanager
+def filling(entries: LocalStore, room: Room, key: str) -> Iterator[Filling]:
+    """Yield an entry that is to be filled; what was not kept is gone at the end."""
+    with ExitStack() as stack:
+        yield Filling(entries, room, key, stack)

@@ -1,0 +1,96 @@
+"""boto3's half of an S3 store: its chain of credentials and settings, and its client.
+
+To import boto3 and to make a client takes a third of a second, so a connection does without both for as long as it can.
+Settings that boto3's session has no name for are read from the botocore session below it.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import boto3
+import botocore.config
+import botocore.session
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from m5ws.store.s3.answers import DAMAGED, code_of, status_of, translate
+from m5ws.store.s3.errors import BucketMissing, NoCredentials, region_of
+from m5ws.store.s3.location import Location
+from m5ws.store.s3.variables import Credentials, bundle
+
+T = TypeVar("T")
+CONNECT_S = 10.0
+
+
+class Control:
+    """What the AWS CLI would use here (variables, profiles, SSO, roles, IMDS), and clients made of it."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        try:
+            settings = botocore.session.get_session()
+            self.authorities: str | None = settings.get_config_variable("ca_bundle")
+            self._session = boto3.Session(botocore_session=settings)
+            self.here: str | None = self._session.region_name
+        except BotoCoreError as error:
+            raise translate(error, location, "", None) from error
+
+    def credentials(self) -> Credentials:
+        """Return credentials as they are now, refreshed where they can be. Raises NoCredentials."""
+        found = self._session.get_credentials()
+        if found is None:
+            raise NoCredentials(f"no credentials for {self._location.url}")
+        frozen = found.get_frozen_credentials()
+        return Credentials(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)
+
+    def ask_region(self, wanted: str) -> str | None:
+        """Return the region that the server says the bucket is in, asked in the `wanted` one.
+
+        Raises BucketMissing, Passing and what else `translate` makes of an answer.
+        """
+        try:
+            response = self.client(wanted).head_bucket(Bucket=self._location.bucket)
+        except ClientError as error:
+            if code_of(error) in ("404", "NoSuchBucket"):
+                named = f"{self._location.bucket} ({self._location.url})"
+                raise BucketMissing(f"there is no bucket {named}") from error
+            # Who may not ask is told the region all the same (AWS), or what is wrong by the request that follows.
+            if status_of(error) in (301, 307, 400, 403):
+                return region_of(error.response)
+            raise translate(error, self._location, "s3:ListBucket", None) from error
+        except BotoCoreError as error:
+            raise translate(error, self._location, "s3:ListBucket", None) from error
+        return region_of(response)
+
+    def client(self, region: str) -> Any:
+        """Return a client that retries nothing, waits no longer than [store] says, and adds no checksums.
+
+        Raises UsageError where there are no authorities in the file that is named for them, and what `translate` makes.
+        """
+        if self.authorities:
+            bundle(self.authorities)
+        options = self._location.options
+        path_style = options.endpoint_url is not None or "." in self._location.bucket
+        config = botocore.config.Config(
+            connect_timeout=CONNECT_S,
+            read_timeout=options.stall_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=64,
+            # Some servers refuse checksums that S3 does not require; `s3_transfer` sends the one that it wants.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if path_style else "auto", "payload_signing_enabled": True},
+        )
+        try:
+            return self._session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+        except (BotoCoreError, ValueError) as error:
+            raise translate(error, self._location, "", None) from error
+
+
+def call(location: Location, client: Any, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
+    """Return what `ask` reads off the answer to a client. Raises as `s3_connection.Connection.call`."""
+    try:
+        return ask(client)
+    except (ClientError, BotoCoreError, ResponseParserError, *DAMAGED) as error:
+        raise translate(error, location, action, path) from error

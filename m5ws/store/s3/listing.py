@@ -1,0 +1,120 @@
+"""What there is under a prefix, a page of at most 1,000 keys a request, each done again by itself where it fails.
+
+obstore reads a page in a sixteenth of boto3's processor time, which decides how long a store of a million objects takes
+to walk; it knows whole folders only, so the rest of a prefix is compared here. A page that it fails is asked of boto3.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import obstore
+
+from m5ws.store.s3.clients import Connection
+from m5ws.store.s3.retry import Persistence
+from m5ws.store.s3.transfer import translated
+
+_PAGE = 1000
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An object by its whole path in the bucket."""
+
+    path: str
+    size_bytes: int
+    modified_s: float
+    checksum: str | None = None
+    """By which checksum of the whole object the server vouches for it; told by boto3 alone."""
+
+
+class Listing:
+    """Lists a bucket in the order of keys."""
+
+    def __init__(self, connection: Connection, requests: Persistence) -> None:
+        self._connection = connection
+        self._requests = requests
+
+    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[Found]:
+        """Yield every object whose path begins with `prefix`, in order; with `checksums`, by boto3."""
+        folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
+        while more:
+            page = self._requests.do(f"listing {folder}", partial(self._page, folder, after, checksums))
+            yield from (found for found in page if found.path.startswith(prefix))
+            more = len(page) == _PAGE
+            after = page[-1].path if page else after
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the next path components after `folder`, which is empty or ends in `/`, sorted."""
+        found = self._requests.do(f"listing {folder}", partial(self._names, folder))
+        return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in found} - {""}))
+
+    def _page(self, folder: str, after: str, surely: bool, number: int) -> list[Found]:
+        """Return the next page: a full one if there may be more."""
+        if surely or number:
+            page = self._ask(Prefix=folder, StartAfter=after, MaxKeys=_PAGE)
+            if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
+                return self._filled(page, folder)
+            return _found(page)
+        client, limit_s = self._connection.data(0, reading=True)
+        with translated(limit_s):
+            stream = obstore.list(client, folder.rstrip("/") or None, offset=after or None, chunk_size=_PAGE)
+            return [
+                Found(path=one["path"], size_bytes=one["size"], modified_s=one["last_modified"].timestamp())
+                for one in next(iter(stream), ())
+            ]
+
+    def _filled(self, page: Any, folder: str) -> list[Found]:
+        """Return a page that a server cut short, with as many more as make it full."""
+        found = _found(page)
+        while page.get("IsTruncated") and len(found) < _PAGE:
+            left = _PAGE - len(found)
+            page = self._ask(Prefix=folder, ContinuationToken=page["NextContinuationToken"], MaxKeys=left)
+            found += _found(page)
+        return found
+
+    def _names(self, folder: str, number: int) -> list[str]:
+        if number:
+            return self._names_surely(folder)
+        client, limit_s = self._connection.data(0, reading=True)
+        with translated(limit_s):
+            found = obstore.list_with_delimiter(client, folder.rstrip("/") or None)
+            return [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
+
+    def _names_surely(self, folder: str) -> list[str]:
+        paths: list[str] = []
+        more: dict[str, str] = {}
+        while True:
+            page = self._ask(Prefix=folder, Delimiter="/", **more)
+            paths += [one["Prefix"] for one in page.get("CommonPrefixes", ())]
+            paths += [one["Key"] for one in page.get("Contents", ())]
+            if not page.get("IsTruncated"):
+                return paths
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _ask(self, **asked: Any) -> Any:
+        return self._connection.call("s3:ListBucket", None, lambda one: self._list_objects(one, asked))
+
+    def _list_objects(self, client: Any, asked: dict[str, Any]) -> Any:
+        """Return a page that says itself how much is in it: an answer without a body reads as an empty page."""
+        bucket = self._connection.location.bucket
+        page = client.list_objects_v2(Bucket=bucket, **asked)
+        held = len(page.get("Contents", ())) + len(page.get("CommonPrefixes", ()))
+        if page.get("Name") != bucket or page["KeyCount"] != held:
+            raise ValueError(f"a page of {page.get('KeyCount')} keys has {held}")
+        return page
+
+
+def _found(page: Any) -> list[Found]:
+    return [
+        Found(
+            path=one["Key"], size_bytes=one["Size"], modified_s=one["LastModified"].timestamp(), checksum=_checksum(one)
+        )
+        for one in page.get("Contents", ())
+    ]
+
+
+def _checksum(one: Any) -> str | None:
+    """Return what a checksum of all of an object was made with; one of parts (of a multipart upload) is none of it."""
+    algorithms = sorted(one.get("ChecksumAlgorithm", ()), key=lambda name: (name != "SHA256", name))
+    return algorithms[0] if algorithms and one.get("ChecksumType") == "FULL_OBJECT" else None

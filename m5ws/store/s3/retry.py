@@ -1,0 +1,130 @@
+"""Doing a request again: when, how often, and how many at a time. Nothing else in the store retries.
+
+Pauses have full jitter (a random share of a doubling limit: clients that failed together do not come back together;
+https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), and end when a budget of time is spent.
+How many requests are in flight follows the server: one more for each round that goes well, half when it says
+SlowDown, as TCP does with a full pipe.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+
+from m5ws.store.s3.errors import Passing, StoreFailing, StoreUnreachable
+
+_log = logging.getLogger(__name__)
+# Not the global generator: a store that fails now and then must not change what a training draws.
+_DRAW = random.SystemRandom()
+T = TypeVar("T")
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a request is tried: pauses up to `first_s`, doubling up to `longest_s`, until `budget_s` is over.
+
+    `contact_s` is the budget while nothing at all was ever answered: a wrong address is told soon.
+    """
+
+    budget_s: float = 180.0
+    contact_s: float = 10.0
+    first_s: float = 0.1
+    longest_s: float = 5.0
+
+
+class Limiter:
+    """How many requests of a store are in flight, over all threads: additive increase, multiplicative decrease."""
+
+    def __init__(self, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._allowed = float(most)
+        self._in_flight = 0
+        self._cut_s = float("-inf")
+        self._changed = threading.Condition()
+
+    @property
+    def allowed(self) -> int:
+        """How many requests may be in flight now."""
+        return max(1, int(self._allowed))
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Wait until one more request may be in flight. Not to be entered twice by one thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight < self.allowed)
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify()
+
+    def well(self) -> None:
+        """A request went well."""
+        with self._changed:
+            self._allowed = min(self._most, self._allowed + 1 / self._allowed)
+            self._changed.notify()
+
+    def slow_down(self) -> None:
+        """The server wants fewer. What was in flight together is told once: one cut a second."""
+        with self._changed:
+            if self._clock() - self._cut_s >= 1.0:
+                self._allowed = max(1.0, self._allowed / 2)
+                self._cut_s = self._clock()
+
+
+class Persistence:
+    """Does requests of one store until they succeed, fail for good, or their budget is spent."""
+
+    def __init__(self, url: str, patience: Patience, renew: Callable[[], None], limiter: Limiter | None = None) -> None:
+        self._url = url
+        self._patience = patience
+        self._renew = renew
+        self.limiter = limiter or Limiter()
+        self._answered = False
+
+    def do(self, what: str, attempt: Callable[[int], T]) -> T:
+        """Return what `attempt` returns; it gets its number, from 0, and raises `Passing` to be called again.
+
+        Raises StoreFailing or StoreUnreachable when the budget is spent, and whatever else `attempt` raises at once.
+        """
+        began_s, number = time.monotonic(), 0
+        while True:
+            try:
+                with self.limiter.slot():
+                    result = attempt(number)
+            except Passing as trouble:
+                self._wait(what, trouble, number, began_s)
+                number += 1
+            else:
+                self._answered = True
+                self.limiter.well()
+                return result
+
+    def _wait(self, what: str, trouble: Passing, number: int, began_s: float) -> None:
+        """Pause before the next attempt. Raises if there is to be none."""
+        _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
+        self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
+        if trouble.slow:
+            self.limiter.slow_down()
+        if trouble.expired:
+            self._renew()
+        limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)
+        pause_s = _DRAW.uniform(0.0, limit_s)
+        budget_s = self._patience.budget_s if self._answered else self._patience.contact_s
+        # What is not known yet is always asked: an error without a cause helps nobody.
+        if not trouble.unknown and time.monotonic() + pause_s - began_s > budget_s:
+            raise self._given_up(what, trouble, number + 1, budget_s) from trouble
+        time.sleep(pause_s)
+
+    def _given_up(self, what: str, trouble: Passing, attempts: int, budget_s: float) -> StoreFailing | StoreUnreachable:
+        tried = f"{attempts} attempts in {budget_s:.0f} s"
+        if trouble.unreachable:
+            return StoreUnreachable(f"nothing answers for {self._url} ({tried}): {trouble}")
+        return StoreFailing(f"{what} on {self._url} failed, {tried}: {trouble}")

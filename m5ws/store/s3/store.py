@@ -1,0 +1,176 @@
+"""A store in an S3 bucket: one conditional PUT an object, obstore for the bytes, boto3 for all that is not bytes.
+
+An object appears by `PUT` with `If-None-Match: *`, which one writer wins; nothing is copied, renamed or finished
+later. Every request goes through `Persistence.do`: the first attempt at bytes is obstore's, which is several times
+cheaper, and every further one boto3's, which says by a code what went wrong.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from m5ws.errors import NotFound, ObjectExists
+from m5ws.store.interface import Buffer, ObjectStat, VouchedStat
+from m5ws.store.keys import checked
+from m5ws.store.s3 import probe as s3_probe
+from m5ws.store.s3.clients import Connection
+from m5ws.store.s3.errors import Absent, PastTheEnd, Taken, WrongRegion, elsewhere
+from m5ws.store.s3.listing import Listing
+from m5ws.store.s3.location import Location
+from m5ws.store.s3.retry import Patience, Persistence
+from m5ws.store.s3.transfer import Flow, Transfer, Upload
+
+
+class S3Store:
+    """`ObjectStore`, `Flowing`, `Homed` and `Vouching` on a bucket and a prefix.
+
+    Nothing is asked before the first call.
+    """
+
+    def __init__(self, location: Location, patience: Patience | None = None) -> None:
+        self.location = location
+        self.connection = Connection(location)
+        self.requests = Persistence(location.url, patience or Patience(), self.connection.renew)
+        self._transfer = Transfer(self.connection)
+        self._listing = Listing(self.connection, self.requests)
+        self._probed = False
+
+    @property
+    def url(self) -> str:
+        return self.location.url
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        path = self._path(key)
+        try:
+            if length == 0:
+                self.requests.do(f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0))
+                return b""
+            return self.requests.do(
+                f"reading {key}", lambda number: self._transfer.read(path, start, length, surely=number > 0)
+            )
+        except Absent:
+            raise NotFound(f"{key} is not in the store {self.url}") from None
+        except PastTheEnd:
+            return b""
+
+    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+        path, flow = self._path(key), Flow(sink)
+        try:
+            self.requests.do(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
+        except Absent:
+            raise NotFound(f"{key} is not in the store {self.url}") from None
+        except PastTheEnd:
+            # Only the end of the answer was lost, after the last byte.
+            return
+
+    def create(self, key: str, data: Buffer) -> None:
+        path, upload = self._path(key), Upload(memoryview(data).cast("B"))
+        if self._created(path, upload, surely=False):
+            return
+        # obstore says of a conflict (409) too that the key is taken: then nothing is there, and boto3 knows better.
+        found = self.stat(key)
+        if found is None and self._created(path, upload, surely=True):
+            return
+        raise ObjectExists(key, found.size_bytes if found is not None else None)
+
+    def list(self, prefix: str) -> Iterator[ObjectStat]:
+        for found in self._listing.walk(self.location.prefix + prefix):
+            key = found.path.removeprefix(self.location.prefix)
+            yield ObjectStat(key=key, size_bytes=found.size_bytes, modified_s=found.modified_s)
+
+    def vouched(self, prefix: str) -> Iterator[VouchedStat]:
+        for found in self._listing.walk(self.location.prefix + prefix, checksums=True):
+            key = found.path.removeprefix(self.location.prefix)
+            yield VouchedStat(
+                key=key, size_bytes=found.size_bytes, modified_s=found.modified_s, checksum=found.checksum
+            )
+
+    def sha256(self, key: str) -> str | None:
+        path = self._path(key)
+        try:
+            return self.requests.do(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
+        except Absent:
+            raise NotFound(f"{key} is not in the store {self.url}") from None
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        return self._listing.names(self.location.prefix + prefix)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with suppress(Absent):
+            self.requests.do(f"deleting {key}", lambda _: self._transfer.delete(path))
+
+    def stat(self, key: str) -> ObjectStat | None:
+        path = self._path(key)
+        try:
+            size_bytes, modified_s = self.requests.do(
+                f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0)
+            )
+        except Absent:
+            return None
+        return ObjectStat(key=key, size_bytes=size_bytes, modified_s=modified_s)
+
+    def region(self) -> str | None:
+        return self.requests.do("finding the bucket", lambda _: self.connection.bucket_region)
+
+    def recall(self, region: str | None) -> None:
+        self.connection.remember(region)
+
+    def home(self) -> str | None:
+        # A store that is to be made may be in a bucket that is not the one of before.
+        self.connection.forget()
+        region = self.region()
+        wanted = self.location.options.region or self.connection.here
+        if region and wanted and region != wanted:
+            raise elsewhere(self.location, region, wanted)
+        return region or self.location.options.region
+
+    def visit(self, home_region: str | None) -> str:
+        region = self.region()
+        asked, here = self.location.options.region, self.connection.here
+        for found, says in ((region, "the bucket is in"), (asked, "m5ws.toml says")):
+            if home_region and found and found != home_region:
+                raise WrongRegion(
+                    f"the home region of the store at {self.url} is {home_region}, and {says} {found}",
+                    hint="Is it the right bucket? A store that was copied to another region has a home of its own.",
+                )
+        if home_region and here and here != home_region:
+            return f"the store's home region is {home_region}, this machine's is {here}: all transfers cross regions"
+        return ""
+
+    def probe(self) -> None:
+        if not self._probed:
+            s3_probe.race(self)
+            self._probed = True
+
+    def _path(self, key: str) -> str:
+        return self.location.prefix + checked(key)
+
+    def _created(self, path: str, upload: Upload, *, surely: bool) -> bool:
+        """Put an object; return whether what is there then is ours, from this attempt or from an earlier one."""
+        try:
+            self.requests.do(
+                f"writing {path}", lambda number: self._transfer.write(path, upload, surely=surely or number > 0)
+            )
+        except Taken:
+            return upload.doubtful and self._holds(path, upload)
+        return True
+
+    def _holds(self, path: str, upload: Upload) -> bool:
+        """Return whether an object has the bytes of `upload`, an attempt at which ended without an answer.
+
+        Another writer's equal bytes count as ours: nothing can tell them apart, and nothing depends on it. Without
+        TLS nothing vouches for what is read, so other bytes are believed only when they are read twice.
+        """
+        found: bytes | None = None
+        try:
+            while True:
+                before, found = (
+                    found,
+                    self.requests.do(
+                        f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
+                    ),
+                )
+                if upload.equals(found) or found == before:
+                    return upload.equals(found)
+        except Absent:
+            return False

@@ -1,0 +1,264 @@
+"""Bytes to S3 and back, one attempt at a time: by obstore first, and `surely` by boto3.
+
+obstore costs a fraction of boto3's processor time, but fails with a type that says little, and gives an upload one
+time limit instead of watching it move. So what it fails is asked again of boto3, which has a code for every answer, and
+whose transfers are abandoned only when they stop, or crawl.
+"""
+
+import base64
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import obstore
+from obstore import exceptions
+
+from m5ws.store.interface import Buffer
+from m5ws.store.s3.clients import Connection
+from m5ws.store.s3.errors import Absent, Passing, Taken
+
+_LARGEST_BYTES = 64 * 2**20
+_BLOCK_BYTES = 4 * 2**10
+"""So little, that reading a block of a transfer that crawls is over in time for it to be noticed."""
+_PIECE_BYTES = 256 * 2**10
+"""So little, that what arrives is hashed and written from the processor's cache, and memory is used again."""
+_CRAWL_BYTES_PER_S = 16 * 2**10
+Stat = tuple[int, float]
+"""Size in bytes, and when it was published (seconds since the epoch)."""
+
+
+class Upload:
+    """Bytes to be put. `doubtful`: an attempt ended without an answer, so they may be there already."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.doubtful = False
+        self._sha256: str | None = None
+
+    @property
+    def sha256(self) -> str:
+        """The bytes' SHA-256 in base64, as S3 takes it."""
+        if self._sha256 is None:
+            self._sha256 = base64.b64encode(hashlib.sha256(self.data).digest()).decode()
+        return self._sha256
+
+    def equals(self, found: bytes) -> bool:
+        """Return whether `found` is these bytes."""
+        return memoryview(found) == self.data
+
+
+class Flow:
+    """Bytes that are handed on as they arrive; `done` is how many were."""
+
+    def __init__(self, sink: Callable[[Buffer], object]) -> None:
+        self._sink = sink
+        self.done = 0
+
+    def add(self, piece: Buffer) -> None:
+        """Hand on the bytes that follow."""
+        view = memoryview(piece).cast("B")
+        self._sink(view)
+        self.done += view.nbytes
+
+
+class Transfer:
+    """Single attempts; `s3_retry.Persistence` repeats them. Raises Absent, Taken, PastTheEnd, Passing, M5Error."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._bucket = connection.location.bucket
+        self._extra = _headers(connection)
+
+    def read(self, path: str, start: int, length: int | None, *, surely: bool) -> bytes:
+        """Return bytes [start, start+length) of an object, checked to be as many as there are."""
+        if surely:
+            return self._connection.call("s3:GetObject", path, lambda one: self._get_object(one, path, start, length))
+        client, limit_s = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
+        options: Any = None
+        if start or length is not None:
+            options = {"range": {"offset": start} if length is None else (start, start + length)}
+        with translated(limit_s):
+            result = obstore.get(client, path, options=options)
+            data = bytes(result.bytes())
+            return _whole(data, result.meta["size"], start, length)
+
+    def flow(self, path: str, flow: Flow, *, surely: bool) -> None:
+        """Hand on what of an object was not yet. Raises what its sink raises."""
+        if surely:
+            return flow.add(self.read(path, flow.done, None, surely=True))
+        client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
+        began_s = time.monotonic()
+        with translated(limit_s, began_s):
+            result = obstore.get(client, path)
+            size_bytes, pieces = result.meta["size"], iter(result.stream(min_chunk_size=_PIECE_BYTES))
+        while True:
+            # What the sink raises is none of the server's errors.
+            with translated(limit_s, began_s):
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            flow.add(memoryview(piece))
+        if flow.done != size_bytes:
+            raise Passing(f"{flow.done} bytes instead of {size_bytes}")
+        return None
+
+    def write(self, path: str, upload: Upload, *, surely: bool) -> None:
+        """Put an object under a key that is free. Published from its success on, and possibly from its failure."""
+        try:
+            if surely:
+                self._connection.call("s3:PutObject", path, lambda one: self._put_object(one, path, upload))
+            else:
+                self._put(path, upload)
+        except Taken:
+            raise
+        except Absent as error:
+            upload.doubtful = True
+            raise Passing("the bucket is not there", unknown=True) from error
+        except BaseException:
+            upload.doubtful = True
+            raise
+
+    def stat(self, path: str, *, surely: bool) -> Stat:
+        """Return what HEAD says of an object."""
+        if surely:
+            return self._connection.call("s3:GetObject", path, lambda one: self._head_object(one, path))
+        client, limit_s = self._connection.data(0, reading=True)
+        with translated(limit_s):
+            meta = obstore.head(client, path)
+            return meta["size"], meta["last_modified"].timestamp()
+
+    def sha256(self, path: str) -> str | None:
+        """Return the SHA-256, in hex, that the server keeps of a whole object, if it does."""
+        return self._connection.call("s3:GetObject", path, lambda one: self._kept_sha256(one, path))
+
+    def delete(self, path: str) -> None:
+        """Delete an object; rare enough for boto3 alone."""
+        self._connection.call("s3:DeleteObject", path, lambda one: one.delete_object(Bucket=self._bucket, Key=path))
+
+    def _put(self, path: str, upload: Upload) -> None:
+        client, limit_s = self._connection.data(upload.data.nbytes, reading=False)
+        storage_class = self._extra.get("StorageClass")
+        with translated(limit_s):
+            try:
+                attributes: Any = {"Storage-Class": storage_class} if storage_class else None
+                obstore.put(client, path, upload.data, mode="create", use_multipart=False, attributes=attributes)
+            except exceptions.AlreadyExistsError as error:
+                raise Taken from error
+
+    def _put_object(self, client: Any, path: str, upload: Upload) -> None:
+        body = _Body(upload.data, self._connection.location.options.stall_s)
+        checksum = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": upload.sha256}
+        client.put_object(Bucket=self._bucket, Key=path, Body=body, IfNoneMatch="*", **checksum, **self._extra)
+
+    def _head_object(self, client: Any, path: str) -> Stat:
+        head = _complete(client.head_object(Bucket=self._bucket, Key=path))
+        return int(head["ContentLength"]), head["LastModified"].timestamp()
+
+    def _kept_sha256(self, client: Any, path: str) -> str | None:
+        head = _complete(client.head_object(Bucket=self._bucket, Key=path, ChecksumMode="ENABLED"))
+        value = head.get("ChecksumSHA256") if head.get("ChecksumType") == "FULL_OBJECT" else None
+        return base64.b64decode(value, validate=True).hex() if value else None
+
+    def _get_object(self, client: Any, path: str, start: int, length: int | None) -> bytes:
+        span = {}
+        if start or length is not None:
+            span = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
+        response = client.get_object(Bucket=self._bucket, Key=path, **span)
+        pace, blocks, moved = _Pace(self._connection.location.options.stall_s), [], 0
+        with closing(response["Body"]) as body:
+            while block := body.read(_BLOCK_BYTES):
+                blocks.append(block)
+                moved += len(block)
+                pace.check(moved)
+        _, _, total = response.get("ContentRange", "").partition("/")
+        size_bytes = int(total) if total else int(response["ContentLength"])
+        return _whole(b"".join(blocks), size_bytes, start, length)
+
+
+class _Pace:
+    """Ends a transfer that crawls: sockets' own timeouts end only those that stop."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._began_s = time.monotonic()
+
+    def check(self, moved_bytes: int) -> None:
+        took_s = time.monotonic() - self._began_s
+        if took_s > self._stall_s and moved_bytes < _CRAWL_BYTES_PER_S * took_s:
+            raise Passing(f"{moved_bytes} bytes in {took_s:.0f} s", slow=True)
+
+
+class _Body(io.RawIOBase):
+    """Bytes as a file, without a copy; reading it is how boto3 sends it, and so shows whether that moves."""
+
+    def __init__(self, data: memoryview, stall_s: float) -> None:
+        self._data = data
+        self._stall_s = stall_s
+        self._at = 0
+        self._pace = _Pace(stall_s)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._data.nbytes)[whence]
+        self._pace = _Pace(self._stall_s)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        self._pace.check(self._at)
+        end = self._data.nbytes if size < 0 else min(self._data.nbytes, self._at + size)
+        block = bytes(self._data[self._at : end])
+        self._at = end
+        return block
+
+
+@contextmanager
+def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
+    """Turn obstore's errors, by type, into those of the store. What has no type of its own is `unknown`.
+
+    `began_s`: when the request was made, by the monotonic clock, if that was before.
+    """
+    began_s = time.monotonic() if began_s is None else began_s
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Absent from error
+    except exceptions.BaseError as error:
+        # A transfer that was abandoned says that the way is full, as SlowDown does.
+        abandoned = time.monotonic() - began_s >= limit_s
+        raise Passing(type(error).__name__, unknown=True, slow=abandoned) from error
+
+
+def _complete(head: Any) -> Any:
+    if "ETag" not in head:
+        raise ValueError("the head of the answer ends too soon")
+    return head
+
+
+def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> bytes:
+    """Return `data`. Raises Passing if the connection gave fewer bytes of an object than there are."""
+    wanted = size_bytes - start if length is None else min(length, size_bytes - start)
+    if len(data) != wanted:
+        raise Passing(f"{len(data)} bytes instead of {wanted}")
+    return data
+
+
+def _headers(connection: Connection) -> dict[str, str]:
+    """Return what every object is put with, as boto3 calls it."""
+    options = connection.location.options
+    named = {
+        "ServerSideEncryption": options.sse,
+        "SSEKMSKeyId": options.sse_kms_key,
+        "StorageClass": options.storage_class,
+    }
+    return {name: value for name, value in named.items() if value}

@@ -1,0 +1,149 @@
+"""The description that a person reads on a run's MLflow page, and what a verdict adds to it and to the tags.
+
+m5ws writes between two markers only: what somebody typed around them in MLflow stays.
+"""
+
+from collections.abc import Sequence
+
+from m5ws.records.verdict import Change, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.tracking.mlflow.tags import Subject
+
+BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
+END = "[//]: # (m5ws: end)"
+_CHANGES = 12
+_CHARACTERS = 5000
+
+
+def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
+    """Return the description, in Markdown; `verdicts` are those that name the run, oldest first.
+
+    `joint` is the newest joint verdict on it.
+    """
+    run, code = subject.run, subject.snapshot.code
+    spec = run.spec
+    commit = f"commit `{code.commit[:12]}`" if code.commit else "no commit"
+    state = " with uncommitted changes" if code.commit and code.dirty else ""
+    seed = "" if spec.seed is None else f", seed {spec.seed}"
+    processes = f"{spec.nproc} process" + ("" if spec.nproc == 1 else "es")
+    # MLflow shows the first lines and folds the rest away: what was found stands first.
+    lines = [_told_together(joint)] if joint is not None else []
+    lines += [_told(subject, verdict) for verdict in reversed(verdicts)]
+    lines += [
+        f"m5ws run `{run.id}` of snapshot `{run.snapshot[:16]}` ({commit}{state}).",
+        f"`{' '.join(spec.command)}` by {spec.trainer}, {processes}{seed}.",
+    ]
+    if run.reproduces:
+        lines.append(f"It repeats run `{run.reproduces}`.")
+    if run.parent is not None:
+        lines.append(f"It starts after step {run.parent.step} of run `{run.parent.run}`.")
+    lines += [
+        f"Attempt {attempt} ran in another environment than the first: {differs}."
+        for attempt, differs in subject.environments.items()
+    ]
+    if subject.annotation and subject.annotation.message:
+        lines.append(f"> {' '.join(subject.annotation.message.split())}")
+    lines.append(f"Reproduce it: `m5ws reproduce {run.id}`")
+    return "\n\n".join(lines)[:_CHARACTERS]
+
+
+def placed(existing: str | None, text: str) -> str:
+    """Return the description with m5ws's part replaced by `text`, or put before what is there."""
+    part = f"{BEGIN}\n\n{text}\n\n{END}"
+    if not existing:
+        return part
+    before, begin, rest = existing.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if begin and end:
+        return f"{before}{part}{after}"
+    return f"{part}\n\n{existing}"
+
+
+def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> dict[str, str]:
+    """Return the tags of what has been found about a run; the newest verdict's, and who reproduced it.
+
+    `m5ws.reproduced_by` names only replays that did reproduce it, `m5ws.replayed_by` all.
+    """
+    if not verdicts:
+        return {}
+    newest = verdicts[-1]
+    tags = {
+        "m5ws.verdict": newest.outcome,
+        "m5ws.verdict.first": first(newest.first),
+        "m5ws.verdict.recheck": again(newest.recheck),
+    }
+    replays = [one for one in verdicts if one.run == run_id]
+    if replays:
+        tags["m5ws.replayed_by"] = _joined([name for one in replays for name in one.replays])
+    if proofs := [one.replay for one in replays if one.outcome == "reproduced"]:
+        tags["m5ws.reproduced_by"] = _joined(proofs)
+    if own := [one for one in verdicts if run_id in one.replays]:
+        tags["m5ws.reproduces"] = own[-1].run
+    if joint is not None:
+        if joint.created_s >= newest.created_s:
+            tags["m5ws.verdict"] = joint.outcome
+        told = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}
+        tags |= {f"m5ws.segments.{name.replace(' ', '_')}": value[:_CHARACTERS] for name, value in told.items()}
+    return tags
+
+
+def first(divergence: Divergence | None) -> str:
+    """Return the first difference in one line."""
+    if divergence is None:
+        return "none"
+    tensor = f", tensor {divergence.tensor}" if divergence.tensor else ""
+    if divergence.tensor and divergence.tensor_step is not None:
+        tensor += f" (at step {divergence.tensor_step})"
+    values = f"{divergence.original or 'absent'} → {divergence.replayed or 'absent'}"
+    return f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}{tensor}: {values}"
+
+
+def again(recheck: Recheck | None) -> str:
+    """Return what a second replay came to, in one line."""
+    if recheck is None:
+        return "none"
+    told = "the replays differ" if recheck.first else "the replays agree" if recheck.repeats else f"{recheck.reason}"
+    where = f" first at {first(recheck.first)}" if recheck.first else ""
+    return f"{recheck.replay or 'not begun'}: {told}{where}"
+
+
+def _told_together(joint: JointVerdict) -> str:
+    parts = [f"- {name}: {steps}" for name, steps in joint.parts.items()]
+    return "\n".join([f"**{joint.outcome}**, segment by segment: {joint.reason}", *parts])
+
+
+def _told(subject: Subject, verdict: Verdict) -> str:
+    replays = " and ".join(f"`{name}`" for name in verdict.replays)
+    replay = subject.run.id in verdict.replays
+    whom = f"of run `{verdict.run}`" if replay else f"by run{'s' * (len(verdict.replays) > 1)} {replays}"
+    lines = [f"**{verdict.outcome}** {whom}" + (f": {verdict.reason}" if verdict.reason else "")]
+    if verdict.first is not None:
+        lines.append(f"- first difference: {first(verdict.first)}")
+    if verdict.recheck is not None:
+        lines.append(f"- replayed by `{verdict.replay}`, and again by {again(verdict.recheck)}")
+    if verdict.explanation is not None:
+        place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
+        lines.append(f"- looked into: {place.words if place is not None else 'nothing that differs'}; cause: {causes}")
+    if verdict.course is not None:
+        lines.append(f"- {verdict.course}")
+    if verdict.compared:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
+        lines.append(f"- equal: {counts}")
+    lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
+    if len(verdict.changes) > _CHANGES:
+        lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
+    if verdict.not_compared:
+        lines.append(f"- not compared: {'; '.join(verdict.not_compared)}")
+    return "\n".join(lines)
+
+
+def _change(change: Change) -> str:
+    line = f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
+    if (change.part, change.name) != ("code", "commit") or not change.detail:
+        return line
+    # The commits between both sides, as code: their messages are not Markdown of m5ws's.
+    commits = [f"  - `{one.replace('`', '')}`" for one in change.detail.splitlines()[1:]]
+    return "\n".join([line, *commits])
+
+
+def _joined(ids: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(ids))

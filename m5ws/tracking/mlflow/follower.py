@@ -1,0 +1,311 @@
+"""The process that brings a run's ledger into MLflow, started beside the run or by hand afterwards.
+
+    MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.follower --store URL --run RUN --experiment NAME [--once]
+
+The address is no argument, since it may hold a password and everybody on a machine sees arguments.
+
+It only reads the store, so nothing it meets can fail the run (promise 7). It reads the ledger once for each write to
+its standard input, so that a run of many ranks with nothing new costs no requests. When standard input ends, which the
+end of the supervisor brings about whatever way that ends, it makes one last pass, and exits with 0 if everything is
+delivered. MLflow is not imported before there is something to say.
+"""
+
+import argparse
+import os
+import select
+import shlex
+import signal
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from m5ws import secret_scan
+from m5ws.errors import M5Error
+from m5ws.records.ledger import (
+    OTHER_ENVIRONMENT,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Batch,
+    CheckpointPublished,
+    Notice,
+    OutputsStored,
+    RankStarted,
+    Step,
+)
+from m5ws.repository import runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.store import open_store
+from m5ws.tracking.mlflow import tags
+from m5ws.tracking.mlflow.logged_models import made
+from m5ws.tracking.mlflow.metrics import Point, Points
+from m5ws.tracking.mlflow.uri import artifacts_dir
+
+_URI = "MLFLOW_TRACKING_URI"
+_FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
+_ADOPT_S = 30.0
+"""So long a script has to start its own MLflow run, which is then the run's page, before one is made."""
+_MOST_BYTES = 65_536
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to follow and where to deliver it; `once`: deliver what is there, and end."""
+
+    store: str
+    run: str
+    tracking_uri: str
+    experiment: str
+    once: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line that starts a follower with these options."""
+        named = {"--store": self.store, "--run": self.run}
+        words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
+        # -P: the current directory may hold a folder that is called mlflow.
+        return [sys.executable, "-P", "-m", "m5ws.tracking.mlflow.follower", *words, *["--once"] * self.once]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is set for that command line."""
+        return {_URI: self.tracking_uri}
+
+
+class Tail:
+    """Reads a run's ledger as it grows: each event once, each chain in order."""
+
+    def __init__(self, repo: Repository, run: str) -> None:
+        self._repo, self._run = repo, run
+        self._last: dict[tuple[int, str], Batch] = {}
+        self._closed: set[int] = set()
+
+    def poll(self) -> Iterator[tuple[int, str, AnyEvent]]:
+        """Yield what is new: (attempt, rank, event)."""
+        attempts = ledger.attempts(self._repo, self._run)
+        for attempt in attempts:
+            if attempt not in self._closed:
+                yield from self._attempt(attempt)
+        # An attempt that was not the newest before it was read grows no more.
+        self._closed.update(attempts[:-1])
+
+    def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
+        # The launcher first: whoever sees its last event then sees all that the ranks wrote before it.
+        for rank in sorted(ledger.ranks(self._repo, self._run, attempt), key=lambda rank: rank != ledger.LAUNCHER):
+            for batch in ledger.read(self._repo, self._run, attempt, rank, self._last.get((attempt, rank))):
+                self._last[attempt, rank] = batch
+                for event in batch.events:
+                    yield attempt, rank, ledger.decode_event(event)
+
+
+class Follower:
+    """Delivers one run. `advance` may raise anything MLflow raises, and may then be called again."""
+
+    def __init__(self, options: Options, connect: Callable[[str], Any] | None = None) -> None:
+        self._options = options
+        self._connect = connect or _connect
+        self._repo = Repository.open(open_store(options.store))
+        self._tail = Tail(self._repo, options.run)
+        self._points = Points()
+        self._queue: deque[Point] = deque()
+        self._checkpoints: list[CheckpointPublished | OutputsStored] = []
+        self._last_step = 0
+        self._notices: list[Notice] = []
+        self._attempt = 0
+        self._started_s: float | None = None
+        self._ended: AttemptEnded | None = None
+        self._latest_s = 0.0
+        self._born = time.monotonic()
+        self._page: Any = None
+        self._subject: tags.Subject | None = None
+        self._described: object = None
+        self._listed = 0
+
+    def advance(self, *, last: bool = False, look: bool = True) -> None:
+        """Read new events, if `look`, and deliver all. `last`: the supervisor is gone, so nothing will follow."""
+        for attempt, rank, event in self._tail.poll() if look else ():
+            self._take(attempt, rank, event)
+        self._queue.extend(self._points.take())
+        waited = time.monotonic() - self._born > _ADOPT_S
+        if last or waited or self._queue or self._checkpoints or self._ended:
+            try:
+                self._deliver(last)
+            except BaseException:
+                self._page = None  # what MLflow has is asked again
+                raise
+
+    def page_due_s(self) -> float | None:
+        """Return the seconds until a run without new events gets its page; None if it has one."""
+        due_s = self._born + _ADOPT_S - time.monotonic()
+        return max(due_s, 0.0) + 1.0 if self._page is None else None
+
+    @property
+    def undelivered(self) -> str:
+        """What is known to be missing in MLflow, in words."""
+        steps = len(self._queue)
+        first = f", from step {self._queue[0].step}" if steps else ""
+        return f"run {self._options.run}: {steps} steps{first}, {len(self._checkpoints) - self._listed} checkpoints"
+
+    def _take(self, attempt: int, rank: str, event: AnyEvent) -> None:
+        self._points.add(attempt, rank, event)
+        self._latest_s = max(self._latest_s, event.time_s)
+        match event:
+            case RankStarted():
+                self._subject = None  # a rank has said what it found
+            case AttemptStarted():
+                self._subject = None
+                self._attempt, self._ended = attempt, None
+                self._started_s = self._started_s or event.time_s
+            case AttemptEnded() if attempt == self._attempt:
+                self._ended = event
+            case Step():
+                self._last_step = max(self._last_step, event.step)
+            case CheckpointPublished() | OutputsStored():
+                self._checkpoints.append(event)
+            case Notice():
+                if event.kind == OTHER_ENVIRONMENT:
+                    self._subject = None
+                self._notices.append(event)
+
+    def _deliver(self, last: bool) -> None:
+        if last:
+            self._page = None  # a script may have started MLflow runs of its own since
+        if self._subject is None:
+            self._subject = tags.load(self._repo, self._options.run)
+        subject = self._subject
+        page = self._open(subject)
+        if not self._ended and not last:
+            page.settle("RUNNING", None)
+        self._describe(page, subject, last)
+        while self._queue:
+            for _ in range(page.send([*_front(self._queue)])):
+                self._queue.popleft()
+        # Last: hundreds of checkpoints take seconds, and what a person waits for is there by then.
+        self._settle(page, last)
+        if self._listed < len(self._checkpoints):
+            page.publish(subject, [made(event, self._last_step) for event in self._checkpoints[self._listed :]])
+            self._listed = len(self._checkpoints)
+
+    def _open(self, subject: tags.Subject) -> Any:
+        if self._page is None:
+            from m5ws.tracking.mlflow.run_page import open_page
+
+            options = self._options
+            client = self._connect(options.tracking_uri)
+            started_ms = int((self._started_s or subject.run.created_s) * 1000)
+            artifacts = artifacts_dir(options.tracking_uri)
+            self._page = open_page(client, options.experiment, artifacts, subject, started_ms)
+            self._described, self._listed = None, 0
+        return self._page
+
+    def _describe(self, page: Any, subject: tags.Subject, last: bool) -> None:
+        """Describe the run anew where what is known of it has changed."""
+        known = (subject, len(self._notices), last)
+        if known != self._described:
+            # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
+            found = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
+            joint = runs.joint(self._repo, subject.run.id) if found else None
+            page.describe(self._repo, subject, found, tags.notice_tag(self._notices), joint)
+            self._described = known
+
+    def _settle(self, page: Any, last: bool) -> None:
+        if self._ended is not None:
+            page.settle(_STATUS[self._ended.outcome], int(self._ended.time_s * 1000))
+        elif last and not self._options.once:
+            # The supervisor is gone and left no word: nothing is running any more.
+            page.settle("KILLED", int(self._latest_s * 1000))
+
+
+def _connect(tracking_uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Follow a run to its end; return 0 if everything was delivered, else 1 and say on stderr what was not."""
+    options = _options(arguments)
+    _prepare_process()
+    follower = Follower(options)
+    failure: BaseException | None = None
+    retry_s, last, look = _FIRST_RETRY_S, options.once, True
+    while True:
+        try:
+            follower.advance(last=last, look=look or failure is not None)
+            failure, retry_s = None, _FIRST_RETRY_S
+        except M5Error:
+            raise
+        except Exception as error:
+            failure, retry_s = error, min(retry_s * 2, _RETRY_S)
+        except _Terminated as error:
+            failure, last = failure or error, True
+        if last:
+            break
+        look, last = _wait(follower.page_due_s() if failure is None else retry_s)
+    if failure is None:
+        return 0
+    again = shlex.join(msgspec.structs.replace(options, once=True).argv)
+    uri = secret_scan.masked(options.tracking_uri)
+    print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
+    print(f"because of {type(failure).__name__}: {failure}", file=sys.stderr)
+    print(f"Deliver it later: {_URI}={shlex.quote(uri)} {again}", file=sys.stderr)
+    return 1
+
+
+class _Terminated(BaseException):
+    """SIGTERM: whoever waits for the last pass waits no longer. MLflow catches any Exception, so it is none."""
+
+
+def _prepare_process() -> None:
+    # MLflow asks its servers again by itself for minutes, and reports how it is used; neither is wanted here.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    warnings.simplefilter("ignore")
+    os.nice(19)
+
+    def terminated(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated("it did not answer in time")
+
+    signal.signal(signal.SIGTERM, terminated)
+
+
+def _front(queue: deque[Point]) -> Iterator[Point]:
+    """Yield at most as many points as one call could take, and all that were delivered before."""
+    for index, point in enumerate(queue):
+        if index >= 1000:
+            return
+        yield point
+
+
+def _wait(limit_s: float | None) -> tuple[bool, bool]:
+    """Wait for standard input, for at most `limit_s` seconds; return (True if there may be news, True if it ended)."""
+    if sys.stdin is None:
+        return True, True
+    if not select.select([sys.stdin], [], [], limit_s)[0]:
+        return False, False
+    return True, not os.read(sys.stdin.fileno(), _MOST_BYTES)
+
+
+def _options(arguments: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m m5ws.tracking.mlflow.follower", description=__doc__)
+    for name in ("--store", "--run", "--experiment"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--once", action="store_true")
+    return Options(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except M5Error as problem:
+        print(f"{problem}\n{problem.hint}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,125 @@
+"""Checkpoints as MLflow's external models: what they are and whose, while the weights stay in the m5ws store.
+
+A model is known by the digest of its checkpoint's record. MLflow is asked once which ones it has, so that a
+publication may be repeated after any kill, and costs two calls a checkpoint and one for all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from m5ws.records.base import Digest
+from m5ws.records.ledger import CheckpointPublished, OutputsStored
+from m5ws.records.run import Run
+from m5ws.tracking.mlflow.pages import pages
+from m5ws.tracking.mlflow.tags import RUN_TAG, SNAPSHOT_TAG
+
+CHECKPOINT_TAG = "m5ws.checkpoint"
+STEP_TAG = "m5ws.step"
+MODELS_TAG = "m5ws.checkpoints"
+NO_MODELS = "not listed: this MLflow server has no logged models (MLflow 3 has); `m5ws show` lists the checkpoints"
+_READY = "READY"
+_LINKS = 500
+_NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run made: a checkpoint, or output files, which have no step of their own (`step` is None).
+
+    `after` is the step at which the page lists it, `record` the digest of its record.
+    """
+
+    name: str
+    record: Digest
+    content: Digest
+    step: int | None
+    after: int
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The parameters of the model, beside the run's id."""
+        kind, _, name = self.name.partition("-")
+        return {kind: name} | ({"step": str(self.step)} if self.step is not None else {})
+
+
+def made(event: CheckpointPublished | OutputsStored, last_step: int) -> Made:
+    """Return the model that an event describes; output files are listed after the last step."""
+    if isinstance(event, OutputsStored):
+        name = f"outputs-{event.name}"
+        return Made(name=name, record=event.record, content=event.content, step=None, after=last_step)
+    name, step = f"checkpoint-{event.name}", event.step
+    return Made(name=name, record=event.checkpoint, content=event.content, step=step, after=step)
+
+
+class Models:
+    """The models of one run's checkpoints, linked to its MLflow run."""
+
+    def __init__(self, client: Any, experiment_id: str, page_id: str) -> None:
+        self._client = client
+        self._experiment_id = experiment_id
+        self._page_id = page_id
+        self._known: dict[Digest, Any] | None = None
+        self._linked: set[str] = set()
+
+    def publish(self, run: Run, made: Sequence[Made]) -> bool:
+        """List checkpoints and output files, each one once; return False where MLflow is of before it had models."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            known = self._ask(run)
+        except MlflowException as error:
+            if error.error_code in _NONE_THERE:
+                return False
+            raise
+        each = list({one.record: one for one in made}.values())
+        for one in each:
+            model = known.get(one.record) or self._create(run, one)
+            if model.status != _READY:
+                model = self._client.finalize_logged_model(model.model_id, _READY)
+            known[one.record] = model
+        self._link([(known[one.record].model_id, one.after) for one in each])
+        return True
+
+    def _ask(self, run: Run) -> dict[Digest, Any]:
+        """Return the models that MLflow has, by their checkpoint's digest, and note which ones the page lists."""
+        if self._known is None:
+            query = f"tags.`{RUN_TAG}` = '{run.id}'"
+            found = pages(
+                lambda token: self._client.search_logged_models(
+                    [self._experiment_id], filter_string=query, page_token=token
+                )
+            )
+            known = {one.tags[CHECKPOINT_TAG]: one for one in found if CHECKPOINT_TAG in one.tags}
+            outputs = self._client.get_run(self._page_id).outputs
+            self._linked = {one.model_id for one in outputs.model_outputs} if outputs else set()
+            self._known = known
+        return self._known
+
+    def _create(self, run: Run, made: Made) -> Any:
+        return self._client.create_logged_model(
+            experiment_id=self._experiment_id,
+            name=made.name,
+            source_run_id=self._page_id,
+            model_type=made.name.partition("-")[0],
+            params={"run": run.id, **made.params},
+            tags={
+                RUN_TAG: run.id,
+                SNAPSHOT_TAG: run.snapshot,
+                CHECKPOINT_TAG: made.record,
+                **({STEP_TAG: str(made.step)} if made.step is not None else {}),
+                "m5ws.content": made.content,
+                # MLflow's own mark of a model whose files are elsewhere.
+                "mlflow.model.isExternal": "true",
+            },
+        )
+
+    def _link(self, found: Sequence[tuple[str, int]]) -> None:
+        """List models among what the MLflow run made, at their steps."""
+        from mlflow.entities import LoggedModelOutput
+
+        new = [LoggedModelOutput(model_id, step) for model_id, step in found if model_id not in self._linked]
+        for start in range(0, len(new), _LINKS):
+            group = new[start : start + _LINKS]
+            self._client.log_outputs(self._page_id, group)
+            self._linked.update(one.model_id for one in group)

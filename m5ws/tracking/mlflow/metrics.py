@@ -1,0 +1,110 @@
+"""The ledger's steps as MLflow points: one a step, its quantities' means over the ranks, in order.
+
+A pure fold: the same ledger gives the same points in the same order, whenever and in whatever portions
+it is read. So how far a delivery came is one pair, the attempt and step of the last point.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from m5ws.records import exact
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.tracking.mlflow.params import metric_name
+
+PREFIX = "m5ws/"
+"""Begins the names of all metrics that m5ws delivers: what a script logs itself stays apart from them."""
+TOKENS_PER_S = f"{PREFIX}tokens_per_s"
+STEP_S = f"{PREFIX}step_s"
+
+Position = tuple[int, int]
+"""(attempt, step): where a point stands in the order of delivery."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one attempt. `time_ms` is when its lowest rank finished it; `values` by metric name."""
+
+    attempt: int
+    step: int
+    time_ms: int
+    values: dict[str, float]
+
+    @property
+    def position(self) -> Position:
+        return self.attempt, self.step
+
+
+class Points:
+    """Joins what the ranks recorded. A step is a point when all ranks have it.
+
+    When an attempt is over, ranks that recorded nothing no longer count, and a step that a kill cut short
+    is no point: its mean would be over other ranks than its neighbours'. The ledger still has it.
+    A resumed attempt repeats steps: one that is equal in bits to what an earlier attempt recorded is the
+    same point and is not given again; one that is not equal is given too.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[int, dict[int, dict[int, Step]]] = {}
+        self._world: dict[int, int] = {}
+        self._recording: dict[int, set[int]] = {}
+        self._over: set[int] = set()
+        self._given: dict[int, int] = {}
+
+    def add(self, attempt: int, rank: str, event: AnyEvent) -> None:
+        """Take one event of a chain. Each chain's events come in order; chains may come in any."""
+        match event:
+            case AttemptStarted():
+                self._over.update(range(1, attempt))
+            case RankStarted():
+                self._world[attempt] = event.world
+            case Step():
+                self._recording.setdefault(attempt, set()).add(int(rank))
+                self._pending.setdefault(attempt, {}).setdefault(event.step, {})[int(rank)] = event
+            case AttemptEnded():
+                self._over.add(attempt)
+
+    def take(self) -> Iterator[Point]:
+        """Yield the points that have become ready; call it when all that is there has been added."""
+        for attempt in sorted(self._pending):
+            steps = self._pending[attempt]
+            over = attempt in self._over
+            world = self._recording.get(attempt, set()) if over else set(range(self._world.get(attempt, 0)))
+            for step in sorted(steps):
+                if steps[step].keys() != world:
+                    if over:
+                        continue
+                    return
+                point, bits = _point(attempt, step, steps.pop(step))
+                if self._given.get(step) != bits:
+                    self._given[step] = bits
+                    yield point
+            if over:
+                del self._pending[attempt]
+
+
+def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point, int]:
+    ranks = [by_rank[rank] for rank in sorted(by_rank)]
+    names = dict.fromkeys(name for one in ranks for name in one.quantities)
+    texts = {name: [one.quantities[name] for one in ranks if name in one.quantities] for name in names}
+    values = {metric_name(f"{PREFIX}{name}"): _mean(found) for name, found in texts.items()}
+    seconds = max(one.seconds for one in ranks)
+    if seconds > 0:
+        values[STEP_S] = seconds
+        if tokens := sum(one.tokens for one in ranks):
+            values[TOKENS_PER_S] = tokens / seconds
+    point = Point(attempt=attempt, step=step, time_ms=int(ranks[0].time_s * 1000), values=values)
+    # Of each step 8 bytes are kept. What a collision of 64 bits would cost is a step that is not sent a second time.
+    return point, hash(tuple((name, *found) for name, found in texts.items()))
+
+
+def _mean(texts: list[str]) -> float:
+    """Return the mean; of equal bits exactly these, which adding and dividing need not give."""
+    numbers = [exact.decode(text) for text in texts]
+    if len(set(texts)) == 1:
+        return numbers[0]
+    if all(map(math.isfinite, numbers)):
+        with suppress(OverflowError):
+            return math.fsum(numbers) / len(numbers)
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,256 @@
+"""One m5ws run's page in MLflow: found or made, and brought up to what the ledger says.
+
+Every call may be repeated after any kill: tags, parameters, datasets and status are set to what they
+should be, and for metrics and checkpoints MLflow itself is asked how far an earlier delivery came.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from m5ws.records.run import Run
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository.repository import Repository
+from m5ws.tracking.mlflow import description
+from m5ws.tracking.mlflow import params as mlflow_params
+from m5ws.tracking.mlflow import tags as mlflow_subject
+from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS, Made, Models
+from m5ws.tracking.mlflow.metrics import Point, Position
+from m5ws.tracking.mlflow.pages import pages
+from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
+
+DELIVERED_TAG = "m5ws.delivered"
+"""Attempt and step of the last point, as `attempt:step`; written in the same call as the point's metrics."""
+_NOTHING: Position = (0, 0)
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""By this MLflow's UI shows an experiment's runs as training, not as calls of a language model."""
+_METRICS = 1000
+_PARAMS = 100
+_TAGS = 100
+
+
+class Page:
+    """The MLflow run of an m5ws run, and the other ones that its script started, if any."""
+
+    def __init__(self, client: Any, run_id: str, others: Sequence[str] = ()) -> None:
+        self._client = client
+        self.run_id = run_id
+        self.others = tuple(others)
+        self._run = client.get_run(run_id)
+        self.position = _position(self._run.data.tags.get(DELIVERED_TAG))
+        self._status: tuple[str, int | None] = (self._run.info.status, self._run.info.end_time)
+        self._before: Point | None = None
+        self._doubtful = True
+        self._models: Models | None = None
+        self._told_of_no_models = False
+
+    def keep(self) -> None:
+        """Mark this MLflow run as the one that is delivered to, whichever others appear."""
+        if DELIVERED_TAG not in self._run.data.tags:
+            self._client.set_tag(self.run_id, DELIVERED_TAG, _written(_NOTHING))
+
+    def describe(
+        self,
+        repo: Repository,
+        subject: Subject,
+        verdicts: Sequence[Verdict],
+        more: Mapping[str, str],
+        joint: JointVerdict | None = None,
+    ) -> None:
+        """Set tags, description, parameters and datasets, on the script's other runs too."""
+        tags = mlflow_subject.tags(subject) | description.verdict_tags(subject.run.id, verdicts, joint) | dict(more)
+        tags |= self._lineage(subject.run)
+        text = description.note(subject, verdicts, joint)
+        params = mlflow_params.params(repo, subject)
+        for run_id in (self.run_id, *self.others):
+            run = self._client.get_run(run_id)
+            own = {key: tags[key] for key in tags if not _of_the_script(key, run.data.tags)}
+            self._set(run, own | {mlflow_subject.NOTE_TAG: description.placed(_note_of(run), text)}, params)
+            self._log_datasets(run, subject)
+
+    def _lineage(self, run: Run) -> dict[str, str]:
+        """Return the tag by which MLflow puts a fork below its parent, if that has a page here."""
+        found = find(self._client, run.parent.run) if run.parent is not None else []
+        return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
+
+    def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
+        """Set what has been found about the run, and nothing else."""
+        tags = description.verdict_tags(subject.run.id, verdicts, joint)
+        text = description.note(subject, verdicts, joint)
+        for run_id in (self.run_id, *self.others):
+            run = self._client.get_run(run_id)
+            self._set(run, tags | {mlflow_subject.NOTE_TAG: description.placed(_note_of(run), text)}, {})
+
+    def send(self, points: Sequence[Point]) -> int:
+        """Deliver a batch from the front of `points`, in order, and return how many points are done with.
+
+        Points up to `position` were delivered before. The first batch after that may be in MLflow already,
+        whole or in part, if its sender was killed before it saw the answer.
+        """
+        from mlflow.entities import Metric, RunTag
+
+        done = sum(1 for _ in itertools.takewhile(lambda point: point.position <= self.position, points))
+        self._before = points[done - 1] if done else self._before
+        batch = list(_batch(points[done:]))
+        if not batch:
+            return done
+        rows = [(key, point.step, point.time_ms, value) for point in batch for key, value in point.values.items()]
+        if self._doubtful:
+            known = self._known(batch)
+            rows = [row for row in rows if row[:3] not in known]
+        metrics = [Metric(key, value, time_ms, step) for key, step, time_ms, value in rows]
+        last = batch[-1].position
+        # Delivered from here on.
+        self._client.log_batch(self.run_id, metrics=metrics, tags=[RunTag(DELIVERED_TAG, _written(last))])
+        self.position, self._before, self._doubtful = last, batch[-1], False
+        return done + len(batch)
+
+    def publish(self, subject: Subject, made: Sequence[Made]) -> None:
+        """List checkpoints and output files as models; where MLflow knows no models, say so in a tag, once."""
+        if self._models is None:
+            self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
+        if self._told_of_no_models or self._models.publish(subject.run, made):
+            return
+        if self._run.data.tags.get(MODELS_TAG) != NO_MODELS:
+            self._client.set_tag(self.run_id, MODELS_TAG, NO_MODELS)
+        self._told_of_no_models = True
+
+    def settle(self, status: str, end_ms: int | None) -> None:
+        """Set the run's status, and when it ended if it did."""
+        if end_ms is None and status != self._status[0]:
+            self._client.update_run(self.run_id, status=status)
+        elif end_ms is not None and (status, end_ms) != self._status:
+            self._client.set_terminated(self.run_id, status, end_ms)
+        self._status = (status, end_ms)
+
+    def _known(self, batch: Sequence[Point]) -> set[tuple[str, int, int]]:
+        """Return which rows of `batch` MLflow has. Its history is read only if its newest values leave it open."""
+        latest = self._client.get_run(self.run_id).data.metrics
+        keys = {key for point in batch for key in point.values}
+        expected = self._before.values if self._before else {}
+        if all(_text(latest.get(key)) == _text(expected.get(key)) for key in keys):
+            return set()
+        found = (one for key in sorted(keys) for one in self._client.get_metric_history(self.run_id, key))
+        return {(one.key, one.step, one.timestamp) for one in found}
+
+    def _set(self, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
+        """Write tags that differ from MLflow's, and parameters it lacks: it never lets one be changed."""
+        from mlflow.entities import Param, RunTag
+
+        changed = [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]
+        added = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+        for group in _groups(changed, _TAGS):
+            self._client.log_batch(run.info.run_id, tags=group)
+        for group in _groups(added, _PARAMS):
+            self._client.log_batch(run.info.run_id, params=group)
+
+    def _log_datasets(self, run: Any, subject: Subject) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        logged = {(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs} if run.inputs else set()
+        inputs = [
+            DatasetInput(
+                Dataset(name=one.name, digest=one.digest, source_type="m5ws", source=one.source),
+                [InputTag(key, value) for key, value in one.tags.items()],
+            )
+            for one in mlflow_subject.datasets(subject)
+            if (one.name, one.digest) not in logged
+        ]
+        for group in _groups(inputs, _METRICS):
+            self._client.log_inputs(run.info.run_id, datasets=group)
+
+
+def find(client: Any, run_id: str) -> list[str]:
+    """Return the ids of the MLflow runs of an m5ws run: first the one it is delivered to, then by age.
+
+    Looks in all experiments, as a script may choose its own.
+    """
+    experiments = [one.experiment_id for one in pages(lambda token: client.search_experiments(page_token=token))]
+    query = f"tags.`{RUN_TAG}` = '{run_id}'"
+    found = list(pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
+    found.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
+    return [run.info.run_id for run in found]
+
+
+def order(run: Any) -> tuple[int, int, int, str]:
+    """Return the sort key of MLflow runs of one m5ws run: attempt, rank, start, id."""
+    tags = run.data.tags
+    attempt, rank = (_number(tags.get(tag)) for tag in (mlflow_subject.ATTEMPT_TAG, mlflow_subject.RANK_TAG))
+    return attempt, rank, run.info.start_time or 0, run.info.run_id
+
+
+def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> Page:
+    """Return the run's page: the one that is there, or the one its script started, or a new one."""
+    found = find(client, subject.run.id)
+    if not found:
+        created = client.create_run(
+            open_experiment(client, experiment, artifacts),
+            start_time=started_ms,
+            tags={RUN_TAG: subject.run.id, DELIVERED_TAG: _written(_NOTHING)},
+            run_name=mlflow_subject.name(subject.run),
+        )
+        found = [created.info.run_id]
+    page = Page(client, found[0], found[1:])
+    page.keep()
+    return page
+
+
+def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
+    """Return the experiment's id; made if it is not there, with its files in `artifacts`."""
+    from mlflow.exceptions import MlflowException
+
+    existing = client.get_experiment_by_name(name)
+    if existing is not None:
+        return str(existing.experiment_id)
+    try:
+        location = artifacts.as_uri() if artifacts else None
+        return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
+    except MlflowException:
+        # Another process was first; if not, asking again says what is wrong.
+        existing = client.get_experiment_by_name(name)
+        if existing is None:
+            raise
+        return str(existing.experiment_id)
+
+
+def _batch(points: Sequence[Point]) -> Iterator[Point]:
+    """Yield the points, never a part of one, that fit into one call."""
+    rows = 0
+    for index, point in enumerate(points):
+        rows += len(point.values)
+        if index and rows > _METRICS:
+            return
+        yield point
+
+
+def _groups(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def _position(text: str | None) -> Position:
+    attempt, _, step = (text or "").partition(":")
+    return (int(attempt), int(step)) if attempt.isdigit() and step.isdigit() else _NOTHING
+
+
+def _written(position: Position) -> str:
+    return f"{position[0]}:{position[1]}"
+
+
+def _note_of(run: Any) -> str | None:
+    note = run.data.tags.get(mlflow_subject.NOTE_TAG)
+    return str(note) if note else None
+
+
+def _of_the_script(key: str, present: Mapping[str, str]) -> bool:
+    """Return whether a tag of MLflow's own is there already: what the script's process said of itself stays."""
+    return key in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") and key in present
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
+
+def _text(value: float | None) -> str:
+    return "absent" if value is None else float(value).hex()

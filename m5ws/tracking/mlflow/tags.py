@@ -1,0 +1,208 @@
+"""What MLflow is told of a run besides its steps: one-line tags, the run's name and its datasets.
+
+All of it is a pure function of what the store holds, so that it can be written again at any time and is
+the same. What is absent has the value "absent", never no tag: the comparison page then shows it.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from m5ws.errors import NotFound
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import OTHER_ENVIRONMENT, AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.repository import runs, snapshots
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+
+ABSENT = "absent"
+RUN_TAG = "m5ws.run_id"
+ATTEMPT_TAG = "m5ws.attempt"
+RANK_TAG = "m5ws.rank"
+SNAPSHOT_TAG = "m5ws.snapshot_id"
+PARENT_PAGE_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+TAG_CHARACTERS = 8000
+_DIGEST_CHARACTERS = 36
+_INPUT_TAG_CHARACTERS = 500
+_SHORT = 12
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and what it stands on. `facts` are those of its newest attempt, as its ranks saw them.
+
+    `environments`: by attempt, how its environment can give other bits than the first one's.
+    """
+
+    run: Run
+    snapshot: Snapshot
+    annotation: Annotation | None = None
+    attempt: int | None = None
+    facts: dict[str, str | None] = {}
+    environments: dict[int, str] = {}
+
+
+class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A dataset as MLflow lists it: its digest cut to MLflow's 36 characters, the whole one in `tags`."""
+
+    name: str
+    digest: str
+    source: str
+    tags: dict[str, str]
+
+
+def load(repo: Repository, run_id: str) -> Subject:
+    """Return a run with its snapshot and what its newest attempt observed. Raises NotFound, CorruptObject."""
+    run = runs.load(repo, run_id)
+    attempt = max(ledger.attempts(repo, run_id), default=None)
+    return Subject(
+        run=run,
+        snapshot=snapshots.load(repo, run.snapshot),
+        annotation=_annotation(repo, run),
+        attempt=attempt,
+        facts={} if attempt is None else _facts(repo, run_id, attempt),
+        environments=dict(_environments(repo, run_id)),
+    )
+
+
+def tags(subject: Subject) -> dict[str, str]:
+    """Return the tags of a run: m5ws's own, and those of MLflow's that its pages know."""
+    snapshot, facts = subject.snapshot, subject.facts
+    own = {
+        RUN_TAG: subject.run.id,
+        ATTEMPT_TAG: _text(subject.attempt),
+        SNAPSHOT_TAG: subject.run.snapshot,
+        "m5ws.code_tree": snapshot.code.tree,
+        "m5ws.config": snapshot.config,
+        "m5ws.tokenizer": _text(snapshot.tokenizer and snapshot.tokenizer.tree),
+        "m5ws.data": _data(snapshot),
+        "m5ws.image_digest": _image(subject),
+        "m5ws.nccl": _text(facts.get("nccl")),
+        "m5ws.efa": _versions(facts, {"driver": "efa.driver", "libfabric": "libfabric", "ofi-nccl": "aws-ofi-nccl"}),
+        "m5ws.cuda": _text(facts.get("torch.cuda")),
+        "m5ws.driver": _text(facts.get("gpu.driver")),
+        "m5ws.torch": _text(facts.get("torch")),
+        "m5ws.gpu": _gpu(facts),
+        "m5ws.other_environment": _text("; ".join(f"attempt {n}: {said}" for n, said in subject.environments.items())),
+    }
+    if subject.run.reproduces is not None:
+        own["m5ws.reproduces"] = subject.run.reproduces
+    if (parent := subject.run.parent) is not None:
+        own |= {"m5ws.parent_run": parent.run, "m5ws.parent_step": str(parent.step)}
+    return {key: _one_line(value) for key, value in (own | _source(subject)).items()}
+
+
+def name(run: Run) -> str:
+    """Return what MLflow calls a run."""
+    if run.name:
+        return run.name
+    return f"replay {run.id} of {run.reproduces}" if run.reproduces else f"run {run.id}"
+
+
+def datasets(subject: Subject) -> list[DatasetInput]:
+    """Return the run's datasets as MLflow's inputs."""
+    found = []
+    for one in subject.snapshot.datasets:
+        full = one.hash or one.tree
+        about = {"digest": full, "tree": one.tree, "kind": one.kind, "size_bytes": str(one.size_bytes)}
+        found.append(
+            DatasetInput(
+                name=one.name[:_INPUT_TAG_CHARACTERS],
+                digest=full if len(full) <= _DIGEST_CHARACTERS else full[:32],
+                source=f"m5ws:snapshot/{subject.run.snapshot}/data/{one.name}",
+                tags={f"m5ws.{key}": value[:_INPUT_TAG_CHARACTERS] for key, value in about.items()},
+            )
+        )
+    return found
+
+
+def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
+    """Return the tag that counts and quotes what a person should see; none where there is nothing."""
+    said = [notice.message if notice.step is None else f"step {notice.step}: {notice.message}" for notice in notices]
+    return {"m5ws.notices": _one_line(f"{len(said)}: {'; '.join(said)}", 500)} if said else {}
+
+
+def _annotation(repo: Repository, run: Run) -> Annotation | None:
+    """Return what was said of the snapshot when the run began: later words are about other runs."""
+    said = snapshots.annotations(repo, run.snapshot)
+    before = [one for one in said if one.created_s <= run.created_s] or said[:1]
+    return before[-1] if before else None
+
+
+def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]:
+    started = _first(repo, run_id, attempt, ledger.LAUNCHER)
+    facts: dict[str, str | None] = {}
+    if isinstance(started, AttemptStarted):
+        with contextlib.suppress(NotFound):
+            facts |= repo.objects.get_record(started.observed, Observed).facts
+    ranks = [rank for rank in ledger.ranks(repo, run_id, attempt) if rank != ledger.LAUNCHER]
+    rank = _first(repo, run_id, attempt, ranks[0]) if ranks else None
+    if isinstance(rank, RankStarted):
+        facts |= {key: value for key, value in rank.facts.items() if value is not None}
+    return facts
+
+
+def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
+    """Yield each attempt that began in another environment than the first one, and how it differs."""
+    for attempt in ledger.attempts(repo, run_id)[1:]:
+        for event in ledger.events(repo, run_id, attempt, ledger.LAUNCHER):
+            if isinstance(event, Notice) and event.kind == OTHER_ENVIRONMENT:
+                yield attempt, event.message
+
+
+def _first(repo: Repository, run_id: str, attempt: int, rank: str) -> AnyEvent | None:
+    batch = next(ledger.read(repo, run_id, attempt, rank), None)
+    return ledger.decode_event(batch.events[0]) if batch else None
+
+
+def _source(subject: Subject) -> dict[str, str]:
+    """Return the tags by which MLflow's pages show where a run came from."""
+    said, code = subject.annotation, subject.snapshot.code
+    source = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": " ".join(subject.run.spec.command),
+        "mlflow.source.git.commit": code.commit,
+        "mlflow.source.git.dirty": str(code.dirty).lower() if code.commit else None,
+        "mlflow.source.git.branch": said and said.branch,
+        "mlflow.source.git.repoURL": said and said.remote,
+        "mlflow.user": said and said.author,
+    }
+    return {key: value for key, value in source.items() if value}
+
+
+def _data(snapshot: Snapshot) -> str:
+    """Return each dataset's name and the start of its digest, without a space: MLflow breaks a line at one.
+
+    Many are one digest of all, so that no difference is lost behind what is cut off.
+    """
+    line = ",".join(f"{one.name}={(one.hash or one.tree)[:_SHORT]}" for one in snapshot.datasets)
+    if len(line) <= 500:
+        return "_".join(line.split()) or ABSENT
+    every = "".join(f"{one.name}\0{one.hash or one.tree}\0" for one in snapshot.datasets)
+    return f"{len(snapshot.datasets)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
+
+
+def _image(subject: Subject) -> str:
+    return _text(subject.snapshot.declared.image or subject.facts.get("container.image"))
+
+
+def _gpu(facts: dict[str, str | None]) -> str:
+    model, count = facts.get("gpu.model"), facts.get("gpu.count")
+    return f"{count} × {model}" if model and count else _text(model)
+
+
+def _versions(facts: dict[str, str | None], names: dict[str, str]) -> str:
+    return ",".join(f"{shown}={facts[name]}" for shown, name in names.items() if facts.get(name)) or ABSENT
+
+
+def _text(value: object) -> str:
+    return ABSENT if value in (None, "") else str(value)
+
+
+def _one_line(value: str, limit: int = TAG_CHARACTERS) -> str:
+    line = " ".join(value.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

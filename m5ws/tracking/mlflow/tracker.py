@@ -1,0 +1,131 @@
+"""MLflow as a `Tracker`: the pages of runs, followed from the ledger by a process of its own.
+
+Nothing here imports MLflow: starting a run costs it nothing, and a training rank shares no lock, thread
+or second with it. What MLflow says is asked in mlflow_query, when somebody asks.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from typing import IO
+
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.tracking.mlflow.follower import Options
+from m5ws.tracking.mlflow.migrations import installed, migrate
+from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
+
+_LAST_WORDS_S = 5.0
+_QUIET = (
+    "env",
+    # Unless told otherwise, the server reports how it is used, and starts seven processes for jobs nobody asks for.
+    "MLFLOW_DISABLE_TELEMETRY=true",
+    "DO_NOT_TRACK=true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false",
+)
+
+
+class Following:
+    """`Following`: a follower process. It ends by itself if this process dies, whatever way."""
+
+    def __init__(self, options: Options) -> None:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — it lives as long as this
+        # A session of its own: Ctrl-C in the terminal stops the run, not what delivers how it ended.
+        self._process = subprocess.Popen(
+            options.argv,
+            env={**os.environ, **options.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def wake(self) -> None:
+        stdin = self._process.stdin
+        # A full pipe means that it has not come to the earlier calls. One that has ended is reported by `close`.
+        with suppress(BlockingIOError, BrokenPipeError):
+            if stdin is not None and not stdin.closed:
+                os.write(stdin.fileno(), b"\n")
+
+    def close(self, timeout_s: float) -> bool:
+        """Say that the run is over and wait; True if all of it is in MLflow. May be called again."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        for stop in (self._process.terminate, self._process.kill):
+            try:
+                return self._process.wait(timeout_s) == 0
+            except subprocess.TimeoutExpired:
+                stop()  # it says what is missing, and ends
+                timeout_s = _LAST_WORDS_S
+        self._process.wait()
+        return False
+
+    @property
+    def problem(self) -> str:
+        """What the follower had to say, for people; empty if nothing."""
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace").strip()
+
+
+class Mlflow:
+    """`Tracker` on the MLflow at `tracking_uri`, for the runs of the store at `store_url`."""
+
+    def __init__(self, tracking_uri: str, experiment: str, store_url: str) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self._store_url = store_url
+
+    def migrate(self) -> None:
+        migrate(self.tracking_uri, self.experiment)
+
+    def environment(self) -> dict[str, str]:
+        return {"MLFLOW_TRACKING_URI": self.tracking_uri, "MLFLOW_EXPERIMENT_NAME": self.experiment}
+
+    def follow(self, run: str) -> Following:
+        return Following(self.options(run))
+
+    def catch_up(self, run: str) -> Following:
+        return Following(self.options(run, once=True))
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        from m5ws.tracking.mlflow import client
+
+        client.write_verdict(self.tracking_uri, self.experiment, self._store_url, verdict)
+
+    def write_joint(self, joint: JointVerdict) -> None:
+        from m5ws.tracking.mlflow import client
+
+        client.write_joint(self.tracking_uri, self.experiment, self._store_url, joint.run)
+
+    def resolve(self, text: str) -> str | None:
+        from m5ws.tracking.mlflow import client
+
+        return client.resolve(self.tracking_uri, text)
+
+    def script_metrics(self, run: str) -> dict[str, list[tuple[int, str]]]:
+        from m5ws.tracking.mlflow import client
+
+        return client.script_metrics(self.tracking_uri, run)
+
+    def ui_url(self, port: int) -> str:
+        return self.tracking_uri if is_server(self.tracking_uri) else f"http://127.0.0.1:{port}"
+
+    def ui_argv(self, port: int) -> tuple[str, ...]:
+        if is_server(self.tracking_uri):
+            return ()
+        installed()
+        artifacts = artifacts_dir(self.tracking_uri)
+        where = ("--default-artifact-root", artifacts.as_uri()) if artifacts else ()
+        # A variable, since the address may hold a password and everybody on a machine sees arguments.
+        database = f"MLFLOW_BACKEND_STORE_URI={self.tracking_uri}"
+        serve = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+        return (*_QUIET, database, sys.executable, "-P", "-m", "mlflow", "server", *serve, *where)
+
+    def options(self, run: str, *, once: bool = False) -> Options:
+        """Return what a follower of `run` is started with."""
+        return Options(
+            store=self._store_url, run=run, tracking_uri=self.tracking_uri, experiment=self.experiment, once=once
+        )

@@ -1,0 +1,1 @@
+"""Frameworks: the state of each, saved and restored."""

@@ -1,0 +1,1 @@
+"""DeepSpeed: engines, ZeRO checkpoints, the CPU optimizer."""

@@ -1,0 +1,268 @@
+"""A DeepSpeed engine: ZeRO stages 1 to 3, with or without optimizer offload, and plain data parallelism in fp32.
+
+State is saved by `engine.save_checkpoint` and loaded by `engine.load_checkpoint`, with the checkpoint engine lent
+(`deepspeed_engine`). What DeepSpeed leaves out is kept beside it: buffers of every rank, the count of micro steps
+and CPUAdam's products (`cpu_adam_state`). On another number of ranks, `deepspeed_reshard` makes this rank's files.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+from m5ws.errors import M5Error
+from m5ws.records.checkpoint import Content
+from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.tree import Slice
+from m5ws.repository.objects import Objects
+from m5ws.training.backends.base import Piece, Plain, Saved, Span
+from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
+from m5ws.training.backends.deepspeed import layout as deepspeed_layout
+from m5ws.training.backends.deepspeed import state as deepspeed_state
+from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
+from m5ws.training.compat import engine as internals
+from m5ws.training.runtime import collectives
+from m5ws.training.state.plain_state import RestoreError, StateError
+from m5ws.training.state.staging import Copier, Copies
+
+_BUFFERS = "buffers"
+_Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
+
+
+class DeepSpeedBackend:
+    """`backend.Backend` of what `deepspeed.initialize` returned first. Raises StateError for what it cannot restore."""
+
+    format: Literal["deepspeed/1"] = "deepspeed/1"
+
+    def __init__(self, engine: Any) -> None:
+        facts.require(internals.facts(engine))
+        limits.refuse_unsupported(engine, _base(engine))
+        facts.require(_facts(engine))
+        self._engine = engine
+        self._module: torch.nn.Module = engine.module
+        self._names = deepspeed_layout.names(self._module)
+        self._watched = _watched(engine)
+
+    # --- tensors
+
+    def tensors(self) -> Iterator[Piece]:
+        yield from deepspeed_layout.parameter_pieces(self._module)
+        for path, buffer in self._module.named_buffers():
+            yield Piece(f"buffer.{deepspeed_layout.unwrapped(path)}", buffer.detach(), copy="replica")
+        yield from self._zero_pieces() if self._engine.zero_optimization() else self._plain_pieces()
+        yield from self._counters()
+
+    def _zero_pieces(self) -> Iterator[Piece]:
+        """Yield the fp32 parameters, and the optimizer's state of each."""
+        optimizer = self._engine.optimizer
+        for fragment in deepspeed_layout.fragments(optimizer, self._names):
+            if not fragment.size:
+                continue
+            span = Span(fragment.start)
+            yield Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span)
+            for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
+                    yield Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span)
+
+    def _plain_pieces(self) -> Iterator[Piece]:
+        for parameter, state in self._engine.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield Piece(f"optimizer.{self._names[id(parameter)]}.{key}", value.detach(), copy="replica")
+
+    def _counters(self) -> Iterator[Piece]:
+        """Yield how many steps the optimizer has counted, and what CPUAdam's products are a function of."""
+        states = _base(self._engine).state.values()
+        steps = sorted({int(state["step"]) for state in states if "step" in state})
+        if steps:
+            yield Piece("optimizer.step", torch.tensor(steps), copy="replica")
+        if self._watched is not None:
+            held = self._watched.products
+            values = torch.tensor([held.beta1, held.beta2, held.anchor, held.step], dtype=torch.float64)
+            yield Piece("optimizer.cpu_adam", values, copy="replica")
+
+    # --- save
+
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def takes(self, path: str, tensor: torch.Tensor) -> bool:
+        return False
+
+    def given(self, path: str) -> torch.Tensor:
+        raise RestoreError(f"the checkpoint has {path} among its tensors, which DeepSpeed's do not")
+
+    def check(self) -> None:
+        """Nothing to find: what cannot be restored is refused when the engine is registered."""
+
+    def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
+        if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
+            return  # Between two optimizer steps, where no checkpoint is made.
+        files = self._taken(collectives.rank(group))
+        if self._engine.zero_optimization():
+            facts.require(zero_files.facts(files))
+        names = {name for rank in collectives.gather(set(files), group) for name in rank}
+        if missing := sorted(set(checkpoint_engine.wanted(self._engine)) - names):
+            raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it asks for when it loads")
+        deepspeed_state.rehearse(files)
+
+    def stage(self, copier: Copier) -> "_Staged":
+        structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
+        copies = Copies(copier)
+        copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
+        # What DeepSpeed saves holds nearly all pieces; a rank that saves no parameters has its replicas copied too.
+        pieces = [
+            replace(piece, tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
+            for number, piece in enumerate(self.tensors())
+        ]
+        common: dict[str, Plain] = {"optimizer_kind": type(_base(self._engine)).__name__}
+        return _Staged(structures, copied, pieces, common, self._hidden())
+
+    def _files(self, rank: int) -> dict[str, Mapping[str, Any]]:
+        """Return all this rank has to store, by file name; collective. Raises StateError."""
+        engine = self._engine
+        if engine.micro_steps % engine.gradient_accumulation_steps():
+            raise StateError(
+                "the checkpoint falls between two optimizer steps of the DeepSpeed engine",
+                hint="A session's step is as many forward and backward passes as gradient_accumulation_steps says.",
+            )
+        if engine.zero_optimization() and zero.cuts_parameters(engine.optimizer):
+            deepspeed_layout.clear_padding(engine.optimizer, self._module, self._names)
+        return self._taken(rank)
+
+    def _taken(self, rank: int) -> dict[str, Mapping[str, Any]]:
+        return {**checkpoint_engine.take(self._engine), _buffers_of(rank): dict(self._module.named_buffers())}
+
+    def _hidden(self) -> dict[str, Plain]:
+        products = self._watched.products.plain() if self._watched is not None else None
+        return {"micro_steps": self._engine.micro_steps, "cpu_adam": products}
+
+    # --- load
+
+    def load(
+        self,
+        objects: Objects,
+        content: Content,
+        common: Mapping[str, Plain],
+        rank: Mapping[str, Plain] | None,
+        group: "torch.distributed.ProcessGroup | None",
+    ) -> None:
+        problem: Exception | None = None
+        files: dict[str, dict[str, Any]] = {}
+        own = checkpoint_engine.take(self._engine) if rank is None else {}
+        try:
+            files, hidden = self._read(objects, content, collectives.rank(group), rank, own)
+        except (M5Error, OSError) as error:
+            problem = error
+        # No rank may enter DeepSpeed's collectives if another one will not.
+        failed = [number for number, fine in enumerate(collectives.gather(problem is None, group)) if not fine]
+        if problem is not None:
+            raise problem
+        if failed:
+            raise RestoreError(f"rank {failed[0]} could not read its part of the checkpoint")
+        buffers = files.pop(_BUFFERS)
+        names = reshard.on_all_ranks(files) if rank is None else content.blobs
+        checkpoint_engine.give(self._engine, files, names)
+        for parameter in self._module.parameters():
+            zero.drop_second_copy(parameter)
+        self._restore_hidden(buffers, hidden)
+
+    def _read(
+        self,
+        objects: Objects,
+        content: Content,
+        number: int,
+        rank: Mapping[str, Plain] | None,
+        own: dict[str, dict[str, Any]],
+    ) -> tuple[dict[str, dict[str, Any]], Mapping[str, Plain]]:
+        """Return DeepSpeed's files for this rank, with its buffers, and what DeepSpeed hides."""
+        names = [*checkpoint_engine.wanted(self._engine), _buffers_of(number)]
+        if rank is None:
+            names = reshard.wanted(self._engine, number, content)
+        if missing := [name for name in names if name not in content.blobs]:
+            raise RestoreError(
+                f"the checkpoint has no {', '.join(missing)}",
+                hint="The ZeRO stage or the data type differs from when the checkpoint was made.",
+            )
+        tensors = {tensor.name: tensor for tensor in content.tensors}
+        *names, buffers = names
+        read = {_BUFFERS: deepspeed_state.read(objects, content.blobs[buffers], tensors)}
+        if rank is not None:
+            return read | {name: deepspeed_state.read(objects, content.blobs[name], tensors) for name in names}, rank
+        files = reshard.files(self._engine, objects, content, own)
+        return read | files, {**reshard.hidden(objects, content), "micro_steps": None}
+
+    @torch.no_grad()
+    def _restore_hidden(self, stored: Mapping[str, torch.Tensor], rank: Mapping[str, Plain]) -> None:
+        buffers = dict(self._module.named_buffers())
+        if other := buffers.keys() ^ stored.keys():
+            raise RestoreError(f"the model's buffers are not the checkpoint's: {', '.join(sorted(other))}")
+        for path, buffer in buffers.items():
+            buffer.copy_(stored[path])
+        steps = self._engine.global_steps * self._engine.gradient_accumulation_steps()
+        # On another number of ranks a step may be made of more, or fewer, passes.
+        self._engine.micro_steps = steps if rank["micro_steps"] is None else rank["micro_steps"]
+        if (self._watched is None) != (rank["cpu_adam"] is None):
+            raise RestoreError("the checkpoint was made with another optimizer: one of the two is DeepSpeed's CPUAdam")
+        if self._watched is not None:
+            cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """`backend.Staged`: what DeepSpeed would write into files, by file and path, copied or live."""
+
+    structures: Mapping[str, bytes]
+    state: Mapping[str, torch.Tensor]
+    pieces: list[Piece]
+    common: dict[str, Plain]
+    rank: dict[str, Plain]
+
+    def tensors(self) -> Iterator[Piece]:
+        return iter(self.pieces)
+
+    def save(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
+    ) -> Saved:
+        problem: Exception | None = None
+        written: _Written = ((), {})
+        try:
+            written = deepspeed_state.write(objects, self.structures, self.state)
+        except (M5Error, OSError) as error:
+            problem = error
+        # Asked of all before it is raised here: the others are in this same exchange.
+        everything = collectives.gather(written, group)
+        if problem is not None:
+            raise problem
+        tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
+        blobs = {name: blob for _, found in everything for name, blob in found.items()}
+        return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
+
+
+def _buffers_of(rank: int) -> str:
+    return f"buffers-{rank}"
+
+
+def _base(engine: Any) -> Any:
+    """Return the optimizer that does the arithmetic, inside DeepSpeed's wrappers."""
+    optimizer = engine.optimizer
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _facts(engine: Any) -> Iterator[facts.Fact]:
+    """Yield the facts about what is inside an engine that is not refused."""
+    yield from modules.STATED
+    yield from modules.NAMED
+    if engine.zero_optimization():
+        yield from zero.facts(engine.optimizer)
+    if isinstance(base := _base(engine), DeepSpeedCPUAdam):
+        yield from cpu_adam.facts(base)
+
+
+def _watched(engine: Any) -> cpu_adam_state.Watched | None:
+    base = _base(engine)
+    return cpu_adam_state.watch(base) if isinstance(base, DeepSpeedCPUAdam) else None

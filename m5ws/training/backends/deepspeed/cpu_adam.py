@@ -1,0 +1,209 @@
+"""`python -m m5ws.training.backends.deepspeed.cpu_adam`: build DeepSpeed's CPUAdam operator before ranks start.
+
+It prints one JSON line, {"path": …, "digest": …}: the operator is compiled for the CPU that it is built on, so its
+digest is part of the environment. Each environment has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR, so that
+two never compile over each other or wait for each other. What was built is remembered there; a second call imports
+neither torch nor DeepSpeed and takes a fraction of a second.
+"""
+
+import json
+import os
+import re
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import blake3
+
+from m5ws.errors import M5Error, MissingExtra
+from m5ws.training.runtime import isolation
+
+# torch waits for ever on the lock of a build that was killed; no build takes as long as this.
+_STALE_LOCK_S = 900.0
+# Where all is built, a rank holds it while it loads, which takes seconds; one that was killed then leaves it.
+_LOADED_S = 120.0
+_ROOT = "TORCH_EXTENSIONS_DIR"
+_OWN = re.compile(r"m5ws-[0-9a-f]{16}")
+# Variables that choose the compiler or the instructions; with DS_*.
+_VARIABLES = {"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "HOME"}
+# Of TORCH_* and PYTORCH_* alone those that a build reads: torchrun, m5ws and people set others in some processes of an
+# environment, each of which would compile for itself.
+_TORCH_VARIABLES = {
+    "PYTORCH_NVCC",
+    "PYTORCH_ROCM_ARCH",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_DONT_CHECK_COMPILER_ABI",
+    "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES",
+    "TORCH_NO_COMPILER_WRAPPER",
+    "TORCH_XPU_ARCH_LIST",
+}
+_NOTE_NAME = "cpu_adam.json"
+_ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
+
+
+class BuildFailed(M5Error):
+    """The compiled operator could not be built."""
+
+    hint = "CPUAdam needs a C++ compiler and ninja; the messages above are the compiler's."
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A built operator: its shared object, and the digest (BLAKE3) of what of it is loaded."""
+
+    path: str
+    digest: str
+
+
+def ensure_cpu_adam() -> Operator:
+    """Build and load the operator, unless that is done already, and return it. Output is shown on failure only.
+
+    From here on, this process and its children have TORCH_EXTENSIONS_DIR set to the environment's own folder. What
+    DeepSpeed loads is found there: this operator, and that of `init_distributed` where there is no accelerator. Raises
+    MissingExtra, BuildFailed.
+    """
+    try:
+        folder = _folder(os.environ)
+    except metadata.PackageNotFoundError as error:
+        raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
+    os.environ[_ROOT] = str(folder)
+    note = folder / _NOTE_NAME
+    known = _known(note)
+    _drop_locks(folder, _STALE_LOCK_S if known is None else _LOADED_S)
+    if known is not None:
+        return known
+    with _shown_on_failure():
+        from m5ws.training.compat import cpu_adam as internals
+
+        module, *_ = [_load(builder) for builder in internals.builders()]
+    operator = describe(Path(module.__file__))
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(operator)))
+    temporary.replace(note)
+    return operator
+
+
+def _folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of what is built in an environment: a digest of all that a build depends on is its name.
+
+    A process that inherited such a folder as TORCH_EXTENSIONS_DIR finds it again, or its own beside it.
+    """
+    relevant = {
+        name: value
+        for name, value in environment.items()
+        if name in _VARIABLES | _TORCH_VARIABLES or name.startswith("DS_")
+    }
+    versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
+    # Which GPUs are visible changes no build; that none is does.
+    no_gpu = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu(), no_gpu]).encode()).hexdigest()
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    root = Path(environment.get(_ROOT) or f"{caches}/torch_extensions").expanduser().absolute()
+    return (root.parent if _OWN.fullmatch(root.name) else root) / f"m5ws-{key[:16]}"
+
+
+def _cpu() -> list[str]:
+    """Return what says which instructions this CPU has: the operator is compiled with -march=native."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+
+
+def _known(note: Path) -> Operator | None:
+    """Return the operator that a note remembers, if its file is still the one that was built."""
+    try:
+        operator = Operator(**json.loads(note.read_text()))
+        return operator if describe(Path(operator.path)) == operator else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _load(builder: Any) -> Any:
+    try:
+        return builder.load(verbose=True)
+    except (RuntimeError, OSError, ImportError) as error:
+        raise BuildFailed(f"DeepSpeed's operator {builder.name} could not be built or loaded: {error}") from error
+
+
+def describe(path: Path) -> Operator:
+    """Return the path and digest of a built operator. Raises OSError."""
+    digest = blake3.blake3()
+    for part in _loaded(path.read_bytes()):
+        digest.update(part)
+    return Operator(str(path), digest.hexdigest())
+
+
+def _loaded(library: bytes) -> Iterator[bytes]:
+    """Yield the parts of a shared object that are loaded to be run.
+
+    Debug information and the build id hold the directory it was built in: with them, no two users' would be equal.
+    ELF-64: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.sheader.html
+    """
+    if library[:6] != b"\x7fELF\x02\x01":
+        yield library
+        return
+    table, size, count = (*struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58))
+    for start in range(table, table + size * count, size):
+        _, kind, flags, _, offset, length = struct.unpack_from("<IIQQQQ", library, start)
+        if flags & _ALLOCATED and kind not in (_NOTE, _NO_BITS):
+            yield library[offset : offset + length]
+
+
+def _drop_locks(folder: Path, age_s: float) -> None:
+    """Remove the locks that a killed build or rank has left: whoever meets one next would wait for ever."""
+    for lock in folder.glob("*/lock"):
+        try:
+            if time.time() - lock.stat().st_mtime > age_s:
+                lock.unlink()
+        except FileNotFoundError:
+            pass
+
+
+@contextmanager
+def _shown_on_failure() -> Iterator[None]:
+    """Keep what this process and its children print, and show it on stderr if an error ends the block."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {number: os.dup(number) for number in (1, 2)}
+    with tempfile.TemporaryFile() as kept:
+        for number in saved:
+            os.dup2(kept.fileno(), number)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, original in saved.items():
+                os.dup2(original, number)
+                os.close(original)
+            if failed:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode(errors="replace"))
+
+
+def main() -> int:
+    """Print the operator as one JSON line."""
+    isolation.activate()
+    try:
+        operator = ensure_cpu_adam()
+    except M5Error as error:
+        print(f"error: {error}\n{error.hint}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(asdict(operator)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""DeepSpeed's state dictionaries as plain data, with their tensors apart: an explicit codec, no pickle.
+
+Invariant: equal states give equal bytes. Each tensor is stored by its elements, never as a view with its storage;
+what DeepSpeed adds about the configuration (paths are in it) is left out, and no loader reads it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from m5ws.records import codec
+from m5ws.records.checkpoint import Shard
+from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.tree import Slice
+from m5ws.repository.buffers import Reading, into, read_parts, write_parts
+from m5ws.repository.objects import Objects
+from m5ws.training.backends.base import Plain
+from m5ws.training.compat import engine, modules
+from m5ws.training.state import content_check as content_rules
+from m5ws.training.state import plain_state, tensor_bytes
+from m5ws.training.state.plain_state import RestoreError, StateError
+
+_TAG = "m5ws.kind"
+_LEFT_OUT = ("ds_config",)
+_Make = Callable[[TensorRecord, list[Reading]], torch.Tensor]
+_CLASSES = engine.state_classes()
+_STAGE = engine.stage_class()
+
+
+def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
+    """Return state dictionaries by file name as structures without tensors, and their tensors by path, live.
+
+    Raises StateError naming the path of what cannot be stored.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    structures = {name: codec.encode_plain(_structure(name, state, tensors)) for name, state in files.items()}
+    return structures, tensors
+
+
+def rehearse(files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise StateError for state dictionaries that are others after they were taken apart and put together."""
+    structures, tensors = parted(files)
+    records = {name: _record(name, tensor, ()) for name, tensor in tensors.items()}
+    for name, structure in structures.items():
+        state = plain_state.decode(codec.decode_plain(structure))
+        again, _ = parted({name: _restored(state, records, lambda record: tensors[record.name])})
+        if again[name] != structure:
+            raise StateError(f"DeepSpeed's {name} is another one after it was stored and read")
+
+
+def write(
+    objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
+) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
+    """Make what `parted` returned durable; return its tensors, and where each file's structure is."""
+    # By name: a dictionary that was loaded may have another order than the one that was saved.
+    parts = write_parts(objects, ((name, tensor_bytes.readable(tensors[name])) for name in sorted(tensors)))
+    blobs = {name: _put(objects, structure) for name, structure in structures.items()}
+    return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
+
+
+def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """Return a state dictionary that `write` stored; its tensors are new, on the CPU.
+
+    Raises NotFound, CorruptObject, RestoreError.
+    """
+    return _read(objects, blob, tensors, _tensor)
+
+
+def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """Return a state dictionary whose tensors are not read but for those without dimensions; they are on no device.
+
+    Raises NotFound, CorruptObject, RestoreError.
+    """
+
+    def made(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+        if not record.shape:
+            return _tensor(record, readings)
+        return torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype), device="meta")
+
+    return _read(objects, blob, tensors, made)
+
+
+def _read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord], make: _Make) -> dict[str, Any]:
+    readings: list[Reading] = []
+    structure = plain_state.decode(codec.decode_plain(objects.read(blob)))
+    state = _restored(structure, tensors, lambda record: make(record, readings))
+    if not isinstance(state, dict):
+        raise RestoreError("a stored DeepSpeed state is not a dictionary")
+    read_parts(objects, readings)
+    return state
+
+
+# --- out
+
+
+def _structure(name: str, state: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Plain:
+    kept = {key: value for key, value in state.items() if key not in _LEFT_OUT}
+    return plain_state.encode(_lifted(kept, name, tensors), name)
+
+
+def _lifted(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return `value` with each tensor, entered into `tensors` by its path, and each object replaced by a marker."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise StateError(f"{path} is a tensor of layout {value.layout}, which m5ws cannot store")
+        if path in tensors:
+            raise StateError(f"two entries are called {path}, which m5ws cannot tell apart")
+        tensors[path] = value.detach()
+        return {_TAG: "tensor", "name": path}
+    if type(value) in (list, tuple):
+        return type(value)(_lifted(item, f"{path}/{i}", tensors) for i, item in enumerate(value))
+    if type(value) in (dict, OrderedDict):
+        items = ((key, _lifted(item, f"{path}/{_key(key, path)}", tensors)) for key, item in value.items())
+        return _with_metadata(value, type(value)(items))
+    if isinstance(value, torch.dtype):
+        return {_TAG: "dtype", "name": str(value).removeprefix("torch.")}
+    if isinstance(value, _STAGE):
+        return {_TAG: "stage", "value": int(value)}
+    if type(value).__name__ in _CLASSES and type(value) is _CLASSES[type(value).__name__]:
+        return {_TAG: type(value).__name__, "fields": _lifted(vars(value), path, tensors)}
+    return value
+
+
+def _key(key: object, path: str) -> str:
+    if key == _TAG:
+        raise StateError(f"{path} has a key {_TAG!r}, which is m5ws's own")
+    return str(key)
+
+
+def _with_metadata(value: Any, lifted: Any) -> Any:
+    """Keep the versions that `Module.state_dict` hangs on its result, which loaders of older layouts look at."""
+    metadata = modules.state_metadata(value)
+    return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
+
+
+def _record(name: str, tensor: torch.Tensor, parts: tuple[Slice, ...]) -> TensorRecord:
+    shape = tuple(tensor.shape)
+    whole = Shard(offsets=(0,) * len(shape), sizes=shape, parts=parts)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorRecord(name=name, dtype=dtype, shape=shape, shards=(whole,) if parts else ())
+
+
+def _put(objects: Objects, data: bytes) -> Slice:
+    digest = objects.put(data)
+    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+
+
+# --- back
+
+
+def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[TensorRecord], torch.Tensor]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_restored(item, tensors, make) for item in value)
+    if type(value) not in (dict, OrderedDict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return type(value)((key, _restored(item, tensors, make)) for key, item in value.items())
+    if kind == "tensor":
+        if (record := tensors.get(str(value.get("name")))) is None:
+            raise RestoreError(f"a stored DeepSpeed state names the tensor {value.get('name')!r}, which it lacks")
+        return make(record)
+    if kind == "dtype":
+        return content_rules.dtype("a stored DeepSpeed state", str(value.get("name")))
+    if kind == "stage":
+        return _STAGE(value["value"])
+    if kind == "module":
+        module = _restored(value["items"], tensors, make)
+        modules.set_state_metadata(module, value["metadata"])
+        return module
+    if kind not in _CLASSES:
+        raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
+    found: Any = object.__new__(_CLASSES[kind])
+    vars(found).update(_restored(value["fields"], tensors, make))
+    return found
+
+
+def _tensor(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+    """Return an empty tensor, and enter into `readings` what fills it. Raises CorruptObject."""
+    tensor = torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype))
+    if record.shards:
+        (shard,) = record.shards
+        readings += into(shard.parts, tensor.view(-1).view(torch.uint8).numpy().data, record.name)
+    return tensor

@@ -1,0 +1,210 @@
+"""The weights and moments of a DeepSpeed checkpoint by the model's own names, without a byte of them being read.
+
+ZeRO 1 and 2 lay each group's parameters one after the other in one buffer, cut into a part per rank; ZeRO 3 cuts each
+parameter, and pads its last parts. Weights are the fp32 masters, as DeepSpeed's own zero_to_fp32 gives them; parameters
+that are not trained are as they were stored. https://www.deepspeed.ai/tutorials/zero/
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from m5ws.errors import CorruptObject
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content, Tensor
+from m5ws.repository.objects import Objects
+from m5ws.repository.tensors import Box, Layout, item_bytes, layout
+from m5ws.training.backends.deepspeed import layout as deepspeed_layout
+from m5ws.training.compat import zero_files
+from m5ws.training.state import plain_state
+from m5ws.training.state.plain_state import RestoreError
+
+_KIND = "m5ws.kind"
+
+_Span = tuple[int, int, Tensor, int]
+"""Elements of a parameter: the first of them, how many, and the stored tensor they are in from which element on."""
+
+
+def rebuilt(objects: Objects, content: Content) -> tuple[list[Layout], list[str]]:
+    """Return where each tensor is, weights before moments in the model's order, and what there is no name for.
+
+    Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
+    """
+    try:
+        return _rebuilt(_Files(objects, content))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that the optimizer has: its name with the wrappers it had, and where its state is.
+
+    `group` is its place among the flat buffers; `moments` are by the optimizer's keys, as `exp_avg`.
+    """
+
+    name: str
+    group: int
+    weight: Layout
+    moments: Mapping[str, Layout]
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A ZeRO checkpoint by the model's own names; `frozen` are ZeRO 3's parameters that are not trained."""
+
+    stage: int
+    trained: tuple[Trained, ...]
+    frozen: tuple[Layout, ...]
+
+
+def zero(objects: Objects, content: Content) -> Zero:
+    """Return where ZeRO's masters and moments are, by parameter. Raises RestoreError, CorruptObject."""
+    try:
+        files = _Files(objects, content)
+        return Zero(files.stage, tuple(files.trained()), tuple(files.frozen()))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+
+
+def _rebuilt(files: "_Files") -> tuple[list[Layout], list[str]]:
+    moments = [moment for one in files.trained() for moment in one.moments.values()]
+    said = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
+    said.append("the optimizer's step counts and learning rates")
+    if not files.optimizers:
+        said.append("the optimizer's moments, which without ZeRO have no names")
+    return [*files.weights(), *moments], said
+
+
+class _Files:
+    """The structures of what DeepSpeed would have written, and the tensors that they name."""
+
+    def __init__(self, objects: Objects, content: Content) -> None:
+        self._tensors = {tensor.name: tensor for tensor in content.tensors}
+        self._models = _by_rank(objects, content, zero_files.MODEL_FILE)
+        self.optimizers = [
+            found["optimizer_state_dict"] for found in _by_rank(objects, content, zero_files.OPTIMIZER_FILE)
+        ]
+        if not self._models:
+            raise RestoreError("the checkpoint has none of DeepSpeed's model_states files")
+        self._model = self._models[0]
+        self.stage = int(self.optimizers[0]["zero_stage"]["value"]) if self.optimizers else 0
+        self.tied: dict[str, str] = dict(self._model.get("shared_params") or {})
+
+    # --- by name
+
+    def weights(self) -> Iterator[Layout]:
+        """Yield parameters, then frozen parameters and buffers."""
+        trained = list(self.trained())
+        yield from (one.weight for one in trained)
+        yield from self.frozen()
+        known = {one.name for one in trained}
+        for name, value in _items(self._model["module"]).items():
+            # ZeRO 3 has nothing but buffers here: its parameters are in parts elsewhere.
+            wanted = self.stage < 3 or name in self._model["buffer_names"]
+            if wanted and name not in known and name not in self.tied and _is_tensor(value):
+                yield layout(self._record(value), f"model.{_own(name)}")
+
+    def trained(self) -> Iterator[Trained]:
+        """Yield each parameter of the optimizer, in the order of its flat buffers."""
+        masters = zero_files.masters_key(self.stage)
+        for group, name, shape, place in self._places():
+            flats = [self._record(one[masters][group]) for one in self.optimizers]
+            weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
+            moments = {found.name.rpartition(".")[2]: found for found in self._moments(group, name, shape, place)}
+            yield Trained(name, group, weight, moments)
+
+    def _moments(self, group: int, name: str, shape: tuple[int, ...], place: int) -> Iterator[Layout]:
+        """Yield what the optimizer keeps of a parameter in its shape; before the first step, that is nothing."""
+        states = [one[zero_files.base_key(self.stage)]["state"] for one in self.optimizers]
+        for key, value in states[0].get(group, {}).items():
+            # A count of steps is a number, or a tensor without dimensions.
+            if _is_tensor(value) and self._record(value).shape:
+                flats = [self._record(state[group][key]) for state in states]
+                spans = self._spans(flats, place, math.prod(shape))
+                yield self._whole(f"optimizer.state.{_own(name)}.{key}", shape, spans)
+
+    def _places(self) -> Iterator[tuple[int, str, tuple[int, ...], int]]:
+        """Yield each trained parameter: its group, name and shape, and where in the group's flat buffers it begins."""
+        if not self.optimizers:
+            return
+        paddings = self.optimizers[0].get("param_alignment_paddings") or []
+        for group, shapes in enumerate(self._model["param_shapes"]):
+            place = 0
+            for number, (name, shape) in enumerate(shapes.items()):
+                yield group, name, tuple(shape), place
+                size = math.prod(shape)
+                padding = int(paddings[group][number]) if paddings else 0
+                place += self._share(size) if self.stage == 3 else size + padding
+
+    def frozen(self) -> Iterator[Layout]:
+        """Yield ZeRO 3's parameters that are not trained: a part on each rank."""
+        shapes = self._model.get("frozen_param_shapes") or {}
+        for name, shape in shapes.items() if self.stage == 3 else ():
+            flats = [self._record(one["frozen_param_fragments"][name]) for one in self._models]
+            yield self._whole(f"model.{_own(name)}", tuple(shape), self._spans(flats, 0, math.prod(shape)))
+
+    # --- by place
+
+    def _share(self, size: int) -> int:
+        return math.ceil(size / len(self._models))
+
+    def _spans(self, flats: Sequence[Tensor], place: int, size: int) -> Iterator[_Span]:
+        """Yield where in the ranks' flat buffers the elements of a parameter are."""
+        if self.stage == 3:
+            share = self._share(size)
+            for rank, flat in enumerate(flats):
+                count = max(0, min(share, size - rank * share))
+                yield rank * share, count, flat, place
+            return
+        begin = 0
+        for flat in flats:
+            length = math.prod(flat.shape)
+            first, last = max(place, begin), min(place + size, begin + length)
+            yield first - place, max(0, last - first), flat, first - begin
+            begin += length
+
+    def _whole(self, name: str, shape: tuple[int, ...], spans: Iterator[_Span]) -> Layout:
+        found = [span for span in spans if span[1]]
+        size = math.prod(shape)
+        if sum(count for _, count, _, _ in found) != size or any(
+            count + at > _length(flat) for _, count, flat, at in found
+        ):
+            raise CorruptObject(f"the flat buffers of the checkpoint do not hold all of {name}")
+        dtype = found[0][2].dtype if found else "float32"
+        boxes = tuple(
+            Box(offsets=(first,), sizes=(count,), parts=flat.shards[0].parts, skip_bytes=at * item_bytes(dtype))
+            for first, count, flat, at in found
+        )
+        return Layout(name=name, dtype=dtype, shape=shape, grid=(size,), boxes=boxes)
+
+    def _record(self, marker: Mapping[str, str]) -> Tensor:
+        return self._tensors[marker["name"]]
+
+
+def _length(flat: Tensor) -> int:
+    return math.prod(flat.shape)
+
+
+def _own(name: str) -> str:
+    return deepspeed_layout.unwrapped(name)
+
+
+def _by_rank(objects: Objects, content: Content, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
+    """Return the structures of files whose names fit, in order of ranks."""
+    found = {}
+    for name, blob in content.blobs.items():
+        if (match := pattern.fullmatch(name)) is not None:
+            found[int(match["rank"] or 0)] = plain_state.decode(codec.decode_plain(objects.read(blob)))
+    return [found[rank] for rank in sorted(found)]
+
+
+def _items(value: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = value["items"] if value.get(_KIND) == "module" else value
+    return found
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and value.get(_KIND) == "tensor"

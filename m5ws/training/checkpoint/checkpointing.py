@@ -1,0 +1,277 @@
+"""Checkpoints of a run: saved whole or not at all, and restored with proof.
+
+Order of a save: the bytes of all ranks, then the content that names them, then the reference. A save that
+fails is a notice in the ledger and is tried again, now and with the next one; it never ends the training by itself.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from m5ws.errors import CorruptObject, Fenced, M5Error
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import CheckpointPublished, State
+from m5ws.records.tree import Slice
+from m5ws.repository import checkpoints
+from m5ws.repository.objects import Objects
+from m5ws.repository.publishing.publishing import Vanished
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from m5ws.training.backends.base import Backend, Plain, Saved, Staged
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.runtime import collectives
+from m5ws.training.runtime.context import Active
+from m5ws.training.state import content_check as content_rules
+from m5ws.training.state import rng
+from m5ws.training.state.plain_state import RestoreError, StateError
+
+Format = Literal["dcp/1", "deepspeed/1"]
+_REPEATS = 3
+_PAUSE_S = 0.5
+"""The first pause between tries; the store has tried for long when it fails."""
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is saved of a step beside the backend's tensors; plain data.
+
+    `common` is the same on all ranks (scheduler), `rank` is this rank's own (generators, position in the data, the
+    script's own state). `head` is the ledger's after this step, `stalled_s` for how long the training stood still;
+    None: until all is saved.
+    """
+
+    step: int
+    common: dict[str, Plain]
+    rank: dict[str, Plain]
+    head: Digest
+    stalled_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _Written:
+    """One rank's report after its part of a save: what went wrong, or where its plain state is."""
+
+    problem: str | None
+    state: Slice | None
+    head: Digest
+    began: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a save, the same on all ranks: the checkpoint's digest, or why there is none."""
+
+    published: Digest | None = None
+    content: Digest = ""
+    problem: str | None = None
+    fenced: str | None = None
+    vanished: bool = False
+
+
+def save(
+    active: Active,
+    staged: Staged,
+    format_: Format,
+    group: "ProcessGroup | None",
+    moment: Moment,
+    tries: int = 1,
+    keep: Path | None = None,
+) -> bool:
+    """Fingerprint, save and publish a staged state; collective. Return whether it is published, on all ranks the same.
+
+    It may run beside the training. A save that fails is done again, `tries` times in all, with pauses. If all fail,
+    a copy goes into a store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer
+    attempt of the run has begun.
+    """
+    started = time.perf_counter()
+    tensors = fingerprint.fingerprints(staged.tensors(), group)
+    emit_state(active, moment.step, tensors, moment.rank["generators"])
+    saving = _Saving(active, staged, format_, group, moment, tensors)
+    outcome = _Outcome()
+    for number in range(tries):
+        if number:
+            time.sleep(_PAUSE_S * 2.0 ** (number - 1))
+        outcome = saving.tried()
+        if outcome.published is not None:
+            break
+        if active.rank == 0:
+            active.notice(
+                "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
+            )
+    if outcome.published is None and keep is not None:
+        saving.keep(keep)
+    if active.rank == 0 and outcome.published is not None:
+        active.emit(
+            CheckpointPublished,
+            step=moment.step,
+            name=checkpoints.name(moment.step, active.context.attempt),
+            checkpoint=outcome.published,
+            content=outcome.content,
+            seconds=(seconds := time.perf_counter() - started),
+            stalled_s=seconds if moment.stalled_s is None else moment.stalled_s,
+        )
+    return outcome.published is not None
+
+
+def emit_state(
+    active: Active, step: int, tensors: Mapping[str, str], generators: Mapping[str, Plain], *, restored: bool = False
+) -> None:
+    """Write the fingerprints after a step into the ledger: the tensors' on rank 0, the generators' on each rank."""
+    own = dict(tensors) if active.rank == 0 else {}
+    active.emit(State, step=step, tensors=own, generators=rng.digests(generators), restored=restored)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """One staged state on its way into the store."""
+
+    active: Active
+    staged: Staged
+    format: Format
+    group: "ProcessGroup | None"
+    moment: Moment
+    fingerprints: Mapping[str, str]
+
+    def keep(self, folder: Path) -> None:
+        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all."""
+        repo, problem = None, None
+        try:
+            repo = Repository.create(LocalStore(folder), self.active.repo.alike)
+        except (M5Error, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        problem = next(filter(None, collectives.gather(problem, self.group)), None)
+        if repo is not None and problem is None:
+            problem = replace(self, active=replace(self.active, repo=repo)).tried().problem
+        if self.active.rank == 0:
+            step = self.moment.step
+            message = f"the checkpoint after step {step} is kept on this machine: a later m5ws command here stores it"
+            if problem is not None:
+                message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
+            self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
+
+    def tried(self) -> _Outcome:
+        """Save once; collective, and the outcome is the same on all ranks. Raises Fenced, on all."""
+        outcome = self._written()
+        for _ in range(_REPEATS):
+            if not outcome.vanished:
+                break
+            # The staged state is still there, so what gc took away is uploaded again.
+            self.active.repo.objects.forget()
+            outcome = self._written()
+        if outcome.fenced is not None:
+            raise Fenced(outcome.fenced)
+        return outcome
+
+    def _written(self) -> _Outcome:
+        """Write all ranks' bytes and publish them."""
+        objects = self.active.repo.objects
+        saved, problem, mine, began = Saved(), None, None, frozenset[str]()
+        try:
+            # Collective, so nothing that can fail on one rank alone stands before it.
+            saved = self.staged.save(objects, self.group, self.fingerprints)
+            mine = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
+            began = objects.begin()
+        except (Fenced, StateError, RestoreError):
+            raise
+        except (M5Error, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        written = collectives.gather(_Written(problem, mine, self.moment.head, began), self.group)
+        problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
+        if problems:
+            return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
+        mine_alone = self._published(saved, written) if self.active.rank == 0 else None
+        return collectives.broadcast(mine_alone, self.group)
+
+    def _published(self, saved: Saved, written: list[_Written]) -> _Outcome:
+        """Publish, on rank 0, what all ranks have written; return what came of it."""
+        objects, moment = self.active.repo.objects, self.moment
+        try:
+            common = {"step": moment.step, "fingerprints": dict(self.fingerprints), "backend": saved.common}
+            content = Content(
+                format=self.format,
+                world=self.active.world,
+                tensors=saved.tensors,
+                blobs=saved.blobs,
+                common=_put_plain(objects, {**common, **moment.common}),
+                ranks=tuple(report.state for report in written if report.state is not None),
+            )
+            checkpoint = Checkpoint(
+                run=self.active.context.run,
+                snapshot=self.active.context.snapshot,
+                attempt=self.active.context.attempt,
+                step=moment.step,
+                content=objects.put_record(content),
+                ledger={str(rank): report.head for rank, report in enumerate(written)},
+            )
+            # All ranks' bytes are durable: they have said so. Published from here on.
+            began = frozenset.intersection(*(report.began for report in written))
+            digest = checkpoints.publish(self.active.repo, checkpoint, began)
+        except Fenced as error:
+            return _Outcome(fenced=str(error))
+        except Vanished as error:
+            return _Outcome(problem=str(error), vanished=True)
+        except (M5Error, OSError) as error:
+            return _Outcome(problem=f"{type(error).__name__}: {error}")
+        return _Outcome(published=digest, content=checkpoint.content)
+
+
+def _put_plain(objects: Objects, value: Mapping[str, Plain]) -> Slice:
+    data = codec.encode_plain(value)
+    digest = objects.put(data)
+    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint read back: `rank` is None when it was made by another number of ranks."""
+
+    step: int
+    world: int
+    fingerprints: dict[str, str]
+    common: dict[str, Any]
+    rank: dict[str, Any] | None
+
+
+def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> Loaded:
+    """Bring the backend back to a checkpoint, and return the rest of its state; collective.
+
+    Raises NotFound, CorruptObject, RestoreError.
+    """
+    objects = active.repo.objects
+    checkpoint = objects.get_record(digest, Checkpoint)
+    content = objects.get_record(checkpoint.content, Content)
+    if content.format != backend.format:
+        raise RestoreError(f"the checkpoint is of format {content.format}, and this training reads {backend.format}")
+    content_rules.check(content)
+    common = _read_plain(objects, content.common, ("backend", "fingerprints"))
+    rank = None
+    if content.world == active.world:
+        rank = _read_plain(objects, content.ranks[active.rank], ("backend",))
+    backend.load(objects, content, common["backend"], rank["backend"] if rank is not None else None, group)
+    return Loaded(checkpoint.step, content.world, common["fingerprints"], common, rank)
+
+
+def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return plain state, which has all of `names`, each of them a mapping. Raises CorruptObject."""
+    value = codec.decode_plain(objects.read(part)) if part is not None else None
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), dict) for name in names):
+        raise CorruptObject(f"the checkpoint's plain state lacks {' or '.join(names)}")
+    return value
+
+
+def prove(what: str, restored: Mapping[str, str], saved: Mapping[str, str], step: int) -> None:
+    """Raise RestoreError unless what was restored is, name by name and bit by bit, what was saved."""
+    names = sorted(name for name in {*restored, *saved} if restored.get(name) != saved.get(name))
+    if names:
+        listed = ", ".join(f"{name} (saved {saved.get(name)}, restored {restored.get(name)})" for name in names[:5])
+        raise RestoreError(
+            f"the state restored after step {step} is not what was saved: {len(names)} {what} differ: {listed}",
+            hint="`m5ws fsck` tells whether the checkpoint is damaged; if not, the training hides state from m5ws.",
+        )

@@ -1,0 +1,186 @@
+"""The registered data loader: what it gave is digested, where it stands is captured and restored.
+
+Invariant: `state` and `restore` speak of the position after the last batch that was handed out, whatever
+the loader has read ahead.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import blake3
+import numpy as np
+import torch
+
+from m5ws.errors import M5Error
+from m5ws.training.backends.base import Plain
+from m5ws.training.state import plain_state, tensor_bytes
+
+_HINT = "Where a fork has another kind of loader: m5ws run --from … --restart data."
+_OF_ACCELERATE = (
+    "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))` makes one that does, "
+    "with torchdata installed"
+)
+
+
+class EmptyLoader(M5Error):
+    """The loader gave no batch in a whole epoch."""
+
+    hint = "The data set is empty, or smaller than one batch and drop_last is set."
+
+
+class Feed:
+    """Hands out batches of a loader for ever, epoch after epoch."""
+
+    def __init__(self, loader: Any, digesting: bool, anew: bool = False) -> None:
+        self._loader = loader
+        self._digesting = digesting
+        self._anew = anew
+        self._iterator: Iterator[Any] | None = None
+        self._hash: Any = None
+        self.epoch = 0
+        self.refusal: str | None = None
+        """Why a loader that has a `state_dict` is not restorable."""
+        self.seen: Callable[[Any], None] | None = None
+        """Called with each batch that is handed out."""
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the loader can say and take back its position."""
+        has_both = hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
+        return has_both and self.refusal is None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the loader says that its position holds for any number of ranks, on all ranks the same."""
+        return bool(getattr(self._loader, "elastic", False))
+
+    def probe(self) -> str | None:
+        """Ask the loader for its position, after `start`, and return why it cannot be had, if so. Raises StateError."""
+        self.state()
+        return self.refusal
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes the loader has."""
+        return int(getattr(self._loader, "num_workers", 0) or 0)
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """Return the loader's own generators by name; its sampler draws an epoch's order from them."""
+        owners = {"loader": self._loader, "sampler": getattr(self._loader, "sampler", None)}
+        found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+        distinct: dict[str, torch.Generator] = {}
+        for name, generator in found.items():
+            if isinstance(generator, torch.Generator) and all(generator is not other for other in distinct.values()):
+                distinct[name] = generator
+        return distinct
+
+    def start(self) -> None:
+        """Begin, or go on with, the current epoch. Draws from generators: restore them after this."""
+        if self._iterator is None:
+            self._announce_epoch()
+            self._iterator = iter(self._loader)
+
+    def next(self) -> Any:
+        """Return the next batch, from the next epoch if this one is over. Raises EmptyLoader."""
+        self.start()
+        assert self._iterator is not None
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            batch = self._first_of_next_epoch()
+        if self._digesting:
+            self._hash = self._hash or blake3.blake3()
+            update(self._hash, batch)
+        if self.seen is not None:
+            self.seen(batch)
+        return batch
+
+    def take_digest(self) -> str | None:
+        """Return the digest of all batches since the last call, or None if there were none."""
+        if self._hash is None:
+            return None
+        digest, self._hash = self._hash.hexdigest(), None
+        return str(digest)
+
+    def state(self) -> dict[str, Plain]:
+        """Return the position as plain data; of a loader whose `state_dict` fails, the epoch. Raises StateError."""
+        state: dict[str, Plain] = {"epoch": self.epoch}
+        if self.restorable:
+            try:
+                found = self._loader.state_dict()
+            except Exception as error:  # noqa: BLE001  # a loader of the script's raises anything; it has no position then
+                self.refusal = f"does not say its position (state_dict() ends with {error!r})"
+                if type(self._loader).__module__.startswith("accelerate."):
+                    self.refusal += f"; {_OF_ACCELERATE}"
+            else:
+                state["loader"] = plain_state.encode(found, "loader")
+        return state
+
+    def restore(self, state: dict[str, Plain]) -> bool:
+        """Take a position back, before `start`; return whether it is exact, where the loader can take one.
+
+        A loader without `load_state_dict` restarts the epoch. A feed made with `anew` keeps its position.
+        """
+        if self._anew:
+            return True
+        self.epoch = int(state["epoch"])
+        # The epoch first: a loader's own state is the last word on where in it the position is.
+        self._announce_epoch()
+        if self.restorable and "loader" in state:
+            try:
+                self._loader.load_state_dict(plain_state.decode(state["loader"]))
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise plain_state.RestoreError(
+                    f"the data loader does not take its position: {error!r}", hint=_HINT
+                ) from error
+            self._iterator = iter(self._loader)
+        return "loader" in state or not self.restorable
+
+    def _announce_epoch(self) -> None:
+        owners: tuple[Any, ...] = (
+            self._loader,
+            getattr(self._loader, "sampler", None),
+            getattr(self._loader, "batch_sampler", None),
+        )
+        for owner in owners:
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(self.epoch)
+
+    def _first_of_next_epoch(self) -> Any:
+        self.epoch += 1
+        self._announce_epoch()
+        self._iterator = iter(self._loader)
+        try:
+            return next(self._iterator)
+        except StopIteration as error:
+            raise EmptyLoader("the data loader gave no batch in a whole epoch") from error
+
+
+def update(into: Any, batch: object) -> None:
+    """Hash what a batch is made of: types, shapes, element types and bytes, whatever it is nested in."""
+    if isinstance(batch, torch.Tensor):
+        value = batch.detach()
+        into.update(f"T{value.dtype}{tuple(value.shape)}".encode())
+        into.update(tensor_bytes.readable(value))
+    elif isinstance(batch, np.ndarray) and not batch.dtype.hasobject:
+        into.update(f"A{batch.dtype.str}{batch.shape}".encode())
+        into.update(batch.tobytes())
+    elif isinstance(batch, dict) or hasattr(batch, "items"):
+        into.update(b"{")
+        for key, value in batch.items():
+            update(into, key)
+            update(into, value)
+        into.update(b"}")
+    elif isinstance(batch, (list, tuple)):
+        into.update(b"[")
+        for value in batch:
+            update(into, value)
+        into.update(b"]")
+    elif isinstance(batch, (bytes, bytearray)):
+        into.update(f"B{len(batch)}:".encode())
+        into.update(batch)
+    elif batch is None or isinstance(batch, (bool, int, float, str)):
+        text = float(batch).hex() if isinstance(batch, float) else repr(batch)
+        into.update(f"{type(batch).__name__}:{text};".encode())
+    else:
+        update(into, vars(batch) if hasattr(batch, "__dict__") else type(batch).__qualname__)

@@ -1,0 +1,1 @@
+"""Determinism settings inside a rank."""

@@ -1,0 +1,95 @@
+"""Level "portable" inside a rank: on a CPU, bits do not depend on which x86-64 processor with AVX2 it is.
+
+The variables (`m5ws.records.portable`) pin the instructions that libraries choose. One function is left: MKL's
+square root begins with an estimate (`rsqrtps`) that AMD and Intel make differently, and AdamW takes it.
+Here it is replaced.
+"""
+
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from m5ws.errors import M5Error
+from m5ws.records import portable
+
+BASELINE = "x86-64-v3"
+"""The fact `cpu.portable` where the settings hold: the instructions that every machine of the kind has."""
+
+is_asked = portable.is_asked
+
+_registered: list[torch.library.Library] = []
+
+
+class NotPortable(M5Error):
+    """The settings of level "portable" cannot be kept in this process."""
+
+    exit_code = 2
+    hint = 'Train on another machine, or set [determinism] level = "strict".'
+
+
+def baseline(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return BASELINE if this process computes with what level "portable" pins, else None."""
+    return None if obstacle(environment) else BASELINE
+
+
+def require(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise NotPortable, saying why, where the settings are not in force."""
+    if why := obstacle(environment):
+        raise NotPortable(f'determinism level "portable" cannot be kept here: {why}')
+
+
+def obstacle(environment: Mapping[str, str]) -> str | None:
+    """Return why this process does not compute as level "portable" says, None if it does."""
+    if (machine := platform.machine()) not in ("x86_64", "AMD64"):
+        return f"the processor is {machine}, not x86-64"
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return "this torch is built without MKL"
+    if name := portable.unpinned(environment):
+        return f"{name} is {environment.get(name)!r}, not {portable.VARIABLES[name]!r}"
+    if (found := torch.backends.cpu.get_cpu_capability()) != "AVX2":
+        return f"torch uses {found} kernels: there is no AVX2, or torch was loaded before the settings"
+    return None
+
+
+def replace_square_roots() -> None:
+    """Have torch.sqrt on a CPU, in all its forms, compute with instructions that IEEE 754 defines; once a process.
+
+    In float32 and narrower, the result is the correctly rounded one; `x ** 0.5` is not reached.
+    """
+    if _registered:
+        return
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        # torch warns that a kernel of its own is replaced, which is what is meant.
+        warnings.simplefilter("ignore")
+        for name, kernel in (("sqrt", _sqrt), ("sqrt_", _sqrt_in_place), ("sqrt.out", _sqrt_out)):
+            library.impl(name, kernel, "CPU", allow_override=True)  # type: ignore[no-untyped-call]
+    _registered.append(library)
+
+
+def _sqrt(x: torch.Tensor) -> torch.Tensor:
+    if x.is_complex():
+        # Reaches the kernel that is replaced here, which takes no estimate for complex numbers.
+        return x.pow(0.5)
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    # Three operations in float64, each rounded once, err by less than half of what would round to another float32.
+    return x.double().rsqrt().reciprocal().to(kind)
+
+
+def _sqrt_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.copy_(_fitting(_sqrt(x), x))
+
+
+def _sqrt_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    root = _fitting(_sqrt(x), out)
+    return out.resize_(x.shape).copy_(root)
+
+
+def _fitting(root: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return `root` if it can be written to `out`. Raises RuntimeError, as torch does, where that would cut it."""
+    if not torch.can_cast(root.dtype, out.dtype):
+        raise RuntimeError(f"result type {root.dtype} can't be cast to the desired output type {out.dtype}")
+    return root

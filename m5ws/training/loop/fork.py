@@ -1,0 +1,194 @@
+"""The first session of a fork: what it does besides restoring its parent's checkpoint.
+
+Weights, optimizer state and position are the checkpoint's, and proven so, before anything here is changed. Settings
+(learning rate, betas, the schedule's constants) are the script's where it was changed since; each is said.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from m5ws.errors import UsageError
+from m5ws.records.run import Parent
+from m5ws.training.compat import facts, schedules
+from m5ws.training.runtime.context import Active
+from m5ws.training.state import rng
+
+if TYPE_CHECKING:
+    from m5ws.training.backends.base import Plain
+
+_OF_THE_SCHEDULE = ("lr", "initial_lr")
+_LISTED = 8
+
+
+def parent(active: Active | None) -> Parent | None:
+    """Return the checkpoint of another run that this attempt starts from; None if it starts or goes on by itself."""
+    return active.context.parent if active is not None else None
+
+
+def begins_anew(active: Active, name: str) -> bool:
+    """Return whether an object of a session, by its name in the checkpoint, is not restored in this attempt."""
+    origin = active.context.parent
+    return origin is not None and name == "scheduler" and "schedule" in origin.restart
+
+
+class Fork:
+    """A fork's session: made before its parent's checkpoint is restored, settled after that."""
+
+    def __init__(
+        self,
+        active: Active,
+        origin: Parent,
+        optimizers: Sequence[Any],
+        scheduler: Any,
+        generators: Mapping[str, torch.Generator],
+        of_data: Mapping[str, torch.Generator],
+    ) -> None:
+        facts.require(schedules.MOVED if scheduler is not None else ())
+        self._active = active
+        self._parent = origin
+        self._optimizers = optimizers
+        self._scheduler = scheduler
+        self._named = {**of_data, **generators}
+        self._of_data = set(of_data)
+        self._generators: dict[str, Plain] = {}
+        self._groups: list[dict[str, Any]] = []
+        self._schedule: dict[str, Any] = {}
+
+    def prepare(self, total_steps: int) -> None:
+        """Note what the script has set. Raises UsageError if no step is left to do."""
+        if total_steps <= self._parent.step:
+            raise UsageError(
+                f"the run starts after step {self._parent.step} and its total_steps is {total_steps}, so no step is "
+                "left: give it more steps, or start from an earlier checkpoint"
+            )
+        self._generators = rng.capture(self._named)
+        self._groups = [dict(_settings(group)) for group in _groups(self._optimizers)]
+        self._schedule = copy.deepcopy(self._scheduler.state_dict()) if self._scheduler is not None else {}
+
+    def settle(self) -> None:
+        """Set what is not the checkpoint's, and say so in the ledger. Draws nothing."""
+        said: list[str] = []
+        if "schedule" in self._parent.restart:
+            said += self._restart_schedule()
+        elif self._parent.settings == "script":
+            said += self._move_schedule()
+        if self._parent.settings == "script":
+            said += self._take_settings()
+        said += self._restart_generators()
+        if said and self._active.rank == 0:
+            more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED else []
+            self._active.notice("fork", "; ".join(said[:_LISTED] + more), self._parent.step)
+
+    def _restart_generators(self) -> Iterator[str]:
+        """Set generators back to what the script seeded; the loader's own belong to the data."""
+        anew = self._generators if "generators" in self._parent.restart else {}
+        anew = {name: state for name, state in anew.items() if name not in self._of_data}
+        if anew:
+            yield "generators begin anew, as the script seeded them"
+        if "data" in self._parent.restart:
+            anew |= {name: self._generators[name] for name in self._of_data}
+            yield "the data begins anew"
+        rng.restore(anew, self._named)
+
+    # --- the optimizer's settings
+
+    def _take_settings(self) -> Iterator[str]:
+        """Give each parameter group the script's settings; what the schedule sets is left to it."""
+        for number, (group, own) in enumerate(zip(_groups(self._optimizers), self._groups, strict=True)):
+            for key, value in own.items():
+                if (self._scheduler is None or key not in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
+                    yield f"{key} of group {number}: {_shown(value)} (in the checkpoint {_shown(group.get(key))})"
+                    _assign(group, key, value)
+
+    # --- the schedule
+
+    def _restart_schedule(self) -> Iterator[str]:
+        if self._scheduler is None:
+            yield "there is no schedule that could begin anew"
+            return
+        self._scheduler.load_state_dict(copy.deepcopy(self._schedule))
+        for group, own in zip(_groups(self._optimizers), self._groups, strict=True):
+            for key in _OF_THE_SCHEDULE:
+                if key in own:
+                    _assign(group, key, own[key])
+        yield "the schedule begins anew"
+
+    def _move_schedule(self) -> Iterator[str]:
+        """Have the script's schedule go on at the checkpoint's position, where it is another one."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        before = [_shown(group["lr"]) for group in _groups(self._optimizers)]
+        if hasattr(scheduler, "last_batch_iteration"):
+            # DeepSpeed's: their state is the position alone.
+            scheduler.step(scheduler.last_batch_iteration)
+        elif schedules.has_rates(scheduler):
+            self._place(scheduler.state_dict())
+        else:
+            yield (
+                f"the schedule is the checkpoint's, not the script's: {type(scheduler).__name__} does not tell its "
+                "learning rate at a position (`--restart schedule` begins the script's)"
+            )
+            return
+        for number, (was, group) in enumerate(zip(before, _groups(self._optimizers), strict=True)):
+            if _shown(group["lr"]) != was:
+                yield f"lr of group {number}: {_shown(group['lr'])} by the script's schedule (in the checkpoint {was})"
+
+    def _place(self, now: Mapping[str, Any]) -> None:
+        """Put the script's schedule at the position that `now` says, and set the learning rates it has there."""
+        scheduler = self._scheduler
+        constants = {key for key in self._schedule if key not in schedules.POSITION and key != "lr_lambdas"}
+        function = isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        if not function and all(_same(now.get(key), self._schedule[key]) for key in constants):
+            return  # It is the same schedule: its own recursion has other last bits than the closed form.
+        position = {key: now[key] for key in schedules.POSITION if key in now}
+        scheduler.load_state_dict(copy.deepcopy(self._schedule) | position)
+        rates = schedules.rates(scheduler)
+        # Of several optimizers, a schedule sets one's.
+        planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}
+        groups = list(zip(_groups(self._optimizers), self._groups, strict=True))
+        if len(self._optimizers) > 1:
+            groups = [(group, own) for group, own in groups if id(group) in planned]
+        for (group, own), rate in zip(groups, rates, strict=True):
+            if "initial_lr" in own:
+                _assign(group, "initial_lr", own["initial_lr"])
+            _assign(group, "lr", rate)
+        schedules.set_last_rates(scheduler, rates)
+
+
+def _groups(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers if optimizer is not None for group in optimizer.param_groups]
+
+
+def _settings(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in group.items():
+        if key not in ("params", "param_names"):
+            yield key, value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+def _assign(group: dict[str, Any], key: str, value: Any) -> None:
+    present = group.get(key)
+    # A tensor stays the tensor it is: a compiled step, or a scheduler, holds on to it.
+    if isinstance(present, torch.Tensor):
+        present.fill_(value) if not isinstance(value, torch.Tensor) else present.copy_(value)
+    else:
+        group[key] = value
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
+        return _shown(one) == _shown(two)
+    if isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two):
+        return True
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        # What was stored may have come back as the other of the two.
+        return len(one) == len(two) and all(map(_same, one, two))
+    return bool(one == two)
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist() if isinstance(value, torch.Tensor) else value)

@@ -1,0 +1,193 @@
+"""The session: a training loop whose every step is recorded, and that goes on exactly where it stopped.
+
+    session = m5ws.session(model, optimizer, scheduler=scheduler, loader=loader, total_steps=1000)
+    for step in session.steps():
+        batch = step.next_batch()
+        ...
+        step.record(loss=loss, grad_norm=norm, lr=lr)
+
+Outside `m5ws run` the same loop runs, and records nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from m5ws.errors import UsageError
+from m5ws.training.backends.base import Backend
+from m5ws.training.dataloader import Feed
+from m5ws.training.loop import fork
+from m5ws.training.loop.fork import Fork
+from m5ws.training.loop.recorder import Recorder
+from m5ws.training.loop.step import Step
+from m5ws.training.runtime import context, isolation
+from m5ws.training.state import rng
+
+if TYPE_CHECKING:
+    from m5ws.training.trace.tracing import Tracer
+
+
+def seed(default: int = 0) -> int:
+    """Seed Python, NumPy and torch with the run's seed, or `default` if it has none, and return it."""
+    active = context.active()
+    given = active.context.spec.seed if active is not None else None
+    chosen = default if given is None else given
+    rng.seed_all(chosen)
+    return chosen
+
+
+def session(
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    engine: Any = None,
+    scheduler: Any = None,
+    loader: Any = None,
+    total_steps: int,
+    state: Mapping[str, Any] | None = None,
+    checkpoint_every: int | None = None,
+    fingerprint_every: int | None = None,
+) -> "Session":
+    """Register what the training is made of: a model and its optimizers, or a DeepSpeed engine; collective.
+
+    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
+    steps between checkpoints and fingerprints are defaults, which the run's own settings replace. Raises
+    UsageError, StateError (something's state cannot be stored), NotIsolated.
+    """
+    if (model is None) == (engine is None):
+        raise UsageError("m5ws.session() takes a model (and its optimizer), or engine=, and not both")
+    active = context.active()
+    origin = fork.parent(active)
+    anew = origin is not None and "data" in origin.restart
+    feed = Feed(loader, digesting=active is not None, anew=anew) if loader is not None else None
+    recorder = started = tracer = None
+    if active is not None:
+        isolation.check(active.context)
+        spec = active.context.spec
+        own = _named(state)
+        recorder = Recorder(
+            active,
+            _backend(model, optimizer, engine, own),
+            feed=feed,
+            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
+            generators=_generators(state),
+            known=(model, engine, loader, *_optimizers(optimizer), getattr(engine, "optimizer", None)),
+            total_steps=total_steps,
+            checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
+            fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
+        )
+        if origin is not None:
+            trained = (engine.optimizer,) if engine is not None else _optimizers(optimizer)
+            planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
+            started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
+        tracer = _tracer(
+            active,
+            model if engine is None else engine.module,
+            (engine,) if engine is not None else _optimizers(optimizer),
+            feed,
+            state,
+        )
+    return Session(recorder, feed, total_steps, started, tracer)
+
+
+def _tracer(
+    active: context.Active, model: Any, optimizers: Sequence[Any], feed: Feed | None, state: Any
+) -> "Tracer | None":
+    """Return what looks into steps, if the orders say so; nothing of it is imported otherwise."""
+    if active.context.trace is None:
+        return None
+    from m5ws.training.trace.tracing import Tracer
+
+    named = {**(feed.generators() if feed is not None else {}), **_generators(state)}
+    tracer = Tracer(active, active.context.trace, model, optimizers, named)
+    if feed is not None:
+        feed.seen = tracer.batch
+    return tracer
+
+
+def _optimizers(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+
+
+def _backend(model: Any, optimizer: Any, engine: Any, own: Mapping[str, Any]) -> Backend:
+    if engine is not None:
+        from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
+
+        backend: Backend = DeepSpeedBackend(engine)
+        return backend
+    from m5ws.training.backends.fsdp import FsdpBackend
+
+    if hasattr(model, "module") and type(model).__module__.partition(".")[0] == "deepspeed":
+        raise UsageError("the model is a DeepSpeed engine: give it as m5ws.session(engine=engine, …)")
+    return FsdpBackend(model, optimizer, own)
+
+
+def _generators(state: Mapping[str, Any] | None) -> dict[str, torch.Generator]:
+    return {name: item for name, item in (state or {}).items() if isinstance(item, torch.Generator)}
+
+
+def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the script's own objects, by the names they are stored under. Raises UsageError."""
+    found = {name: item for name, item in (state or {}).items() if not isinstance(item, torch.Generator)}
+    for name, item in found.items():
+        if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+            raise UsageError(f"state[{name!r}] is a {type(item).__qualname__} without state_dict and load_state_dict")
+    return {f"state.{name}": item for name, item in found.items()}
+
+
+class Session:
+    """A registered training. `first_step` is the step that `steps()` begins with."""
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        feed: Feed | None,
+        total_steps: int,
+        started: Fork | None,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        self._recorder = recorder
+        self._tracer = tracer
+        self._fork = started
+        self._feed = feed
+        self._total = total_steps
+        self._stopping = False
+        active = context.active()
+        self._until = active.context.until if active is not None else None
+        self.first_step = 1
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step still to be done, once; what the loop's body did is recorded when it is over.
+
+        Before the first, the checkpoint that this attempt starts from is restored, if there is one, and proven: the
+        run's newest, or another run's if this is a fork. Raises UsageError for a fork that has no step left to do.
+        """
+        if self._recorder is not None:
+            if self._fork is not None:
+                self._fork.prepare(self._total)
+            self.first_step = self._recorder.begin() + 1
+            if self._fork is not None:
+                self._fork.settle()
+        for number in range(self.first_step, self._total + 1):
+            step = Step(number, self._feed, recording=self._recorder is not None)
+            try:
+                with self._looking(number):
+                    yield step
+            except GeneratorExit:
+                if self._recorder is not None:
+                    self._recorder.left(step)
+                raise
+            last = self._stopping or number in (self._total, self._until)
+            if self._recorder is not None:
+                self._recorder.end_of_step(step, last)
+            if last:
+                return
+
+    def _looking(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracer is None else self._tracer.looking(number)
+
+    def stop(self) -> None:
+        """Make the current step the last, with its checkpoint; call it on all ranks in the same step."""
+        self._stopping = True

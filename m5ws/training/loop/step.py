@@ -1,0 +1,43 @@
+"""One step of the loop, as the script sees it: batches in, exact scalars out."""
+
+from typing import Any
+
+from m5ws.errors import UsageError
+from m5ws.training.dataloader import Feed
+from m5ws.training.state import scalars
+
+
+class Step:
+    """One step of the loop, `number` counting from 1."""
+
+    def __init__(self, number: int, feed: Feed | None, recording: bool) -> None:
+        self.number = number
+        self.tokens = 0
+        self._feed = feed
+        self._recording = recording
+        self._values: dict[str, scalars.Reader | str] = {}
+
+    def next_batch(self) -> Any:
+        """Return the registered loader's next batch, going on to the next epoch; any number of times a step."""
+        if self._feed is None:
+            raise UsageError("step.next_batch() needs the data loader", hint="Give it: m5ws.session(…, loader=loader).")
+        return self._feed.next()
+
+    def record(self, *, tokens: int = 0, **quantities: Any) -> None:
+        """Record exact scalars of this rank by name: numbers, or tensors of one element, which are not waited for.
+
+        `tokens` adds to the step's count. A scalar recorded again replaces the earlier one.
+        """
+        self.tokens += tokens
+        if self._recording:
+            for name, value in quantities.items():
+                self._values[name] = scalars.take(name, value)
+
+    def quantities(self) -> dict[str, str]:
+        """Return what was recorded as exact text; waits for the copies of what is on a device."""
+        return {name: value if isinstance(value, str) else value() for name, value in self._values.items()}
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was recorded is on the host already."""
+        return all(isinstance(value, str) for value in self._values.values())

@@ -1,0 +1,1 @@
+"""The rank's own run: context, isolation, collectives, signals, facts."""

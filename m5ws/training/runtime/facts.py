@@ -1,0 +1,119 @@
+"""Effective values inside this process, as facts: what torch does use, not what a variable or pip says.
+
+A fact that does not apply here is None, never missing.
+"""
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from m5ws.training.determinism import portable
+
+Facts = dict[str, str | None]
+
+_LIBRARIES = {
+    "nccl": r"libnccl\.so|libnccl-static",
+    "aws-ofi-nccl": r"libnccl-net[^/]*\.so|libnccl-ofi[^/]*\.so",
+    "libfabric": r"libfabric\.so",
+    "cudnn": r"libcudnn\.so",
+    "cublas": r"libcublas\.so",
+    "mkl": r"libmkl_(rt|core)[^/]*\.so",
+    "openmp": r"lib(g|i)?omp[^/]*\.so",
+}
+
+
+def effective() -> Facts:
+    """Return what can change bits and is settled inside the process: threads, capability, modes, libraries."""
+    return {
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+        "threads.interop": str(torch.get_num_interop_threads()),
+        "deterministic": _deterministic(),
+        "sdpa": _sdpa(),
+        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        **versions(),
+        **loaded(),
+    }
+
+
+def versions() -> Facts:
+    """Return the versions torch was built with and runs on, and the devices that it sees."""
+    cuda = torch.cuda.is_available()
+    git = torch.version.git_version
+    return {
+        "torch": str(torch.__version__),
+        "torch.cuda": torch.version.cuda,
+        "torch.git": git if git and git != "Unknown" else None,
+        "cudnn": _text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "nccl": _nccl() if torch.version.cuda else None,
+        "gpu.model": torch.cuda.get_device_name() if cuda else None,
+        "gpu.count": str(torch.cuda.device_count()),
+        "cpu.capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu.portable": portable.baseline(),
+        "mkl": _config(r"(?:Math Kernel Library|oneAPI MKL|MKL) Version ([\d.]+)"),
+        "onednn": _config(r"(?:MKL-DNN|oneDNN) v([\d.]+)"),
+    }
+
+
+def loaded() -> Facts:
+    """Return the paths of loaded libraries that sum or send numbers, by what they are, from this process's maps.
+
+    What lies in this Python environment is named by its place there: the same one, made again, lies elsewhere.
+    """
+    paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in maps() if line.count("/") and ".so" in line})
+    return {
+        f"loaded.{name}": " ".join(path for path in paths if re.search(pattern, path.rpartition("/")[2])) or None
+        for name, pattern in _LIBRARIES.items()
+    }
+
+
+def _place(path: str) -> str:
+    inside = next((folder for folder in (sys.prefix, sys.exec_prefix) if path.startswith(f"{folder}{os.sep}")), None)
+    return path if inside is None else f"{{environment}}{path.removeprefix(inside)}"
+
+
+def maps() -> list[str]:
+    """Return the lines of this process's memory map, none where the system keeps none."""
+    try:
+        return Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _deterministic() -> str:
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else "strict"
+
+
+def _sdpa() -> str:
+    """Return the attention kernels that torch may choose from; each gives other bits."""
+    backends = {
+        "flash": torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "mem_efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "math": torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+    }
+    return " ".join(name for name, enabled in backends.items() if enabled)
+
+
+def _nccl() -> str | None:
+    """Return the version of the NCCL that is loaded, as it says itself."""
+    try:
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AttributeError):
+        return None
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _config(pattern: str) -> str | None:
+    found = re.search(pattern, torch.__config__.show())
+    return found.group(1) if found else None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

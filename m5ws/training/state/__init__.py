@@ -1,0 +1,1 @@
+"""State as plain data and bytes."""

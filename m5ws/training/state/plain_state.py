@@ -1,0 +1,227 @@
+"""State of schedulers, loaders and generators as plain data, and back: an explicit codec, no pickle.
+
+Only what is listed here can be stored; anything else is an error that names its path, at the start of the
+training and not at the first restore. What comes back has the same types and bits; only a plain dictionary
+with string keys comes back in the order of its keys (an OrderedDict keeps its own order).
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from m5ws.errors import M5Error
+from m5ws.training.state import subclasses
+from m5ws.training.state import tensor_bytes as raw
+
+Plain = Any
+"""None, bool, int, float, str, bytes, list and dict with string keys: what `codec.encode_plain` takes."""
+
+_TAG = "!"
+_INT64 = range(-(2**63), 2**64)
+
+
+class StateError(M5Error):
+    """Something in the training state cannot be stored exactly."""
+
+    hint = "Give m5ws an object whose state_dict() holds numbers, text, bytes, lists, dictionaries, tensors and arrays."
+
+
+class RestoreError(M5Error):
+    """State read back from a checkpoint is not the state that was saved, or does not fit the model."""
+
+    exit_code = 3
+
+
+Take = Callable[[str, torch.Tensor], bool]
+"""Asked about each tensor, with its path: whether it is stored elsewhere by that name, and only named here."""
+Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
+"""Called with a tensor that inner tensors made, and the shape of the whole one if it is a rank's part."""
+
+
+def encode(value: object, path: str, take: Take | None = None) -> Plain:
+    """Return `value` as plain data. Raises StateError naming the path of what cannot be stored."""
+    if value is None or type(value) in (bool, float, str, bytes):
+        return value
+    if type(value) is int:
+        return value if value in _INT64 else {_TAG: "int", "hex": hex(value)}
+    if type(value) is list:
+        return [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]
+    if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return {key: encode(item, f"{path}.{key}", take) for key, item in value.items()}
+    if take is not None and isinstance(value, torch.Tensor):
+        if (parts := subclasses.parts(value)) is not None:
+            return _apart(parts, path, take)
+        if take(path, value):
+            return {_TAG: "leaf", "name": path}
+    tagged = _ENCODERS.get(type(value))
+    if tagged is None and isinstance(value, torch.Tensor):
+        tagged = _tensor
+    if tagged is None and isinstance(value, np.generic) and not value.dtype.hasobject:
+        tagged = _scalar
+    if tagged is None:
+        raise StateError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which m5ws cannot store")
+    return tagged(value, path, take)
+
+
+def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None, shard: Shard | None = None) -> Any:
+    """Return the value that `encode` was given; `give` returns the tensor of a name that was taken.
+
+    Raises RestoreError for what `encode` cannot have given.
+    """
+    try:
+        return _decoded(value if give is None else _given(value, give, shard))
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise RestoreError(f"stored state is not as it was written: {type(error).__name__}: {error}") from error
+
+
+def _decoded(value: Plain) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: _decoded(item) for key, item in value.items()}
+    decoder = _DECODERS.get(value[_TAG])
+    if decoder is None:
+        raise RestoreError(
+            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote it: upgrade m5ws."
+        )
+    return decoder(value)
+
+
+def taken(value: Plain) -> Iterator[str]:
+    """Yield the names of the tensors that were taken out of what is encoded as `value`."""
+    if isinstance(value, list):
+        for item in value:
+            yield from taken(item)
+    elif isinstance(value, dict) and value.get(_TAG) == "leaf":
+        yield value["name"]
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from taken(item)
+
+
+def _given(value: Plain, give: Callable[[str], torch.Tensor], shard: Shard | None) -> Plain:
+    """Return encoded state with the tensors that were taken out of it put back."""
+    if isinstance(value, list):
+        return [_given(item, give, shard) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_TAG) == "leaf":
+        return {_TAG: "leaf", "tensor": give(value["name"])}
+    found = {key: _given(item, give, shard) for key, item in value.items()}
+    if value.get(_TAG) == "parts" and shard is not None:
+        whole = value["shards"]
+        return {_TAG: "leaf", "tensor": shard(_joined(found), None if whole is None else tuple(whole))}
+    return found
+
+
+def _apart(found: subclasses.Parts, path: str, take: Take) -> Plain:
+    return {
+        _TAG: "parts",
+        "kind": found.kind,
+        "inner": {name: encode(inner, f"{path}.{name}", take) for name, inner in found.inner.items()},
+        "context": encode(found.context, f"{path} context"),
+        "shape": list(found.shape),
+        "stride": list(found.stride),
+        "shards": None if found.shards is None else list(found.shards),
+    }
+
+
+def _joined(value: dict[str, Any]) -> torch.Tensor:
+    parts = subclasses.Parts(
+        kind=value["kind"],
+        inner={name: _decoded(inner) for name, inner in value["inner"].items()},
+        context=_decoded(value["context"]),
+        shape=tuple(value["shape"]),
+        stride=tuple(value["stride"]),
+        shards=None,
+    )
+    return subclasses.join(parts)
+
+
+def _tuple(value: Any, path: str, take: Take | None) -> Plain:
+    return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]}
+
+
+def _at(path: str, key: object) -> str:
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+def _mapping(tag: str) -> Callable[[Any, str, Take | None], Plain]:
+    def encode_mapping(value: Mapping[Any, Any], path: str, take: Take | None) -> Plain:
+        items = [[encode(key, f"{path} key"), encode(item, _at(path, key), take)] for key, item in value.items()]
+        return {_TAG: tag, "items": items}
+
+    return encode_mapping
+
+
+def _tensor(value: torch.Tensor, path: str, _take: Take | None) -> Plain:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        raise StateError(f"{path} is a {type(value).__qualname__}, which m5ws cannot store outside model and optimizer")
+    shape = list(value.shape)
+    return {
+        _TAG: "tensor",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": shape,
+        "data": tensor_bytes(value),
+    }
+
+
+def _array(value: np.ndarray, path: str, _take: Take | None) -> Plain:
+    if value.dtype.hasobject or value.dtype.fields is not None:
+        raise StateError(f"{path} is an array of {value.dtype}, which m5ws cannot store")
+    return {_TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
+
+
+def _scalar(value: Any, _path: str, _take: Take | None) -> Plain:
+    return {_TAG: "scalar", "dtype": value.dtype.str, "data": value.tobytes()}
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Return a local tensor's elements, row-major, as bytes."""
+    return raw.readable(tensor).tobytes()
+
+
+def _dtype(name: str) -> torch.dtype:
+    kind = getattr(torch, name)
+    if not isinstance(kind, torch.dtype):
+        raise RestoreError(f"stored state has the element type {name!r}, which there is not")
+    return kind
+
+
+def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    """Return the tensor with these row-major bytes, on the CPU and writable."""
+    kind = _dtype(dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(kind).view(shape)
+
+
+_ENCODERS: dict[type, Callable[[Any, str, Take | None], Plain]] = {
+    tuple: _tuple,
+    dict: _mapping("dict"),
+    Counter: _mapping("counter"),
+    OrderedDict: _mapping("ordered"),
+    bytearray: lambda value, *_: {_TAG: "bytearray", "data": bytes(value)},
+    np.ndarray: _array,
+    torch.Size: lambda value, *_: {_TAG: "tuple", "items": list(value)},
+    torch.dtype: lambda value, *_: {_TAG: "dtype", "name": str(value).removeprefix("torch.")},
+}
+
+_DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "int": lambda value: int(value["hex"], 16),
+    "tuple": lambda value: tuple(_decoded(item) for item in value["items"]),
+    "dict": lambda value: {_decoded(key): _decoded(item) for key, item in value["items"]},
+    "counter": lambda value: Counter({_decoded(key): _decoded(item) for key, item in value["items"]}),
+    "ordered": lambda value: OrderedDict((_decoded(key), _decoded(item)) for key, item in value["items"]),
+    "bytearray": lambda value: bytearray(value["data"]),
+    "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
+    "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
+    "leaf": lambda value: value["tensor"],
+    "parts": _joined,
+    "dtype": lambda value: _dtype(value["name"]),
+    "scalar": lambda value: np.frombuffer(value["data"], np.dtype(value["dtype"]))[0],
+}

@@ -1,0 +1,66 @@
+"""The random number generators of a rank: seeded, captured, digested and restored one by one.
+
+Each has a name, so that a resume that drifts names the generator that was drawn from once too often.
+"""
+
+import hashlib
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from m5ws.records import codec
+from m5ws.training.state import plain_state
+from m5ws.training.state.plain_state import Plain
+
+Named = Mapping[str, torch.Generator]
+"""Generators beyond the global ones, by name: those of the loader and the ones the script registered."""
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture(named: Named) -> dict[str, Plain]:
+    """Return every generator's state as plain data, by name. Draws nothing."""
+    # Asked for in the form without the cached normal's position in a dict: a tuple of plain values.
+    states: dict[str, object] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    states |= {name: generator.get_state() for name, generator in named.items()}
+    return {name: plain_state.encode(state, f"generator {name}") for name, state in states.items()}
+
+
+def restore(states: Mapping[str, Plain], named: Named) -> None:
+    """Set every generator to a captured state. Raises RestoreError if one that was captured is not here."""
+    for name, stored in states.items():
+        state = plain_state.decode(stored)
+        if name == "python":
+            random.setstate(state)
+        elif name == "numpy":
+            np.random.set_state(state)
+        elif name == "torch":
+            torch.set_rng_state(state)
+        elif name == "cuda" and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state)
+        elif name in named:
+            named[name].set_state(state)
+        else:
+            raise plain_state.RestoreError(
+                f"the checkpoint has the state of generator {name!r}, which is not there now"
+            )
+
+
+def digests(states: Mapping[str, Plain]) -> dict[str, str]:
+    """Return 16 hex digits for each captured state, by name."""
+    return {
+        name: hashlib.blake2b(codec.encode_plain(state), digest_size=8).hexdigest() for name, state in states.items()
+    }

@@ -1,0 +1,48 @@
+"""Loss, gradient norm and learning rate with their exact bits, taken without waiting for the device.
+
+A value on an accelerator is copied to pinned memory on its own stream and read a step later, when the copy
+is long done: recording never makes the host wait for the device.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from m5ws.records.exact import encode
+
+Reader = Callable[[], str]
+
+
+def take(name: str, value: object) -> Reader | str:
+    """Return a scalar's exact text, or what gives it later. Raises TypeError if it is not one number.
+
+    A DTensor (the result of `clip_grad_norm_` under FSDP2) is reduced first, which is a collective.
+    """
+    if isinstance(value, torch.Tensor):
+        return _tensor(name, value.detach())
+    if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+        return encode(float(value))
+    raise TypeError(f"step.record({name}=…) takes a number or a tensor of one element, not {type(value).__qualname__}")
+
+
+def _tensor(name: str, value: torch.Tensor) -> Reader | str:
+    if value.numel() != 1:
+        raise TypeError(f"step.record({name}=…) takes a tensor of one element, not of {tuple(value.shape)}")
+    full = getattr(value, "full_tensor", None)
+    if full is not None:
+        value = full()
+    if value.device.type == "cpu":
+        return encode(float(value.item()))
+    if value.device.type != "cuda":
+        copied = value.clone()
+        return lambda: encode(float(copied.item()))
+    pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    pinned.copy_(value, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def read() -> str:
+        done.synchronize()
+        return encode(float(pinned.item()))
+
+    return read

@@ -1,0 +1,1 @@
+"""Torch functions that commands call in their own process."""

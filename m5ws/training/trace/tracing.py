@@ -1,0 +1,242 @@
+"""A look into single steps: what each module, each backward operation, each gradient and the optimizer had, in order.
+
+Invariant: a step that is looked into has the same bits as one that is not. Hooks read and return nothing, no number
+is drawn, and none of them is there in other steps. What is seen goes to a file of this rank (`traces`).
+"""
+
+import contextlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from m5ws.records.launch import Trace
+from m5ws.records.trace import Seen
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.training.backends.fsdp import module_names
+from m5ws.training.compat import facts, modules
+from m5ws.training.compat import tensors as tensor_internals
+from m5ws.training.compat.tensors import tree_leaves
+from m5ws.training.runtime.context import Active
+from m5ws.training.state import rng
+from m5ws.training.trace import values
+from m5ws.training.trace.graph import Graph
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, as its default text has it: another place in every process."""
+
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+
+
+class Tracer:
+    """Looks into the steps that the orders of this rank name."""
+
+    def __init__(
+        self, active: Active, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
+    ) -> None:
+        facts.require((*tensor_internals.TRACED, *modules.TRACED, *modules.NAMED))
+        self._trace = trace
+        self._model = model
+        self._optimizers = [found for given in optimizers if (found := _base(given)) is not None]
+        self._generators = generators
+        path = Path(active.context.spool_dir) / f"{active.rank}.trace"
+        self._file = SpoolWriter(path, genesis(active.context.run, active.context.attempt, "trace"))
+        self._left = trace.most
+        self._names = {id(parameter): name for name, parameter in _parameters(model).items()}
+        self._step: _Step | None = None
+        if skipped := _compiled(model):
+            active.notice("limit", f"not looked into, for it is compiled: {', '.join(skipped[:5])}")
+
+    @contextlib.contextmanager
+    def looking(self, step: int) -> Iterator[None]:
+        """Look into what is done inside, if it is a step to look into."""
+        if not self._trace.first <= step <= self._trace.last:
+            yield
+            return
+        with contextlib.ExitStack() as hooks:
+            self._step = _Step(step, self._generators, self._names, self._write)
+            hooks.enter_context(_told_of(self._step.warned))
+            for remove in self._hooks(self._step):
+                hooks.callback(remove)
+            try:
+                yield
+            finally:
+                self._step = None
+
+    def batch(self, value: Any) -> None:
+        """Take note of a batch that the loop was given."""
+        if self._step is not None:
+            self._step.write("batch", given=values.batch(value))
+
+    def _hooks(self, step: "_Step") -> Iterator[Callable[[], None]]:
+        """Set all hooks, and yield what removes each."""
+        for name, module in _watched(self._model).items():
+            yield module.register_forward_pre_hook(step.enter(name), with_kwargs=True).remove
+            yield module.register_forward_hook(step.leave(name)).remove
+        for name, parameter in _parameters(self._model).items():
+            if parameter.requires_grad and parameter.is_leaf:
+                handle = parameter.register_post_accumulate_grad_hook(step.gradient(name))  # type: ignore[no-untyped-call]
+                yield handle.remove
+        for optimizer in self._optimizers:
+            yield optimizer.register_step_pre_hook(step.update).remove
+
+    def _write(self, seen: Seen) -> None:
+        if self._left > 0:
+            self._left -= 1
+            self._file.append(seen if self._left else Seen(step=seen.step, kind="cut"))
+
+
+class _Step:
+    """What is seen in one step. `names` gives the parameters' names by id, and learns those of unsharded ones."""
+
+    def __init__(
+        self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[Seen], None]
+    ) -> None:
+        self._number = number
+        self._generators = generators
+        self._names = names
+        self._write = write
+        self._graph = Graph(self._ran, names)
+        self._inside: list[tuple[str, dict[str, str]]] = []
+        self._calls: Counter[tuple[str, str]] = Counter()
+
+    def write(self, kind: Any, name: str = "", **fields: Any) -> None:
+        """Write down one thing, counting how often it was seen."""
+        self._calls[kind, name] += 1
+        self._write(Seen(step=self._number, kind=kind, name=name, call=self._calls[kind, name], **fields))
+
+    def enter(self, name: str) -> Callable[..., None]:
+        def look(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            tensors = tree_leaves((args, kwargs))
+            # What made them, and belongs to no module that was left, is code of the module that calls this one.
+            self._graph.claim(self._inside[-1][0] if self._inside else "", tensors)
+            own: dict[str, Any] = {}
+            for leaf, held in module.named_parameters(recurse=False, remove_duplicate=False):
+                own[f"parameter {leaf}"] = held
+                self._names.setdefault(id(held), f"{name}.{leaf}" if name else leaf)
+            buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+            own |= {f"buffer {leaf}": held for leaf, held in buffers}
+            states = self._random()
+            given = values.named("input", (args, kwargs)) | values.digests(own)
+            self.write("enter", name, what=_what(module), given=given | states)
+            self._inside.append((name, states))
+
+        return look
+
+    def leave(self, name: str) -> Callable[..., None]:
+        def look(module: torch.nn.Module, _: Any, output: Any) -> None:
+            before: dict[str, str] = {}
+            # A pass that was broken off, as recomputed ones are, has left modules inside it open.
+            while self._inside and name in (one for one, _ in self._inside):
+                closed, before = self._inside.pop()
+                if closed == name:
+                    break
+            after = self._random()
+            drew = tuple(one.partition(" ")[2] for one in after if before.get(one, after[one]) != after[one])
+            ops = self._graph.claim(name, tree_leaves(output))
+            made = values.named("output", output)
+            self.write("leave", name, what=_what(module), made=made, drew=drew, op=" ".join(dict.fromkeys(ops)))
+
+        return look
+
+    def gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        def look(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self.write("gradient", name, made=values.digests({"gradient": parameter.grad}))
+
+        return look
+
+    def update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Write down the gradients and settings that the optimizer is about to use."""
+        gradients: dict[str, Any] = {}
+        settings: dict[str, str] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    known = self._names.get(id(parameter), f"group{number}.{place}")
+                    gradients[f"gradient of {known}"] = parameter.grad
+            for key, value in group.items():
+                if key != "params":
+                    settings |= {f"setting {key} of group {number}": _setting(value)}
+        self.write("update", what=type(optimizer).__name__, given=values.digests(gradients) | settings)
+
+    def warned(self, message: str) -> None:
+        """Write down that torch says of an operation that it is not deterministic."""
+        self.write("warning", self._inside[-1][0] if self._inside else "", op=message[:200])
+
+    def _ran(self, module: str, count: int, op: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+        found = values.digests(given), values.digests(made)
+        self._write(
+            Seen(step=self._number, kind="backward", name=module, call=count, op=op, given=found[0], made=found[1])
+        )
+
+    def _random(self) -> dict[str, str]:
+        states = rng.digests(rng.capture(self._generators))
+        return {f"generator {name}": digest for name, digest in states.items()}
+
+
+def _base(optimizer: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer that does the arithmetic, inside any wrappers."""
+    while optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = getattr(optimizer, "optimizer", None)
+    return optimizer
+
+
+def _compiled(model: torch.nn.Module) -> list[str]:
+    """Return the modules, by path, whose inside is compiled: a hook in there would have it compiled anew."""
+    return [path for path, module in model.named_modules() if modules.is_compiled(module)]
+
+
+def _watched(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the modules to look at, by their names in the model without wrappers; of a wrapper, what is inside it."""
+    names = module_names(model)
+    closed = _compiled(model)
+    found: dict[str, torch.nn.Module] = {}
+    for path, module in model.named_modules():
+        inside = any(outer == path or not outer or path.startswith(f"{outer}.") for outer in closed)
+        if not inside:
+            found[names[path]] = module
+    return found
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    names = module_names(model)
+    found = {}
+    for path, parameter in model.named_parameters():
+        outer, _, leaf = path.rpartition(".")
+        found[f"{names[outer]}.{leaf}" if names[outer] else leaf] = parameter
+    return found
+
+
+def _what(module: torch.nn.Module) -> str:
+    """Return a module's class, without what FSDP makes of it, and its settings."""
+    kind = next(one for one in type(module).__mro__ if not issubclass(one, FSDPModule))
+    mode = "" if module.training else ", not training"
+    return f"{kind.__module__}.{kind.__qualname__}({_ADDRESS.sub('', module.extra_repr())[:200]}{mode})"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return next(iter(values.digests({"": value}).values()))
+    return repr(value)[:80]
+
+
+@contextlib.contextmanager
+def _told_of(warned: Callable[[str], None]) -> Iterator[None]:
+    """Have torch's words on operations that are not deterministic handed on, each time it says them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
+        shown = warnings.showwarning
+
+        def show(message: Any, *more: Any, **named: Any) -> None:
+            if _NOT_DETERMINISTIC in str(message):
+                warned(str(message))
+            shown(message, *more, **named)
+
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,84 @@
+"""Values as a trace has them: a fingerprint for a tensor, with its element type and shape, exact text for a number.
+
+Nothing here changes a value, draws a number or keeps a tensor alive.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import blake3
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from m5ws.records import exact
+from m5ws.training import dataloader
+from m5ws.training.compat.tensors import is_wrapper, tree_leaves
+from m5ws.training.fingerprint import fingerprint
+
+_ROWS = 512
+"""More samples in a batch than these are not told apart."""
+
+
+def named(kind: str, values: Any) -> dict[str, str]:
+    """Return what is in nested values, named by `kind` and place: `input 0`, `input 1`."""
+    leaves = tree_leaves(values)
+    return digests({f"{kind} {place}": leaf for place, leaf in enumerate(leaves)})
+
+
+def digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each value that is a tensor or a plain one; of a sharded tensor, of what this rank holds."""
+    found: dict[str, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            if value is None or isinstance(value, (bool, int, float, str)):
+                found[name] = exact.encode(value) if isinstance(value, float) else repr(value)[:80]
+            continue
+        held = value.to_local() if isinstance(value, DTensor) else value
+        if (reason := _unreadable(held)) is not None:
+            found[name] = f"not read: {reason}"
+        else:
+            tensors[name] = held.detach()
+    sums = fingerprint.sums(list(tensors.values()))
+    texts = {name: f"{_kind(tensor)} {value:016x}" for (name, tensor), value in zip(tensors.items(), sums, strict=True)}
+    return found | texts
+
+
+def batch(value: Any) -> dict[str, str]:
+    """Return a batch's digest, and that of each sample: what all tensors and arrays in it have at one first index."""
+    whole = blake3.blake3()
+    dataloader.update(whole, value)
+    found = {"batch": whole.hexdigest()[:16]}
+    leaves = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+    counts = {len(leaf) for leaf in leaves}
+    if len(counts) != 1 or not 0 < (count := counts.pop()) <= _ROWS:
+        return found
+    hosts = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return found | {f"sample {row}": _row(hosts, row) for row in range(count)}
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0
+
+
+def _row(leaves: Iterable[Any], row: int) -> str:
+    hashed = hashlib.blake2b(digest_size=8)
+    for leaf in leaves:
+        # As an array of one: what torch has no type for (text, dates) is still hashed by its bytes.
+        dataloader.update(hashed, leaf[row : row + 1])
+    return hashed.hexdigest()
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _unreadable(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor's bits cannot be had here, None if they can."""
+    if is_wrapper(tensor):
+        return type(tensor).__name__
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        return f"{str(tensor.layout).removeprefix('torch.')}, quantized, nested or without data"
+    return None

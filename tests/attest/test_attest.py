@@ -1,0 +1,117 @@
+"""What a statement stands on: which verdicts, and what they say together."""
+
+import msgspec
+import pytest
+
+from m5ws.attest import attest, claims, verify
+from m5ws.errors import CorruptObject, NotFound
+from m5ws.records.run import Parent, Run, Segment
+from m5ws.records.verdict import Outcome, Recheck, Verdict
+from m5ws.repository import checkpoints, runs
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from memory_store import MemoryStore
+from told_run import HARMS, REPLAY, RUN, batches, made, write
+
+_PARTS = [Segment(first=0, last=4), Segment(first=4, last=8, checkpoint="0000000004-0001", digest="4" * 64)]
+
+
+@pytest.fixture
+def repo() -> Repository:
+    return made()
+
+
+def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
+    return Verdict(run=RUN, replay=REPLAY, outcome=outcome, segment=segment, reason="as it is")
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "reason"),
+    [
+        ([_verdict("reproduced")], "reproduced", "the whole run"),
+        ([_verdict("sampled", part) for part in _PARTS], "reproduced", "all 2 segments"),
+        ([_verdict("sampled", _PARTS[1])], "sampled", "steps 5-8 of 8"),
+        ([_verdict("sampled", Segment(first=0, last=8))], "sampled", "steps 1-8 of 8"),
+        ([_verdict("sampled", _PARTS[0]), _verdict("not comparable", _PARTS[1])], "sampled", "steps 1-4"),
+        ([_verdict("reproduced"), _verdict("diverged", _PARTS[1])], "diverged", "steps 5-8: as it is"),
+        ([_verdict("nondeterministic"), _verdict("sampled", _PARTS[0])], "nondeterministic", "the whole run: as it is"),
+        ([_verdict("not comparable")], "not comparable", "as it is"),
+    ],
+)
+def test_verdicts_say_together_what_the_worst_of_them_says_and_no_more_than_is_covered(
+    found: list[Verdict], outcome: str, reason: str
+) -> None:
+    said = claims.together(found, _PARTS)
+    assert said[0] == outcome and reason in said[1]
+
+
+def test_segments_that_do_not_begin_where_the_run_did_do_not_reproduce_it() -> None:
+    assert claims.together([_verdict("sampled", _PARTS[1])], _PARTS[1:])[0] == "sampled"
+    assert claims.together([_verdict("sampled", _PARTS[1])], [])[0] == "sampled"
+
+
+def _replay(repo: Repository, name: str, outcome: Outcome, created_s: float, seed: int | None = None) -> None:
+    run = runs.load(repo, REPLAY)
+    spec = msgspec.structs.replace(run.spec, seed=seed)
+    runs.publish(repo, msgspec.structs.replace(run, id=name, spec=spec, created_s=created_s))
+    runs.publish_verdict(repo, Verdict(run=RUN, replay=name, outcome=outcome, created_s=created_s))
+
+
+def test_the_newest_verdict_counts_and_the_others_are_told(repo: Repository) -> None:
+    _replay(repo, "newer", "diverged", 5.0)
+    _replay(repo, "another-seed", "diverged", 6.0, seed=7)
+    told = attest.build(repo, RUN).predicate
+    assert (told.outcome, [line.replay.name for line in told.verdicts]) == ("diverged", ["runs/newer/run"])
+    assert {one.replay: one.why for one in told.other_verdicts} == {
+        "another-seed": "its inputs were changed",
+        REPLAY: "a newer one is there",
+    }
+    alone = attest.build(repo, REPLAY).predicate
+    assert (alone.outcome, alone.run) == ("reproduced", RUN)
+    assert {one.outcome for one in alone.other_verdicts} == {"diverged"}
+
+
+def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo: Repository) -> None:
+    runs.publish(repo, msgspec.structs.replace(runs.load(repo, REPLAY), id="newer", created_s=5.0))
+    again = Recheck(replay=REPLAY, repeats=False)
+    verdict = Verdict(run=RUN, replay="newer", outcome="nondeterministic", recheck=again)
+    repo.store.delete(f"runs/{REPLAY}/verdict")
+    runs.publish_verdict(repo, verdict)
+    told = attest.build(repo, RUN)
+    assert told.predicate.outcome == "nondeterministic"
+    assert {line.run for line in told.predicate.ledgers} == {RUN, REPLAY}
+    assert verify.check(repo, told, read_data=True).findings == ()
+
+
+def test_a_fork_is_attested_with_the_checkpoint_that_it_starts_from(repo: Repository) -> None:
+    name = checkpoints.name(3, 1)
+    digest = checkpoints.digest(repo, RUN, name)
+    parent = Parent(run=RUN, checkpoint=name, step=3, digest=digest)
+    run = runs.load(repo, RUN)
+    fork = Run(id="fork", snapshot=run.snapshot, spec=run.spec, parent=parent)
+    runs.publish(repo, fork)
+    runs.publish(repo, msgspec.structs.replace(fork, id="again", purpose="reproduce", reproduces="fork"))
+    runs.publish_verdict(repo, Verdict(run="fork", replay="again", outcome="not comparable", reason="not run"))
+    told = attest.build(repo, "fork")
+    assert [(line.name, line.record.name) for line in told.predicate.checkpoints] == [(f"{RUN}@{name}", key(digest))]
+    # The reference is the parent's to lose: the fork names the record itself.
+    repo.store.delete(checkpoints.key(RUN, name))
+    assert verify.check(repo, told, read_data=True).findings == ()
+    repo.store.delete(key(digest))
+    assert key(digest) in {one.what for one in verify.check(repo, told, read_data=True).findings}
+
+
+def test_a_damaged_run_is_not_attested(repo: Repository) -> None:
+    here = batches(repo, RUN, "0")
+    HARMS["edited"](here, 2)
+    write(repo, RUN, "0", here, forged=True)
+    with pytest.raises(CorruptObject, match="rank 0"):
+        attest.build(repo, RUN)
+
+
+def test_a_run_without_a_verdict_is_not_attested(repo: Repository) -> None:
+    assert isinstance(repo.store, MemoryStore)
+    repo.store.delete(f"runs/{REPLAY}/verdict")
+    for name in (RUN, REPLAY):
+        with pytest.raises(NotFound, match="verdict"):
+            attest.build(repo, name)

@@ -1,0 +1,406 @@
+"""Bisections of runs whose ranks are a rule of the test: which files of code are BAD's decides each step's loss."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from m5ws.bisect import bisect
+from m5ws.bisect.bisect import Report
+from m5ws.bisect.trials import Shown, Trial
+from m5ws.errors import UsageError
+from m5ws.records import codec
+from m5ws.records.environment import Declared, Determinism, Observed, Origin
+from m5ws.records.launch import Context, LaunchRequest
+from m5ws.records.ledger import RankEnded, RankStarted, Step
+from m5ws.records.recipe import Recipe
+from m5ws.records.run import LaunchSpec
+from m5ws.records.snapshot import Annotation, Code, Snapshot
+from m5ws.repository import runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import reproduce
+from m5ws.runs import run, supervise
+
+Rule = Callable[[frozenset[str], int], float | None]
+"""From the letters of the files that are BAD's, and a step, to its loss; None ends the training before it."""
+
+_STEPS = 6
+
+
+class Crash(Exception):
+    """The script fails here."""
+
+
+class Ended:
+    """A `Process` that is over."""
+
+    pid = 0
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def stop(self, grace_s: float) -> int:
+        return self._status
+
+
+class Ranks:
+    """A `Launcher` whose one rank does as the rule says, at once."""
+
+    def __init__(self) -> None:
+        self.rule: Rule = lambda bad, step: 0.0
+        self.stop_at: int | None = None
+        self.session = True
+        self.launched = 0
+        self.installed: dict[str, str] = {}
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        return False
+
+    def launch(self, request: LaunchRequest) -> Ended:
+        self.launched += 1
+        if self.launched == self.stop_at:
+            raise KeyboardInterrupt
+        path = request.environment[run.CONTEXT_VARIABLE]
+        context = codec.decode(Path(path).read_bytes(), Context, path)
+        bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
+        bad |= {name for name, version in self.installed.items() if version == "2.0"}
+        if not self.session:
+            out = Path(context.work_dir) / "out"
+            out.mkdir()
+            (out / "loss.txt").write_text(str(self.rule(bad, 1)))
+            return Ended(0)
+        spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))
+        spool.append(RankStarted(rank=0, world=1, pid=1))
+        try:
+            for step in range(1, (context.until or _STEPS) + 1):
+                loss = self.rule(bad, step)
+                if loss is None:
+                    break
+                spool.append(Step(step=step, quantities={"loss": loss.hex()}))
+        except Crash:
+            spool.append(RankEnded(rank=0, error="Crash"))
+            return Ended(1)
+        finally:
+            spool.close()
+        return Ended(0)
+
+
+class Machine:
+    """A `Observer` of a machine that a test can change."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str | None] = {"torch": "2.13", "python": "3.11.7"}
+        self.installed: dict[str, str] = {}
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed(facts=dict(self.facts), distributions=dict(self.installed))
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        return Declared()
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
+
+
+class Lab:
+    """Two runs of a rule: GOOD's files say `good`, BAD's `bad`."""
+
+    def __init__(self, repo: Repository, folder: Path) -> None:
+        self.ranks, self.machine = Ranks(), Machine()
+        self.ports = supervise.Ports(
+            repo=repo,
+            launcher=self.ranks,
+            observer=self.machine,
+            tracker=None,
+            environment={},
+            work_root=folder.with_name(f"{folder.name}-work"),
+        )
+        self._folder = folder
+        self.good = self.bad = ""
+        self.built: list[Recipe] = []
+
+    def train(self, letters: str, rule: Rule) -> None:
+        self.ranks.rule = rule
+        self.good, self.bad = self.run(letters, "good"), self.run(letters, "bad")
+
+    def run(self, letters: str, text: str) -> str:
+        repo, folder = self.ports.repo, self._folder / text
+        folder.mkdir()
+        for letter in letters:
+            (folder / f"{letter}.py").write_text(text)
+        sources = [SourceFile(path=f"{letter}.py".encode(), location=folder / f"{letter}.py") for letter in letters]
+        empty = trees.write_tree(repo.objects, repo.locations, []).digest
+        record = Snapshot(
+            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, repo.locations, sources).digest),
+            config=empty,
+            tokenizer=None,
+            datasets=(),
+            declared=Declared(),
+            determinism=Determinism(),
+        )
+        snapshot = snapshots.publish(repo, record, Annotation(created_s=1.0))
+        return self._trained(snapshot)
+
+    def again(self, name: str) -> str:
+        """Train what a run was trained from once more, and return the new run's id."""
+        return self._trained(runs.load(self.ports.repo, name).snapshot)
+
+    def _trained(self, snapshot: str) -> str:
+        repo = self.ports.repo
+        new = run.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
+        supervise.execute(self.ports, run.plan(repo, new, self._folder / "home", self._folder, {}))
+        return new.id
+
+    def install(self, **versions: str) -> None:
+        """Have these distributions, and no others, in the environment that runs begin in."""
+        self.machine.installed = self.ranks.installed = versions
+
+    def rebuilt(self, recipe: Recipe) -> supervise.Ports:
+        """Return the outside of runs in an environment of a recipe, which has what its requirements say."""
+        self.built.append(recipe)
+        there = Lab(self.ports.repo, self._folder)
+        there.ranks.rule = self.ranks.rule
+        there.install(**{one.name: one.version for one in recipe.requirements})
+        if "9.9" in there.machine.installed.values():
+            raise UsageError("no such version")
+        return there.ports
+
+    def bisect(self, max_runs: int = 100, *, rebuild: bool = False) -> Report:
+        task = bisect.plan(self.ports, self.good, self.bad, rebuilt=rebuild)
+        trials: list[Trial] = []
+        shown = Shown(
+            begin=lambda taken, name: None,
+            told=trials.append,
+            watch=lambda rank, event: None,
+            prepare=lambda what, done, total: None,
+        )
+        rebuilt = self.rebuilt if rebuild else None
+        report = bisect.execute(self.ports, task, self._folder / "home", self._folder, max_runs, shown, rebuilt)
+        assert tuple(trials) == report.trials
+        return report
+
+
+@pytest.fixture
+def lab(repo: Repository, tmp_path: Path) -> Lab:
+    return Lab(repo, tmp_path)
+
+
+def _differs_if(*causes: str, at: int = 3) -> Rule:
+    """From step `at` on, with all letters of one of the causes."""
+    return lambda bad, step: float(step >= at and any(set(cause) <= bad for cause in causes))
+
+
+@pytest.mark.parametrize(
+    ("letters", "causes"),
+    [
+        ("a", ["a"]),
+        ("abcd", ["c"]),
+        ("abcd", ["bd"]),
+        ("abcde", ["a", "d"]),
+        ("abcd", ["ab", "cd"]),
+        ("abc", ["abc"]),
+        ("abcdefghijklm", ["l"]),
+        ("abcdefghijklm", ["bl", "f"]),
+    ],
+)
+def test_what_makes_the_difference_is_found_and_nothing_else(lab: Lab, letters: str, causes: list[str]) -> None:
+    lab.train(letters, _differs_if(*causes))
+    report = lab.bisect()
+    assert (report.outcome, report.enough, report.plan.first.step) == ("explained", True, 3)
+    found = ["".join(name.removeprefix("code ").removesuffix(".py") for name in cause) for cause in report.causes]
+    assert sorted(found) == sorted(causes)
+    assert report.runs == len(report.trials)
+    assert len(found) > 1 or report.runs <= report.plan.most_runs + 1
+
+
+def test_a_hybrid_goes_no_further_than_the_first_difference(lab: Lab) -> None:
+    lab.train("ab", _differs_if("b", at=4))
+    seen: list[int] = []
+    rule = lab.ranks.rule
+
+    def watched(bad: frozenset[str], step: int) -> float | None:
+        seen.append(step)
+        return rule(bad, step)
+
+    lab.ranks.rule = watched
+    lab.bisect()
+    assert max(seen) == 4
+
+
+def test_a_set_that_crashes_is_neither_and_what_stays_untold_is_said(lab: Lab) -> None:
+    def rule(bad: frozenset[str], step: int) -> float:
+        if step == 2 and "b" in bad and "a" not in bad:
+            raise Crash
+        return float(step >= 3 and "a" in bad)
+
+    lab.train("abc", rule)
+    report = lab.bisect()
+    assert report.causes == (("code a.py",),) and report.enough is None
+    assert report.trials[-1].answer == "unresolved" and "cannot be told" in report.reason
+
+
+def test_changes_that_undo_each_other_are_not_called_the_same(lab: Lab) -> None:
+    """Either of two changes differs at step 2, both only at step 5."""
+    lab.train("abc", lambda bad, step: float(step >= (2 if len(bad & {"a", "b"}) == 1 else 5)) * len(bad & {"a", "b"}))
+    report = lab.bisect()
+    assert report.outcome == "explained" and set(report.causes) == {("code a.py",), ("code b.py",)}
+    first = report.trials[1].first
+    assert first is not None and first.step == 2
+
+
+def test_a_run_that_ends_early_differs_there(lab: Lab) -> None:
+    lab.train("ab", lambda bad, step: None if step > 4 and "b" in bad else 0.0)
+    report = lab.bisect()
+    assert (report.plan.first.step, report.plan.first.quantity, report.causes) == (5, "step", (("code b.py",),))
+
+
+def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
+    lab.train("abc", _differs_if("a"))
+    lab.ranks.rule = lambda bad, step: 0.5
+    report = lab.bisect()
+    assert (report.outcome, report.runs, report.causes) == ("not comparable", 1, ())
+    lab.ranks.launched, lab.machine.facts["torch"] = 0, "2.14"
+    assert [change.name for change in lab.bisect().here] == ["torch"]
+
+
+def test_a_difference_that_does_not_come_again_is_not_blamed_on_what_is_pinned(lab: Lab) -> None:
+    lab.train("abc", _differs_if("a"))
+    lab.ranks.rule = lambda bad, step: 0.0
+    report = lab.bisect()
+    assert (report.outcome, report.causes) == ("not explained", ())
+    assert len(report.trials) == 1 + 3 + 1 and "not deterministic" in report.reason
+
+
+def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
+    lab.train("ab", _differs_if("a"))
+
+    def fails(bad: frozenset[str], step: int) -> float:
+        if bad:
+            raise Crash
+        return 0.0
+
+    lab.ranks.rule = fails
+    assert lab.bisect().outcome == "not comparable"
+    lab.machine.facts["torch"] = "2.14"
+    lab.ranks.rule = lambda bad, step: fails(frozenset("a"), step)
+    report = lab.bisect()
+    assert (report.outcome, report.runs) == ("not comparable", 1) and "Crash" in report.reason
+
+
+def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("bd"))
+    stopped = lab.bisect(max_runs=3)
+    assert (stopped.outcome, stopped.runs, stopped.exit_code) == ("unfinished", 3, 2)
+    whole = lab.bisect()
+    assert sum(trial.known for trial in whole.trials) == 3 and whole.causes == (("code b.py", "code d.py"),)
+    again = lab.bisect()
+    assert (again.runs, again.causes, again.reason) == (0, whole.causes, whole.reason)
+    lab.machine.facts["torch"] = "2.14"
+    assert lab.bisect().runs == len(whole.trials)
+
+
+def test_a_cause_that_was_found_is_told_where_the_runs_are_spent(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("a"))
+    report = lab.bisect(max_runs=2)
+    assert (report.outcome, report.causes, report.enough) == ("explained", (("code a.py",),), None)
+
+
+def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
+    lab.train("abcd", _differs_if("b"))
+    lab.ranks.launched, lab.ranks.stop_at = 0, 3
+    with pytest.raises(reproduce.Interrupted):
+        lab.bisect()
+    report = lab.bisect()
+    assert report.causes == (("code b.py",),) and sum(trial.known for trial in report.trials) == 2
+
+
+def test_a_replay_of_the_whole_run_is_the_control(lab: Lab) -> None:
+    lab.train("ab", _differs_if("a"))
+    request = reproduce.Request(original=lab.good)
+    home = lab._folder / "home"
+    reproduce.execute(lab.ports, request, reproduce.plan(lab.ports, request, home, lab._folder), lambda found: None)
+    assert lab.bisect().trials[0].known
+
+
+def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -> None:
+    lab.ranks.session = False
+    lab.train("abc", _differs_if("b", at=1))
+    report = lab.bisect()
+    assert (report.plan.first.quantity, report.causes, report.enough) == (
+        "file out/loss.txt:line 1",
+        (("code b.py",),),
+        True,
+    )
+    assert lab.bisect().runs == 0
+
+
+def test_runs_without_a_difference_are_refused(lab: Lab) -> None:
+    lab.train("ab", lambda bad, step: 0.0)
+    with pytest.raises(UsageError, match="differ"):
+        lab.bisect()
+    with pytest.raises(UsageError, match="differ"):
+        bisect.plan(lab.ports, lab.good, lab.good)
+
+
+def test_runs_with_the_same_inputs_are_not_run_at_all(lab: Lab) -> None:
+    lab.train("a", lambda bad, step: 0.0)
+    lab.ranks.rule = lambda bad, step: float(step)
+    lab.bad = lab.again(lab.good)
+    report = lab.bisect()
+    assert (report.outcome, report.runs, report.plan.most_runs) == ("not explained", 0, 0)
+
+
+def _in_other_environments(lab: Lab, rule: Rule, bad: str = "2.0") -> None:
+    lab.ranks.rule = rule
+    lab.install(ruler="1.0", gauge="1.0", old="1.0", m5ws="0.1")
+    lab.good = lab.run("ab", "good")
+    lab.install(ruler=bad, gauge="2.0", new="2.0", m5ws="0.2")
+    lab.bad = lab.run("ab", "bad")
+
+
+@pytest.mark.parametrize(
+    ("needs", "causes"),
+    [
+        (["ruler"], {("environment distribution.ruler",)}),
+        (["a", "new"], {("code a.py",), ("environment distribution.new",)}),
+        (["b"], {("code b.py",)}),
+    ],
+)
+def test_distributions_are_told_apart_where_environments_are_rebuilt(
+    lab: Lab, needs: list[str], causes: set[tuple[str, ...]]
+) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and bool(bad & set(needs))))
+    report = lab.bisect(rebuild=True)
+    assert (report.outcome, report.enough, set(report.causes)) == ("explained", True, causes)
+    assert [change.name for change in report.plan.environment] == ["distribution.m5ws"], "never rebuilt"
+    installed = [{one.name: one.version for one in recipe.requirements} for recipe in lab.built]
+    assert installed[0] == {"ruler": "1.0", "gauge": "1.0", "old": "1.0"}
+    assert len(set(lab.built)) == len(lab.built), "each environment is made once"
+    assert lab.bisect(rebuild=True).runs == 0
+
+
+def test_a_file_and_a_distribution_that_matter_only_together_are_found(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and {"a", "ruler"} <= bad))
+    report = lab.bisect(rebuild=True)
+    assert set(report.causes[0]) == {"code a.py", "environment distribution.ruler"} and len(report.causes) == 1
+
+
+def test_an_environment_that_cannot_be_made_is_neither(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and "gauge" in bad), bad="9.9")
+    report = lab.bisect(rebuild=True)
+    assert report.causes == (("environment distribution.gauge",),) and report.enough is None
+    unresolved = [trial for trial in report.trials if trial.answer == "unresolved"]
+    assert unresolved and all("no such version" in (trial.reason or "") for trial in unresolved)
+
+
+def test_without_rebuilding_distributions_are_listed_alone(lab: Lab) -> None:
+    _in_other_environments(lab, lambda bad, step: float(step >= 3 and "ruler" in bad))
+    report = lab.bisect()
+    assert report.outcome == "not comparable", "what is installed here is BAD's"
+    assert {change.name for change in report.plan.environment} >= {"distribution.ruler", "distribution.gauge"}

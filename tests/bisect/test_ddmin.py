@@ -1,0 +1,156 @@
+"""Delta debugging, held against brute force on small sets: what it promises, and within how many tests."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.bisect import ddmin
+from m5ws.bisect.ddmin import Answer
+
+
+class Asked:
+    """A test that remembers, and counts what it was asked."""
+
+    def __init__(self, answers: dict[frozenset[int], Answer]) -> None:
+        self.answers = answers
+        self.sets: set[frozenset[int]] = set()
+
+    def __call__(self, chosen: frozenset[int]) -> Answer:
+        assert chosen, "the empty set is known"
+        self.sets.add(chosen)
+        return self.answers[chosen]
+
+
+def _subsets(elements: list[int]) -> list[frozenset[int]]:
+    return [frozenset(some) for size in range(1, len(elements) + 1) for some in combinations(elements, size)]
+
+
+def _proper(chosen: frozenset[int]) -> list[frozenset[int]]:
+    return [subset for subset in _subsets(sorted(chosen)) if subset != chosen]
+
+
+@st.composite
+def _groups(draw: st.DrawFn, most: int) -> list[list[int]]:
+    elements = list(range(draw(st.integers(1, most))))
+    cuts = sorted(draw(st.sets(st.sampled_from(elements))) | {0, len(elements)})
+    return [elements[begin:end] for begin, end in pairwise(cuts)]
+
+
+@st.composite
+def _any_answers(draw: st.DrawFn) -> tuple[list[list[int]], Asked]:
+    """Answers that follow no rule at all, as crashes and changes that undo each other make them."""
+    groups = draw(_groups(5))
+    sets = _subsets([element for group in groups for element in group])
+    said = st.sampled_from(list[Answer](["same", "differs", "unresolved"]))
+    return groups, Asked({chosen: draw(said) for chosen in sets})
+
+
+@st.composite
+def _monotone(draw: st.DrawFn, most: int) -> tuple[list[list[int]], Asked, list[frozenset[int]]]:
+    """Answers made by causes: a set differs if one of them is in it."""
+    groups = draw(_groups(most))
+    elements = [element for group in groups for element in group]
+    made = draw(st.lists(st.frozensets(st.sampled_from(elements), min_size=1, max_size=3), max_size=3))
+    answers: dict[frozenset[int], Answer] = {
+        chosen: "differs" if any(cause <= chosen for cause in made) else "same" for chosen in _subsets(elements)
+    }
+    return groups, Asked(answers), made
+
+
+@given(case=_any_answers(), few=st.sampled_from([0, 8]))
+def test_what_is_found_differs_and_without_any_one_element_is_not_seen_to(
+    case: tuple[list[list[int]], Asked], few: int
+) -> None:
+    groups, test = case
+    found = _minimised(groups, test, few)
+    everything = frozenset(element for group in groups for element in group)
+    if found is None:
+        assert test.answers[everything] != "differs"
+        return
+    assert test.answers[found] == "differs"
+    for element in found:
+        assert len(found) == 1 or test.answers[found - {element}] != "differs"
+
+
+@given(case=_monotone(6), few=st.sampled_from([0, 8]))
+def test_where_more_never_undoes_a_difference_no_part_of_what_is_found_differs(
+    case: tuple[list[list[int]], Asked, list[frozenset[int]]], few: int
+) -> None:
+    groups, test, made = case
+    found = _minimised(groups, test, few)
+    assert (found is None) == (not made)
+    if found is not None:
+        assert found in made
+        assert all(test.answers[part] == "same" for part in _proper(found))
+
+
+@given(case=_any_answers())
+def test_a_single_element_that_differs_is_found_where_each_is_tried(case: tuple[list[list[int]], Asked]) -> None:
+    groups, test = case
+    found = ddmin.minimise(groups, test)
+    if any(len(chosen) == 1 and said == "differs" for chosen, said in test.answers.items()):
+        assert found is not None and len(found) == 1
+
+
+@given(case=_any_answers(), few=st.sampled_from([0, 8]))
+def test_no_more_sets_are_asked_about_than_is_said(case: tuple[list[list[int]], Asked], few: int) -> None:
+    groups, test = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ddmin, "FEW", few)
+        ddmin.minimise(groups, test)
+        assert len(test.sets) <= ddmin.most(groups)
+
+
+@given(case=_monotone(6))
+def test_causes_are_disjoint_and_without_them_nothing_differs(
+    case: tuple[list[list[int]], Asked, list[frozenset[int]]],
+) -> None:
+    groups, test, _ = case
+    found = list(ddmin.causes(groups, test))
+    named = frozenset[int]().union(*found)
+    assert len(named) == sum(map(len, found))
+    left = frozenset(element for group in groups for element in group) - named
+    assert not left or test.answers[left] == "same"
+
+
+def test_two_of_many_that_matter_only_together_are_found_in_few_tests() -> None:
+    groups = [list(range(30)), list(range(30, 40)), [40]]
+    asked: set[frozenset[int]] = set()
+
+    def test(chosen: frozenset[int]) -> Answer:
+        asked.add(chosen)
+        return "differs" if {3, 33} <= chosen else "same"
+
+    assert ddmin.minimise(groups, test) == frozenset((3, 33))
+    assert len(asked) <= 60
+
+
+def test_where_all_of_many_are_needed_the_bound_holds_too() -> None:
+    everything = frozenset(range(8))
+    asked: set[frozenset[int]] = set()
+
+    def test(chosen: frozenset[int]) -> Answer:
+        asked.add(chosen)
+        return "differs" if chosen == everything else "same"
+
+    assert ddmin.minimise([sorted(everything)], test) == everything
+    assert 8 < len(asked) <= ddmin.most([sorted(everything)])
+
+
+def test_the_likeliest_alone_and_all_others_together_are_enough_for_one_cause() -> None:
+    asked: list[frozenset[int]] = []
+
+    def test(chosen: frozenset[int]) -> Answer:
+        asked.append(chosen)
+        return "differs" if 3 in chosen else "same"
+
+    assert list(ddmin.causes([[3, 0], [1, 2]], test)) == [{3}]
+    assert asked == [{3}, {0, 1, 2}]
+
+
+def _minimised(groups: list[list[int]], test: Asked, few: int) -> frozenset[int] | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ddmin, "FEW", few)
+        return ddmin.minimise(groups, test)

@@ -1,0 +1,154 @@
+"""What differs between two runs, and snapshots and launches with some of it from each, in a real store."""
+
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from m5ws.bisect import differences, hybrids
+from m5ws.records.environment import Declared, Determinism
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Annotation, Code, Dataset, Snapshot, Tokenizer
+from m5ws.records.verdict import Divergence
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config.merge import Unmixable
+
+_GOOD = {
+    "code": {"train.py": "good", "gone.py": "good", "same.py": "same"},
+    "config": {"config.yaml": "lr: 0.1  # rate\nlayers: 2\nsame: 1\n"},
+    "tokenizer": {"tokenizer.json": "good"},
+    "data": {"data/a": "good"},
+}
+_BAD = {
+    "code": {"train.py": "bad", "come.py": "bad", "same.py": "same"},
+    "config": {"config.yaml": "lr: 0.2\nlayers: 2\nsame: 1\nadded: true\n"},
+    "tokenizer": {"tokenizer.json": "bad"},
+    "data": {"data/a": "bad"},
+}
+_FIRST = Divergence(step=1, rank=0, quantity="lr", original="1", replayed="2")
+
+
+def _run(repo: Repository, folder: Path, files: dict[str, dict[str, str]], name: str, **launch: object) -> Run:
+    def tree(part: str) -> str:
+        sources = []
+        for path, text in files[part].items():
+            location = folder / name / part / path
+            location.parent.mkdir(parents=True, exist_ok=True)
+            location.write_text(text)
+            sources.append(SourceFile(path=path.encode(), location=location))
+        return trees.write_tree(repo.objects, repo.locations, sources).digest
+
+    record = Snapshot(
+        code=Code(commit=name * 10, dirty=False, tree=tree("code")),
+        config=tree("config"),
+        tokenizer=Tokenizer(tree=tree("tokenizer"), probe_ids=(len(name),)),
+        datasets=(Dataset(name="data", kind="files", tree=tree("data"), size_bytes=4),),
+        declared=Declared(wanted={"nccl": name}),
+        determinism=Determinism(threads=len(name)),
+    )
+    spec = LaunchSpec(command=("train.py",), **launch)  # type: ignore[arg-type]
+    return Run(id=name, snapshot=snapshots.publish(repo, record, Annotation(created_s=1.0)), spec=spec)
+
+
+@pytest.fixture
+def pair(repo: Repository, tmp_path: Path) -> tuple[Run, Run]:
+    good = _run(repo, tmp_path, _GOOD, "good", seed=1, environment={"A": "1", "B": "1"}, fingerprint_every=1)
+    return good, _run(repo, tmp_path, _BAD, "bad", seed=2, environment={"A": "2", "C": "1"}, fingerprint_every=2)
+
+
+def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
+    repo: Repository, pair: tuple[Run, Run]
+) -> None:
+    found, untried = differences.between(repo, *pair)
+    assert [element.name for element in found] == [
+        "code come.py",
+        "code gone.py",
+        "code train.py",
+        "config lr",
+        "config added",
+        "tokenizer files",
+        "data data",
+        "launch seed",
+        "launch environment.A",
+        "launch environment.B",
+        "launch environment.C",
+        "determinism threads",
+    ]
+    assert [one.change.name for one in untried] == ["fingerprint_every", "wanted nccl", "config.yaml (text)"]
+
+
+def test_what_explains_the_first_difference_comes_first(repo: Repository, pair: tuple[Run, Run]) -> None:
+    found, _ = differences.between(repo, *pair)
+    groups = differences.grouped(found, _FIRST)
+    assert groups[0][0].name == "config lr"
+    assert sorted(map(repr, sum(groups, []))) == sorted(map(repr, found))  # noqa: RUF017
+    assert all(len({element.change.part for element in group}) == 1 for group in groups)
+
+
+def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run, Run]) -> None:
+    good, bad = pair
+    found, _ = differences.between(repo, *pair)
+    nothing = hybrids.make(repo, good, bad, found, ())
+    assert nothing == hybrids.Hybrid(snapshot=snapshots.load(repo, good.snapshot), spec=good.spec, parent=None)
+    everything = hybrids.make(repo, good, bad, found, found)
+    old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
+    assert everything.snapshot == msgspec.structs.replace(new, declared=old.declared)
+    assert everything.spec == msgspec.structs.replace(bad.spec, fingerprint_every=1)
+
+
+def test_each_pair_of_elements_is_from_bad_and_all_else_from_good(
+    repo: Repository, pair: tuple[Run, Run], tmp_path: Path
+) -> None:
+    good, bad = pair
+    found, _ = differences.between(repo, *pair)
+    for number, chosen in enumerate(combinations(found, 2)):
+        hybrid = hybrids.make(repo, good, bad, found, chosen)
+        published = hybrids.publish(repo, hybrid, good, bad, "two")
+        assert snapshots.load(repo, published) == hybrid.snapshot
+        parts = [trees.located(repo.objects, repo.locations, tree) for tree in hybrid.snapshot.trees.values()]
+        materialise(repo.objects, repo.locations, parts, tmp_path / str(number))
+        again = [SourceFile(path=one.path, location=tmp_path / str(number) / one.name) for one in parts[0].entries]
+        assert trees.write_tree(repo.objects, repo.locations, again).digest == hybrid.snapshot.code.tree
+        _check(tmp_path / str(number), hybrid, {element.name for element in chosen})
+
+
+def _check(work: Path, hybrid: hybrids.Hybrid, taken: set[str]) -> None:
+    def side(name: str) -> str:
+        return "bad" if name in taken else "good"
+
+    assert (work / "train.py").read_text() == side("code train.py")
+    assert (work / "come.py").exists() == ("code come.py" in taken)
+    assert (work / "gone.py").exists() == ("code gone.py" not in taken)
+    assert (work / "same.py").read_text() == "same"
+    config = (work / "config.yaml").read_text()
+    assert ("lr: 0.2" in config) == ("config lr" in taken) and ("added: true" in config) == ("config added" in taken)
+    assert "layers: 2\nsame: 1" in config
+    assert (work / "tokenizer.json").read_text() == side("tokenizer files")
+    assert (work / "data" / "a").read_text() == side("data data")
+    assert hybrid.spec.seed == (2 if "launch seed" in taken else 1)
+    variables = hybrid.spec.environment
+    assert variables["A"] == ("2" if "launch environment.A" in taken else "1")
+    assert ("B" in variables, "C" in variables) == (
+        "launch environment.B" not in taken,
+        "launch environment.C" in taken,
+    )
+    assert hybrid.snapshot.determinism.threads == (3 if "determinism threads" in taken else 4)
+
+
+def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repository, tmp_path: Path) -> None:
+    moved = {**_GOOD, "code": {"train.py": "good"}, "data": {"data/a": "good", "same.py": "same"}}
+    good, bad = _run(repo, tmp_path, _GOOD, "good"), _run(repo, tmp_path, moved, "gone")
+    found, _ = differences.between(repo, good, bad)
+    by_name = {element.name: element for element in found}
+    with pytest.raises(Unmixable, match="twice"):
+        hybrids.make(repo, good, bad, found, [by_name["data data"]])
+    both = hybrids.make(repo, good, bad, found, [by_name["data data"], by_name["code same.py"]])
+    assert [entry.path for entry in trees.located(repo.objects, repo.locations, both.snapshot.code.tree).entries] == [
+        b"gone.py",
+        b"train.py",
+    ]

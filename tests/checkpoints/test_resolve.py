@@ -1,0 +1,117 @@
+"""RUN, RUN@STEP, RUN@STEP-ATTEMPT and digests: what each stands for, and what is said where there is nothing."""
+
+import msgspec
+import pytest
+
+import planted
+from m5ws.checkpoints.resolve import known, resolve
+from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.repository import checkpoints
+from m5ws.repository.repository import Repository
+
+RUN = "7c1d00000001"
+
+
+class Published(msgspec.Struct):
+    """Checkpoints of a run, by name."""
+
+    repo: Repository
+    digests: dict[str, str]
+
+
+@pytest.fixture
+def published(repo: Repository) -> Published:
+    """Steps 2 and 4 of a first attempt, 4 and 6 of a second, and 6 of the first, which came too late."""
+    for run in (RUN, "7c1d00000002"):
+        planted.run(repo, run)
+    digests = _publish(repo, 1, (2, 4), {})
+    inherits = tuple(digests)
+    late = _record(repo, 1, 6)
+    digests |= _publish(repo, 2, (4, 6), digests, inherits)
+    name = checkpoints.name(6, 1)
+    repo.store.create(checkpoints.key(RUN, name), f"{late}\n".encode())
+    return Published(repo, {**digests, name: late})
+
+
+def _publish(
+    repo: Repository, attempt: int, steps: tuple[int, ...], before: dict[str, str], inherits: tuple[str, ...] = ()
+) -> dict[str, str]:
+    planted.begin(repo, RUN, attempt, inherits=inherits)
+    found = {}
+    for step in steps:
+        record = repo.objects.get_record(_record(repo, attempt, step), Checkpoint)
+        found[checkpoints.name(step, attempt)] = checkpoints.publish(repo, record)
+    return found
+
+
+def _record(repo: Repository, attempt: int, step: int) -> str:
+    content = repo.objects.put_record(Content(format="dcp/1", world=1))
+    return repo.objects.put_record(Checkpoint(run=RUN, snapshot="0" * 64, attempt=attempt, step=step, content=content))
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "attempt"),
+    [
+        (RUN, 6, 2),
+        (f" {RUN.upper()} ", 6, 2),
+        (f"{RUN}@2", 2, 1),
+        (f"{RUN}@4", 4, 2),
+        (f"{RUN}@4-1", 4, 1),
+        (f"{RUN}@0000000004-0002", 4, 2),
+        ("7c1d00000001@0004", 4, 2),
+    ],
+)
+def test_what_a_name_stands_for(published: Published, text: str, step: int, attempt: int) -> None:
+    found = resolve(published.repo, text)
+    name = checkpoints.name(step, attempt)
+    assert (found.run, found.name, found.digest) == (RUN, name, published.digests[name])
+    assert resolve(published.repo, found.digest) == found
+    assert resolve(published.repo, str(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        (f"{RUN}@5", NotFound, " 5; it has 2, 4, 6"),
+        (f"{RUN}@2-2", NotFound, " 2-2"),
+        (f"{RUN}@6-1", UsageError, checkpoints.name(6, 1)),
+        (f"{RUN}@", UsageError, f"'{RUN}@'"),
+        (f"{RUN}@newest", UsageError, f"'{RUN}@newest'"),
+        ("7c1d", AmbiguousId, "7c1d00000001"),
+        ("7c1d00000002", NotFound, "run 7c1d00000002"),
+        ("ffff@2", NotFound, "run 'ffff'"),
+        ("f" * 64, NotFound, ""),
+    ],
+)
+def test_what_there_is_not(published: Published, text: str, error: type[M5Error], says: str) -> None:
+    with pytest.raises(error) as caught:
+        resolve(published.repo, text)
+    assert says in str(caught.value) and caught.value.hint
+
+
+def test_one_that_does_not_count_is_found_only_by_its_whole_name_and_if_asked(published: Published) -> None:
+    name = checkpoints.name(6, 1)
+    assert resolve(published.repo, f"{RUN}@6-1", counting=False).name == name
+    assert resolve(published.repo, f"{RUN}@6", counting=False).name == checkpoints.name(6, 2)
+    late = published.digests[name]
+    assert resolve(published.repo, late, counting=False).name == name
+    with pytest.raises(UsageError, match=name):
+        resolve(published.repo, late)
+
+
+def test_a_record_that_was_never_published_has_no_name(published: Published) -> None:
+    with pytest.raises(NotFound, match="0000000009-0002"):
+        resolve(published.repo, _record(published.repo, 2, 9))
+
+
+def test_files_that_a_script_wrote_are_not_where_a_training_goes_on(published: Published) -> None:
+    repo = published.repo
+    planted.checkpoint(repo, RUN, 7, Content(format="files/1", world=1), attempt=2)
+    assert resolve(repo, RUN).name == checkpoints.name(7, 2)
+    assert resolve(repo, RUN, state=True).name == checkpoints.name(6, 2)
+    assert resolve(repo, f"{RUN}@7", state=True).name == checkpoints.name(7, 2)
+
+
+def test_steps_are_known_once_each(published: Published) -> None:
+    assert known(published.repo, RUN) == ["2", "4", "6"]

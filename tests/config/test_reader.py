@@ -1,0 +1,129 @@
+"""m5ws.toml: what is wrong in it is named, all at once, with its line."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.config import reader
+from m5ws.config.settings import Settings, StoreSettings
+from m5ws.errors import ConfigError
+from m5ws.projects import init
+
+
+def _read(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "m5ws.toml"
+    path.write_text(text)
+    return reader.read(path)
+
+
+def _problem(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        _read(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert _read(tmp_path, "") == Settings()
+
+
+def test_what_it_says_is_read(tmp_path: Path) -> None:
+    settings = _read(tmp_path, "[run]\ncommand = ['train.py', '--fast']\nnproc = 4\n[determinism]\nthreads = 2\n")
+    assert settings.run.command == ("train.py", "--fast")
+    assert (settings.run.nproc, settings.determinism.threads) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\n# a comment\nstor = 1\n", ("m5ws.toml:3: ", "'stor'", "'store'")),
+        ("[store]\nurl = 'a'\nulr = 'b'\n", ("m5ws.toml:3: ", "'store.ulr'", "'url'")),
+        ("[run]\n\n[datas]\npaths = []\n", ("m5ws.toml:3: ", "'datas'", "'data'")),
+        ("run.nprocs = 2\n", ("m5ws.toml:1: ", "'run.nprocs'", "'nproc'")),
+        ("[code]\nxyzzy = 1\n", ("m5ws.toml:2: ", "'code.xyzzy'", "exclude")),
+        ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
+        (
+            "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
+            ("m5ws.toml:3: ", "'store.sse_kms_key'", "'store.sse'", "aws:kms"),
+        ),
+        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", ("m5ws.toml:3: ", "'store.stall_s'", "positive")),
+        ("[store]\ncache_limit = '50 gigs'\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
+        ("[store]\ncache_limit = -1\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
+        ("[store]\ncache = 'x'\ncache_limit = 0\n", ("m5ws.toml:2: ", "'store.cache'", "'store.cache_limit'")),
+        ("[run]\nnproc = '2'\n", ("m5ws.toml:2: ", "'run.nproc'", "int", "str")),
+        ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", ("m5ws.toml:2: ", "'config.files'", "str", "int")),
+        ("store = 'there'\n", ("m5ws.toml:1: ", "'store'", "[store]")),
+        ("[run]\ntrainer = 'slurm'\n", ("m5ws.toml:2: ", "'run.trainer'", "'slurm'", "torchrun, deepspeed")),
+        ("[run]\ntrainer = ['torchrun']\n", ("m5ws.toml:2: ", "'run.trainer'", "torchrun, deepspeed")),
+        ("[run]\nnproc = 0\n", ("m5ws.toml:2: ", "'run.nproc'", "less than 1")),
+        ("[run]\ncheckpoint_every = 0\n", ("m5ws.toml:2: ", "'run.checkpoint_every'", "less than 1")),
+        ("[data]\npaths = ['/mnt/data']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
+        ("[data]\npaths = ['a/../../b']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
+        ("[tokenizer]\nprobe = 'x'\n", ("m5ws.toml:2: ", "'tokenizer.probe'", "'tokenizer.path'")),
+        ("[mlflow]\nenabled = false\nexperiment = 'x'\n", ("m5ws.toml:3: ", "'mlflow.experiment'", "'mlflow.enabled'")),
+        ("[run\n", ("m5ws.toml: ", "TOML")),
+        ("a = 1\na = 2\n", ("line 2,",)),
+    ],
+)
+def test_a_problem_is_named_with_its_line(tmp_path: Path, text: str, expected: tuple[str, ...]) -> None:
+    problem = _problem(tmp_path, text)
+    assert all(part in problem for part in expected), problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("50 GiB", 50 * 2**30),
+        ("1.5TB", 15 * 10**11),
+        ("200 MB", 2 * 10**8),
+        ("7", 7),
+        (7, 7),
+        ("0", 0),
+        ("8 KiB", 8192),
+    ],
+)
+def test_a_size_is_text_or_a_number_of_bytes(text: str | int, expected: int) -> None:
+    assert StoreSettings(cache_limit=text).cache_limit_bytes == expected
+
+
+def test_all_problems_are_named_in_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = _problem(tmp_path, "[run]\nnprox = 1\nsed = 2\n\n[stor]\n").splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["m5ws.toml:2", "m5ws.toml:3", "m5ws.toml:5"]
+
+
+def test_bytes_that_are_not_text_are_an_error_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "m5ws.toml").write_bytes(b"name = '\xff'\n")
+    with pytest.raises(ConfigError, match="TOML"):
+        reader.read(tmp_path / "m5ws.toml")
+
+
+@given(before=st.lists(st.sampled_from(["", "# x", "b = 1", 'c = """\nd = 2\n"""', "e = [\n 1,\n]"]), unique=True))
+def test_the_line_is_where_the_statement_begins(before: list[str]) -> None:
+    text = "\n".join([*before, "a = [", "  1,", "]", ""])
+    assert reader.line_of(text, ("a",)) == text.splitlines().index("a = [") + 1
+
+
+def test_the_file_that_init_writes_is_valid_and_shows_every_key_with_its_default(tmp_path: Path) -> None:
+    planned = init.plan(tmp_path / 'a "quoted" név')
+    text = next(file.data for file in planned.files if file.path == "m5ws.toml").decode()
+    assert _read(tmp_path, text) == Settings(name='a "quoted" név')
+    for section in msgspec.structs.fields(Settings):
+        if section.name == "name":
+            continue
+        body = text.split(f"[{section.name}]\n")[1].split("\n[")[0]
+        for key in msgspec.structs.fields(section.type):
+            assert f"# {key.name} = " in body, f"{section.name}.{key.name} is missing"
+
+
+def test_every_line_that_init_comments_out_is_a_setting_that_is_accepted(tmp_path: Path) -> None:
+    planned = init.plan(tmp_path / "w")
+    text = next(file.data for file in planned.files if file.path == "m5ws.toml").decode()
+    lines = [line.removeprefix("# ") if " = " in line else line for line in text.splitlines()]
+    # The keys of a bucket are errors beside a directory.
+    settings = _read(tmp_path, "\n".join(lines).replace('url = ".m5ws/store"', 'url = "s3://bucket/prefix"'))
+    assert settings.run.command == ("train.py",)
+    assert settings.store.sse == "aws:kms"
+    shown = {"code", "config", "data", "determinism", "secrets"}
+    assert all(getattr(settings, name) == getattr(Settings(), name) for name in shown)

@@ -1,0 +1,276 @@
+"""Drift and its table: every difference is found, and only evidence makes one harmless."""
+
+import string
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.environment.drift import describe, drift, mistaken, pairs, rule, rules, unmet, worst
+from m5ws.environment.observe.torch_facts import NAMES
+from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.records.verdict import Change
+
+names = st.text(string.ascii_lowercase + ".-", min_size=1, max_size=12)
+environments = st.builds(
+    Observed,
+    facts=st.dictionaries(names, st.none() | st.text(max_size=5), max_size=6),
+    distributions=st.dictionaries(names, st.text(max_size=5), max_size=6),
+)
+
+
+def one(old: dict[str, str | None], new: dict[str, str | None]) -> Change:
+    (change,) = drift(Observed(facts=old), Observed(facts=new))
+    return change
+
+
+def rating(part: str, name: str) -> str:
+    return rule(part, name).rating
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_a_reason_and_a_source() -> None:
+    for found in rules():
+        assert found.why, found
+        assert not found.why.endswith("."), found
+        assert found.source.startswith(("https://", "measured: ", "docs/", "tests/")), found
+
+
+def test_the_table_is_part_of_the_package() -> None:
+    assert (resources.files("m5ws.environment") / "drift_rules.toml").is_file()
+
+
+def test_no_rule_is_hidden_by_an_earlier_one() -> None:
+    for place, found in enumerate(rules()):
+        sample = found.pattern.replace("*", "zz")
+        part = found.part.replace("*", "zz")
+        assert rules().index(rule(part, sample)) == place, found
+
+
+def test_the_last_rule_knows_everything() -> None:
+    assert (rules()[-1].part, rules()[-1].pattern, rules()[-1].rating) == ("*", "*", "can")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch",
+        "distribution.torch",
+        "distribution.numpy",
+        "distribution.deepspeed",
+        "distribution.triton",
+        "distribution.nvidia-nccl-cu12",
+        "distribution.unheard-of",
+        "nccl",
+        "nccl.installed",
+        "loaded.nccl",
+        "cpu.flags",
+        "gpu.driver",
+        "python",
+        "unheard.of",
+    ],
+)
+def test_what_training_can_load_can_change_bits(name: str) -> None:
+    assert rating("environment", name) == "can"
+
+
+@pytest.mark.parametrize("name", ["threads", "cpu.capability", "world", "variable.ONEDNN_MAX_CPU_ISA"])
+def test_what_was_measured_does_change_bits(name: str) -> None:
+    assert rating("environment", name) == "does"
+
+
+@pytest.mark.parametrize("name", ["kernel", "distribution.ruff", "distribution.types-requests", "variable.NCCL_DEBUG"])
+def test_what_does_no_arithmetic_cannot(name: str) -> None:
+    assert rating("environment", name) == "cannot"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_of_torch_are_never_harmless(name: str) -> None:
+    assert rating("environment", name) != "cannot"
+
+
+# --- differences ---------------------------------------------------------------------------------------------------
+
+
+@given(environments)
+def test_an_environment_does_not_drift_from_itself(environment: Observed) -> None:
+    assert drift(environment, environment) == ()
+
+
+@given(environments, environments)
+def test_drift_is_found_both_ways(a: Observed, b: Observed) -> None:
+    forth = {(change.name, change.old, change.new, change.rating) for change in drift(a, b)}
+    back = {(change.name, change.new, change.old, change.rating) for change in drift(b, a)}
+    assert forth == back
+
+
+@given(environments, environments)
+def test_every_difference_of_two_environments_is_named_once(a: Observed, b: Observed) -> None:
+    facts = {name for name in a.facts | b.facts if a.facts.get(name) != b.facts.get(name)}
+    installed = {name for name in a.distributions | b.distributions
+                 if a.distributions.get(name) != b.distributions.get(name)}  # fmt: skip
+    expected = sorted([*facts, *(f"distribution.{name}" for name in installed)])
+    assert sorted(change.name for change in drift(a, b)) == expected
+
+
+def test_the_gravest_comes_first() -> None:
+    old: dict[str, str | None] = {"kernel": "5", "threads": "1", "nccl": "2.26"}
+    new: dict[str, str | None] = {"kernel": "6", "threads": "2", "nccl": "2.27"}
+    changes = drift(Observed(facts=old), Observed(facts=new))
+    assert [(change.name, change.rating) for change in changes] == [
+        ("threads", "does"),
+        ("nccl", "can"),
+        ("kernel", "cannot"),
+    ]
+    assert worst(changes) == "does"
+    assert worst(changes[2:]) == "cannot"
+    assert worst(()) is None
+
+
+def test_a_fact_that_one_side_never_recorded_is_not_held_against_it() -> None:
+    change = one({}, {"threads": "2"})
+    assert (change.rating, change.detail) == ("can", "only one side recorded it")
+    assert one({"threads": None}, {"threads": "2"}).rating == "does"
+
+
+def test_a_variable_that_is_not_there_was_not_set() -> None:
+    assert one({}, {"variable.MKL_CBWR": "COMPATIBLE"}).rating == "does"
+
+
+def test_a_change_reads_as_one_line() -> None:
+    line = describe(one({"threads": "1"}, {"threads": "2"}))
+    assert line == (
+        "environment threads: 1 → 2 (changes bits: reductions are split by thread, so sums are taken in another order)"
+    )
+    assert "absent → 2.27 (can change bits" in describe(one({"nccl": None}, {"nccl": "2.27"}))
+    assert "\n" not in describe(Change(part="code", name="a.py", old="1", new="2", detail="--- a\n+++ b\n"))
+
+
+# --- under level portable ------------------------------------------------------------------------------------------
+
+OLD: dict[str, str | None] = {"cpu.model": "a", "cpu.flags": "1", "cpu.count": "2", "threads": "1"}
+NEW: dict[str, str | None] = {"cpu.model": "b", "cpu.flags": "2", "cpu.count": "2", "threads": "2"}
+KEPT: dict[str, str | None] = {"cpu.portable": "x86-64-v3"}
+
+
+def ratings(old: dict[str, str | None], new: dict[str, str | None]) -> dict[str, str]:
+    return {change.name: change.rating for change in drift(Observed(facts=old), Observed(facts=new))}
+
+
+def test_another_processor_changes_nothing_where_both_sides_are_portable() -> None:
+    assert ratings(OLD | KEPT, NEW | KEPT) == {"cpu.model": "cannot", "cpu.flags": "cannot", "threads": "does"}
+    assert "level portable" in (one(KEPT | {"cpu.model": "a"}, KEPT | {"cpu.model": "b"}).detail or "")
+
+
+@pytest.mark.parametrize(("old", "new"), [({}, {}), (KEPT, {"cpu.portable": None}), ({"cpu.portable": None},) * 2])
+def test_another_processor_can_change_bits_where_one_side_is_not(
+    old: dict[str, str | None], new: dict[str, str | None]
+) -> None:
+    found = ratings(OLD | old, NEW | new)
+    assert (found["cpu.model"], found["cpu.flags"]) == ("can", "can")
+    assert found.get("cpu.portable") == ("does" if old and new != old else None)
+
+
+def test_another_number_of_processors_changes_nothing_where_both_sides_are_portable() -> None:
+    assert ratings(KEPT | {"cpu.count": "2"}, KEPT | {"cpu.count": "8"}) == {"cpu.count": "cannot"}
+
+
+# --- declared and not there ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "met"), [("2.27.5", True), ("2.27", True), ("2", True), ("2.2", False), ("2.28", False)]
+)
+def test_a_wanted_version_is_met_by_a_more_exact_one(wanted: str, met: bool) -> None:
+    assert (unmet(Declared(wanted={"nccl": wanted}), Observed(facts={"nccl": "2.27.5"})) == ()) is met
+
+
+def test_wanted_names() -> None:
+    facts: dict[str, str | None] = {
+        "torch.cuda": "13.0",
+        "efa.driver": None,
+        "nccl": None,
+        "nccl.installed": "2.27.5 (x)",
+    }
+    wanted = {"cuda": "13.0", "efa": "2.13", "nccl": "2.27", "numpy": "2.4"}
+    (change,) = unmet(Declared(wanted=wanted), Observed(facts=facts, distributions={"numpy": "2.4.6"}))
+    assert (change.part, change.name, change.old, change.new) == ("declared", "efa", "2.13", None)
+
+
+def test_the_declared_image_must_be_the_one_it_runs_in() -> None:
+    declared = Declared(image="train@sha256:00")
+    assert unmet(declared, Observed(facts={"container.image": "train@sha256:00"})) == ()
+    (change,) = unmet(declared, Observed(facts={"container.image": None}))
+    assert (change.name, change.new) == ("image", None)
+
+
+# --- where it came from, and what is loaded ------------------------------------------------------------------------
+
+
+def test_one_version_from_two_sources_is_a_difference() -> None:
+    archive = Origin(kind="archive", url="https://example.org/a.whl", hash="a" * 64)
+    inside = Origin(kind="editable", url="libs/a", inside=True)
+
+    def environment(origins: dict[str, Origin] | None, version: str = "1") -> Observed:
+        return Observed(distributions={"a": version}, origins=origins)
+
+    (change,) = drift(environment({}), environment({"a": archive}))
+    assert (change.name, change.old, change.rating) == ("origin.a", "an index", "can")
+    # Nobody looked; another version says it already; the snapshot's own files, however they were installed.
+    assert drift(environment(None), environment({"a": archive})) == ()
+    assert [c.name for c in drift(environment({}), environment({"a": archive}, "2"))] == ["distribution.a"]
+    copied = Origin(kind="directory", url="libs/a", inside=True)
+    assert drift(environment({"a": inside}), environment({"a": copied})) == ()
+
+
+@pytest.mark.parametrize(
+    ("fact", "loaded", "distribution", "installed", "told"),
+    [
+        ("nccl", "2.26.2", "nvidia-nccl-cu13", "2.27.5", "2.26.2"),
+        ("nccl", "2.27.5", "nvidia-nccl-cu13", "2.27.5", None),
+        ("cudnn", "91002", "nvidia-cudnn-cu12", "9.10.2.21", None),
+        ("cudnn", "8902", "nvidia-cudnn-cu11", "8.9.2.26", None),
+        ("cudnn", "91100", "nvidia-cudnn-cu12", "9.10.2.21", "9.11.0"),
+        ("torch", "2.13.0+cpu", "torch", "2.13.0+cpu", None),
+        ("torch", "2.12.0", "torch", "2.13.0", "2.12.0"),
+        ("nccl", "2.27.5", "unrelated", "1", None),
+    ],
+)
+def test_a_loaded_library_that_is_not_the_installed_one_is_named(
+    fact: str, loaded: str, distribution: str, installed: str, told: str | None
+) -> None:
+    here = Observed(facts={fact: loaded}, distributions={distribution: installed})
+    found = [(change.name, change.old, change.new, change.rating) for change in mistaken(here)]
+    assert found == ([] if told is None else [(f"loaded {fact}", installed, told, "can")])
+    # Between two environments it counts only where it was not so before.
+    assert not any(change.name.startswith("loaded ") for change in drift(here, here))
+
+
+def test_every_pair_has_a_reason_and_a_source() -> None:
+    for pair in pairs():
+        assert pair.why and pair.source.startswith("https://"), pair
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rebuilt", "cannot"),
+        ("variable.TORCH_EXTENSIONS_DIR", "cannot"),
+        ("variable.OPENBLAS_CORETYPE", "does"),
+        ("m5ws.code", "can"),
+        ("aws-ofi-nccl", "can"),
+        ("python.path.outside", "can"),
+        ("variable.FI_PROVIDER", "can"),
+        ("gpu.driver", "can"),
+        ("mkl", "can"),
+    ],
+)
+def test_ratings_of_what_comes_with_an_environment(name: str, expected: str) -> None:
+    assert rating("environment", name) == expected
+
+
+def test_how_an_environment_was_made_cannot_change_bits_though_one_side_alone_says_it() -> None:
+    assert one({}, {"rebuilt": "virtual environment 0"}).rating == "cannot"

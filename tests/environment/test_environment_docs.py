@@ -1,0 +1,53 @@
+"""docs/reference/environment.md says what the code does: facts, variables and rules."""
+
+import re
+from pathlib import Path
+
+from m5ws.environment.drift import rules
+from m5ws.environment.observe import hardware, native_libraries, variables
+from m5ws.environment.observe.torch_facts import NAMES
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
+
+
+def variable_list() -> str:
+    return ", ".join(f"`{name}`" for name in variables.BUILT_IN)
+
+
+def rule_table() -> str:
+    rows = [f"| {rule.part} | `{rule.pattern}` | {rule.rating} | {rule.why} |" for rule in rules()]
+    return "\n".join(["| part | names | rating | why |", "|---|---|---|---|", *rows])
+
+
+def section(text: str, name: str) -> str:
+    found = re.search(rf"<!-- {name}: begin -->\n(.*?)\n?<!-- {name}: end -->", text, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def test_the_variables_are_those_of_the_code() -> None:
+    assert section(PAGE.read_text(), "variables") == variable_list()
+
+
+def test_the_rules_are_those_of_the_table() -> None:
+    assert section(PAGE.read_text(), "rules") == rule_table()
+
+
+def test_every_fact_is_documented() -> None:
+    here = Path("/")
+    facts = {**hardware.cpu(here), **hardware.gpu(here), **hardware.container(here, {}), **hardware.aws(here)}
+    for name in {*facts, *native_libraries.network({}, here), *NAMES}:
+        assert f"`{name}`" in PAGE.read_text(), name
+
+
+def write() -> None:
+    """Put what the code says into the page: `python tests/environment/test_environment_docs.py`."""
+    text = PAGE.read_text()
+    for name, content in (("variables", variable_list()), ("rules", rule_table())):
+        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+        text = re.sub(pattern, lambda match, put=content: f"{match[1]}{put}\n{match[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,193 @@
+"""Virtual environments made from recipes, by real pip, from wheels that are made here."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import blake3
+import msgspec
+import pytest
+
+import wheels
+from checkouts import write
+from m5ws.environment.observe import own_package
+from m5ws.environment.observe.machine import Machine
+from m5ws.environment.observe.observing import Orders
+from m5ws.environment.rebuild import interpreters
+from m5ws.environment.rebuild.interpreters import NoPython
+from m5ws.environment.rebuild.pip import NotInstalled
+from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
+from m5ws.errors import UsageError
+from m5ws.launch.local import LocalLauncher
+from m5ws.records.launch import LaunchRequest
+from m5ws.records.recipe import Recipe, Requirement
+
+pytestmark = pytest.mark.services
+
+_HERE = ".".join(map(str, sys.version_info[:3]))
+_MINOR = ".".join(map(str, sys.version_info[:2]))
+_BACKEND = """
+import os, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    info = "tools-3.dist-info"
+    with zipfile.ZipFile(os.path.join(folder, "tools-3-py3-none-any.whl"), "w") as archive:
+        archive.writestr("tools.py", open("tools.py").read())
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: tools\\nVersion: 3\\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return "tools-3-py3-none-any.whl"
+"""
+_PROJECT = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+
+
+class Shop:
+    """Wheels to install from, and a folder of environments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.links, self.kept = folder / "workspace", folder / "links", folder / "kept"
+        self.one = wheels.wheel(self.links, "greeting", "1.0", {"greeting.py": "TEXT = 'one'\n"})
+        wheels.wheel(self.links, "greeting", "1.0+other", {"greeting.py": "TEXT = 'other'\n"})
+        wheels.wheel(self.links, "greeting", "2.0", {"greeting.py": "TEXT = 'two'\n"})
+        self.environment = wheels.only(self.links)
+
+    def build(self, recipe: Recipe, code: Mapping[str, str] | None = None) -> Path:
+        """Return the interpreter of the recipe's environment."""
+        orders = Orders(root=str(self.root))
+        kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Machine(root=self.root), orders)
+        return Path(kept.build(recipe, lambda target: write(target, code or {})).python)
+
+    @property
+    def built(self) -> list[Path]:
+        """Every environment that was begun."""
+        return [path for path in self.kept.iterdir() if path.is_dir() and not path.name.startswith("m5ws-")]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def recipe(*requirements: Requirement, python: str = _HERE) -> Recipe:
+    return Recipe(python=python, requirements=requirements)
+
+
+def says(python: Path, code: str) -> str:
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
+    wanted = recipe(Requirement(name="greeting", version="1.0", hashes=(wheels.sha256(shop.one),)))
+    with ThreadPoolExecutor(2) as pool:
+        python, again = pool.map(shop.build, (wanted, wanted))
+    assert says(python, "import greeting; print(greeting.TEXT)") == "one"  # 1.0, not 1.0+other
+    # What venv brings by itself is gone.
+    assert says(python, "import importlib.metadata as m; print([d.name for d in m.distributions()])") == "['greeting']"
+    log = python.parents[2] / "pip.log"
+    assert again == python and len(shop.built) == 1 and log.read_text().count("Successfully installed") == 1
+
+    # What a kill left does not count: it is made anew.
+    (python.parents[2] / "complete").unlink()
+    (python.parents[1] / "half").touch()
+    assert shop.build(wanted) == python and not (python.parents[1] / "half").exists()
+    # What is whole is not made again: pip would find nothing.
+    shop.one.unlink()
+    assert shop.build(wanted) == python
+
+
+def test_what_cannot_be_installed_is_named_and_leaves_nothing_that_counts(shop: Shop) -> None:
+    for wanted, says_why in (
+        (Requirement(name="greeting", version="1.0", hashes=("0" * 64,)), "DO NOT MATCH THE HASHES"),
+        (Requirement(name="greeting", version="3.0"), "No matching distribution found for greeting===3.0"),
+    ):
+        with pytest.raises(NotInstalled) as raised:
+            shop.build(recipe(wanted))
+        assert says_why.lower() in str(raised.value).lower()
+        log = raised.value.hint.rpartition(": ")[2]
+        assert "PIP_INDEX_URL" in raised.value.hint and Path(log).is_file()
+    assert not [place for place in shop.built if (place / "complete").exists()]
+
+
+def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> None:
+    wanted = Recipe(
+        python=_HERE, requirements=(Requirement(name="tools", version="3", path="libs/tools"),), code="0" * 64
+    )
+    code = {"libs/tools/pyproject.toml": _PROJECT, "libs/tools/backend.py": _BACKEND, "libs/tools/tools.py": "A = 7\n"}
+    python = shop.build(wanted, code)
+    assert (
+        says(python, "import tools; print(tools.A, tools.__file__)")
+        == f"7 {python.parents[1]}/lib/python{_MINOR}/site-packages/tools.py"
+    )
+    orders = Orders(root=str(shop.root), copied=str(python.parents[2] / "code"))
+    asked = (
+        "import json; from pathlib import Path; from m5ws.environment.observe import distributions;"
+        f"print(distributions.origins(Path({orders.root!r}), Path({orders.copied!r}))['tools'])"
+    )
+    own = own_package.copy(shop.kept)
+    needed = os.pathsep.join([str(own), str(Path(msgspec.__file__).parents[1])])
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
+    assert done.stdout.strip() == "the workspace's libs/tools"
+
+
+def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: Path) -> None:
+    kept = VirtualEnvironments(
+        shop.kept, shop.environment, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root))
+    )
+    made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
+    write(
+        tmp_path,
+        {"work/src/mine.py": "", "work/look.py": "import importlib.util as u, mine; u.find_spec('m5ws').origin"},
+    )
+    request = LaunchRequest(
+        argv=(made.python, "look.py"),
+        cwd=str(tmp_path / "work"),
+        environment={"PYTHONPATH": "src"},
+        log=str(tmp_path / "log"),
+    )
+    process = made.launcher.launch(request)
+    while (status := process.poll()) is None:
+        time.sleep(0.01)
+    assert status == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("variable", ["PIP_TARGET", "PIP_USER", "PIP_PREFIX"])
+def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path, variable: str) -> None:
+    shop.environment[variable] = "1" if variable == "PIP_USER" else str(tmp_path / "elsewhere")
+    python = shop.build(recipe(Requirement(name="greeting", version="1.0")))
+    assert says(python, "import greeting; print(greeting.TEXT)") == "one"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
+    with pytest.raises(NoPython, match=r"3\.99\.1.*python3\.99\b") as raised:
+        shop.build(recipe(python="3.99.1"))
+    assert "pyenv install 3.99.1" in raised.value.hint
+    with pytest.raises(NoPython, match=re.escape(_HERE)) as raised:
+        interpreters.find(f"{_MINOR}.99", shop.environment)
+    assert "--env warn" in raised.value.hint
+    near = interpreters.find(f"{_MINOR}.99", shop.environment, same_patch=False)
+    assert says(near, "import sys; print('%d.%d' % sys.version_info[:2])") == _MINOR
+
+
+def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
+    inside = shop.root / "cache"
+    with pytest.raises(UsageError, match=re.escape(str(inside))):
+        VirtualEnvironments(inside, {}, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root)))
+
+
+def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
+    copy = own_package.copy(tmp_path / "kept")
+    assert own_package.copy(tmp_path / "kept") == copy and len(list((tmp_path / "kept").iterdir())) == 1
+    code = "from m5ws.adapters import own_package as own; print(own.__file__, own.code())"
+    needed = os.pathsep.join([str(copy), str(Path(blake3.__file__).parents[1])])
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed}
+    )
+    assert found.stdout.split() == [str(copy / "m5ws/environment/observe/own_package.py"), own_package.code()]
+    assert own_package.is_copy_of_m5ws(copy)
+    (copy / "mine.py").touch()
+    assert not own_package.is_copy_of_m5ws(copy)

@@ -1,0 +1,96 @@
+"""`init` writes a workspace whole, or changes nothing."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import NotFound
+from m5ws.projects import init
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of templates with one that links to what it shares with others."""
+    root = tmp_path / "templates"
+    (root / "small" / "deep").mkdir(parents=True)
+    (root / "shared" / "lib").mkdir(parents=True)
+    (root / "shared" / "lib" / "model.py").write_text("model\n")
+    (root / "shared" / "one.py").write_text("one\n")
+    (root / "small" / "m5ws.toml").write_text("name = 'small'\n")
+    (root / "small" / ".gitignore").write_text("*.pt\n")
+    (root / "small" / "deep" / "train.py").write_text("train\n")
+    (root / "small" / "run.sh").write_text("#!/bin/sh\n")
+    (root / "small" / "run.sh").chmod(0o755)
+    (root / "small" / "lib").symlink_to("../shared/lib")
+    (root / "small" / "one.py").symlink_to("../shared/one.py")
+    (root / "small" / "__pycache__").mkdir()
+    (root / "small" / "__pycache__" / "x.pyc").write_bytes(b"")
+    return root
+
+
+def _files(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_template_is_copied_with_its_links_followed(tmp_path: Path, folder: Path) -> None:
+    init.apply(init.plan(tmp_path / "w", "small", folder))
+    assert _files(tmp_path / "w") == {
+        ".gitignore": "*.pt\n",
+        "deep/train.py": "train\n",
+        "lib/model.py": "model\n",
+        "m5ws.toml": "name = 'small'\n",
+        "one.py": "one\n",
+        "run.sh": "#!/bin/sh\n",
+    }
+    assert not any(path.is_symlink() for path in (tmp_path / "w").rglob("*"))
+    assert os.access(tmp_path / "w" / "run.sh", os.X_OK)
+    assert not os.access(tmp_path / "w" / "one.py", os.X_OK)
+
+
+def test_only_what_has_a_configuration_is_a_template(folder: Path) -> None:
+    assert init.templates(folder) == ["small"]
+
+
+def test_an_unknown_template_is_named_with_those_that_are_known(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(NotFound, match="'small'") as caught:
+        init.plan(tmp_path / "w", "smal", folder)
+    assert "small" in caught.value.hint
+
+
+def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path, folder: Path) -> None:
+    root = tmp_path / "w"
+    root.mkdir()
+    (root / "one.py").write_text("mine\n")
+    (root / "deep").write_text("a file where a folder must be\n")
+    (root / "run.sh").symlink_to("nowhere")
+    before = _files(root)
+    with pytest.raises(init.FilesExist) as caught:
+        init.plan(root, "small", folder)
+    assert str(caught.value).splitlines()[1:] == ["  deep", "  one.py", "  run.sh"]
+    assert _files(root) == before
+
+
+def test_an_ignore_file_of_the_users_stays(tmp_path: Path, folder: Path) -> None:
+    root = tmp_path / "w"
+    root.mkdir()
+    (root / ".gitignore").write_text("mine\n")
+    planned = init.plan(root, "small", folder)
+    init.apply(planned)
+    assert planned.kept == (".gitignore",)
+    assert (root / ".gitignore").read_text() == "mine\n"
+
+
+def test_a_file_that_appears_between_plan_and_write_is_not_written_over(tmp_path: Path, folder: Path) -> None:
+    planned = init.plan(tmp_path / "w", "small", folder)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "one.py").write_text("mine\n")
+    with pytest.raises(init.FilesExist, match="meanwhile"):
+        init.apply(planned)
+    assert (tmp_path / "w" / "one.py").read_text() == "mine\n"
+    assert not (tmp_path / "w" / "m5ws.toml").exists()
+
+
+def test_without_a_template_only_the_configuration_is_written(tmp_path: Path) -> None:
+    init.apply(init.plan(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["m5ws.toml"]

@@ -1,0 +1,204 @@
+"""What gc plans and deletes, in every part of it; a gc that dies after any write; writers that sleep too long."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import planted
+from dying_store import Died, DyingStore
+from gc_world import publish, upload
+from m5ws.records import codec
+from m5ws.records.checkpoint import Content
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Rules
+from m5ws.records.ledger import AttemptStarted
+from m5ws.repository import checkpoints, snapshots
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.ledger import ledger
+from m5ws.repository.objects import key
+from m5ws.repository.publishing import gc_plans, publishing
+from m5ws.repository.repository import Repository
+from m5ws.snapshot import snapshot
+from m5ws.snapshot.config import overrides
+from memory_store import MemoryStore
+from sleeping_store import SleepingStore
+from turns import Serial
+from workspaces import make_workspace
+
+RUN = "a" * 12
+
+
+def _collect(repo: Repository, rules: Rules | None = None) -> None:
+    """Plan and execute, with no grace, until there is nothing to delete."""
+    while (due := execute.due(repo, 0.0)) is not None:
+        execute.execute(repo, due.plan, "lock", grace_s=0.0)
+    while (plan := gc.plan(repo, rules or Rules(), 0.0).id) is not None:
+        execute.execute(repo, plan, "lock", grace_s=0.0)
+
+
+def _filled() -> Repository:
+    """Return a store with two snapshots, a run with three checkpoints, and what was never published."""
+    repo = Repository.create(MemoryStore())
+    first = publish(repo, [b"a", b"b"])
+    publish(repo, [b"b", b"c"])
+    upload(repo, [b"c", b"left", b"left too"])
+    planted.run(repo, RUN, first)
+    for step in (1, 2, 3):
+        planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=step))
+    planted.begin(repo, RUN, inherits=tuple(checkpoints.name(step, 1) for step in (1, 2, 3)))
+    return repo
+
+
+@pytest.mark.parametrize("part_objects", [1, 2, 100])
+def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_objects: int) -> None:
+    repo = _filled()
+    unreachable = fsck.check(repo).unreachable
+    planned = gc.plan(repo, Rules(last=2), 0.0, part_objects=part_objects)
+    assert planned.id is not None
+    head = gc_plans.head(repo.store, planned.id)
+    assert head == planned.plan
+    assert [one.checkpoint for one in gc_plans.retired(repo.store, planned.id, head)] == [checkpoints.name(1, 1)]
+    named = [
+        digest
+        for number in range(len(head.parts))
+        for digest in gc_plans.split(gc_plans.garbage(repo.store, planned.id, head, number).digests)
+    ]
+    assert named == sorted(named) and len(named) == head.objects == unreachable + 2
+    assert all(part.objects <= part_objects for part in head.parts)
+    sizes = [stat.size_bytes for stat in repo.store.list("objects/") if bytes.fromhex(stat.key[-64:]) in named]
+    assert head.size_bytes == sum(sizes) == sum(one.size_bytes for one in head.freed)
+    assert [one.size_bytes for one in head.largest] == sorted(sizes, reverse=True)[:10]
+    assert {one.run: one.objects for one in head.freed} == {RUN: 2, None: unreachable}
+
+
+def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
+    repo = _filled()
+    _collect(repo)
+    before = repo.store.names("gc/")
+    assert gc.plan(repo, Rules(), 0.0).id is None
+    assert gc_plans.look(repo.store).open == frozenset() and set(before) <= set(repo.store.names("gc/"))
+
+
+def test_what_is_younger_than_asked_stays() -> None:
+    repo = _filled()
+    young = repo.objects.put(b"young")
+    # The store's clock counts what was created: gc's own question comes 1 after `young`, all else before.
+    planned = gc.plan(repo, Rules(), 1.5)
+    assert planned.plan.young_objects == 1 and planned.plan.objects > 0
+    execute.execute(repo, str(planned.id), "lock", grace_s=0.0)
+    assert repo.objects.has(young)
+
+
+class _DyingToo(DyingStore):
+    """Dies instead of deleting, too."""
+
+    def delete(self, key: str) -> None:
+        if self.lives <= 0:
+            raise Died(key)
+        super().delete(key)
+        self.lives -= 1
+
+
+def test_gc_survives_a_crash_after_every_single_write_and_delete() -> None:
+    for lives in itertools.count():
+        repo = _filled()
+        published = {stat.key for stat in repo.store.list("snapshots/")}
+        dying = Repository(_DyingToo(repo.store, lives), repo.format)
+        died = False
+        try:
+            planned = gc.plan(dying, Rules(last=1), 0.0, part_objects=2, workers=Serial)
+            execute.execute(dying, str(planned.id), "lock", grace_s=0.0, workers=Serial)
+        except Died:
+            died = True
+        assert fsck.check(repo).clean
+        _collect(repo, Rules(last=1))
+        report = fsck.check(repo)
+        assert report.clean and report.unreachable == 0
+        assert checkpoints.names(repo, RUN) == [checkpoints.name(3, 1)]
+        assert {stat.key for stat in repo.store.list("snapshots/")} == published
+        if not died:
+            assert lives > 15
+            return
+
+
+def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_path: Path) -> None:
+    from m5ws.store.local import LocalStore
+    from m5ws.workspace import find
+
+    here = find(make_workspace(tmp_path / "w", "plain.py").root)
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    asleep = SleepingStore(repo.store, "snapshots/", lambda: _collect(repo))
+    ports = (here.source(), here.datasets(), here.tokenizers(), here.observer(), tmp_path / "index")
+    taken = snapshot.take(here.root, here.settings, Repository(asleep, repo.format), *ports)
+    assert asleep.slept and snapshots.ids(repo) == [taken.id]
+    assert fsck.check(repo).clean
+    late = SleepingStore(repo.store, "snapshots/", lambda: _collect(repo))
+    derived = overrides.derive(Repository(late, repo.format), taken.id, ["steps=7"])
+    assert late.slept and set(snapshots.ids(repo)) == {taken.id, derived}
+    assert fsck.check(repo).clean
+
+
+def test_what_a_writer_asked_to_keep_stays_though_its_reference_comes_late() -> None:
+    repo = _filled()
+    plan = str(gc.plan(repo, Rules(), 0.0).id)
+    asleep = SleepingStore(
+        repo.store, "snapshots/", lambda: execute.execute(repo, plan, "lock", grace_s=0.0, workers=Serial)
+    )
+    publish(Repository(asleep, repo.format), [b"left"])
+    assert asleep.slept and fsck.check(repo).clean
+
+
+def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> None:
+    repo = _filled()
+    observed = Observed(facts={"machine": "another"})
+    asleep = Repository(SleepingStore(repo.store, f"runs/{RUN}/ledger/", lambda: _collect(repo)), repo.format)
+    started = AttemptStarted(attempt=2, host="h", observed=asleep.objects.put_record(observed))
+    writer = ledger.Writer(asleep, RUN, 2, ledger.LAUNCHER)
+    writer.append([codec.encode(started)], repair=lambda: asleep.objects.put_record(observed))
+    assert writer.seq == 1 and fsck.check(repo).clean
+    assert repo.objects.get_record(started.observed, Observed) == observed
+
+
+def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
+    repo = _filled()
+    plan = str(gc.plan(repo, Rules(), 0.0).id)
+    repo.store.create(gc_plans.executing_key(plan), b"never ends")
+    # Another process: it has not seen the plan done, and waits.
+    other = Repository(repo.store, repo.format)
+    other.patience = gc_plans.Patience(limit_s=0.0, pause=lambda _: None)
+    before = list(repo.store.list("snapshots/"))
+    with pytest.raises(publishing.Deleting, match=plan):
+        publish(other, [b"left"])
+    assert list(repo.store.list("snapshots/")) == before
+    # What the plan does not name is published at once.
+    publish(other, [b"quite new"])
+
+
+def test_without_plans_a_publication_asks_three_times_for_their_names() -> None:
+    asked: list[str] = []
+
+    class Asked(MemoryStore):
+        def names(self, prefix: str) -> tuple[str, ...]:
+            asked.append(prefix)
+            return super().names(prefix)
+
+    publish(Repository.create(Asked()), [b"a"])
+    assert asked.count("gc/") == 3
+
+
+def test_a_lost_part_of_a_plan_makes_a_writer_look_at_everything() -> None:
+    repo = _filled()
+    writer = Repository(repo.store, repo.format)
+    needed = upload(writer, [b"left"])
+    _collect(repo)
+    (plan,) = gc_plans.look(repo.store).done
+    for stat in list(repo.store.list(gc_plans.folder(plan))):
+        repo.store.delete(stat.key)
+    repo.store.delete(gc_plans.head_key(plan))
+    assert not repo.objects.has(needed.code.tree)
+    assert snapshots.ids(repo)
+    with pytest.raises(publishing.Vanished):
+        publishing.publish(writer, lambda: gc_plans.packed([needed.code.tree]), lambda: None)
+    assert repo.store.stat(key(needed.code.tree)) is None

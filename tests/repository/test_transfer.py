@@ -1,0 +1,114 @@
+"""Snapshots and runs from one store to another: whole, once, checked, and again after a crash at any write."""
+
+from pathlib import Path
+
+import pytest
+
+import mlflow_runs as written
+import planted
+from dying_store import Died, DyingStore
+from m5ws.errors import CorruptObject, UsageError
+from m5ws.records.checkpoint import Content
+from m5ws.records.store import Format
+from m5ws.repository import checkpoints, runs, snapshots
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ids import Kind
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import transfer
+from m5ws.store.local import LocalStore
+
+_RUN: Kind = "run"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Repository:
+    return Repository.create(LocalStore(tmp_path / "other"))
+
+
+@pytest.fixture
+def run(repo: Repository, tmp_path: Path) -> str:
+    """A run with a ledger, of a snapshot with every part."""
+    (tmp_path / "files").mkdir()
+    made = written.publish_run(repo, written.publish_snapshot(repo, tmp_path / "files"))
+    written.begin(repo, made)
+    written.train(repo, made, [1, 2, 3])
+    written.end(repo, made)
+    return made.id
+
+
+def _everything(repo: Repository) -> dict[str, bytes]:
+    return {found.key: repo.store.get(found.key) for found in repo.store.list("")}
+
+
+def test_a_run_arrives_with_all_that_it_needs(repo: Repository, other: Repository, run: str) -> None:
+    copied = transfer.copy(repo, other, [(_RUN, run)])
+    assert _everything(other) == _everything(repo)
+    assert fsck.check(other).clean
+    assert (copied.runs, copied.snapshots, copied.new_objects) == (1, 1, copied.objects)
+
+
+def test_what_is_there_is_not_copied_again(repo: Repository, other: Repository, run: str) -> None:
+    transfer.copy(repo, other, [("snapshot", runs.load(repo, run).snapshot)])
+    copied = transfer.copy(repo, other, [(_RUN, run)])
+    assert 0 < copied.new_objects < copied.objects
+    again = transfer.copy(repo, other, [(_RUN, run)])
+    assert (again.new_objects, again.new_bytes, again.references) == (0, 0, 0)
+
+
+def test_a_dry_run_says_the_same_and_copies_nothing(repo: Repository, other: Repository, run: str) -> None:
+    planned = transfer.copy(repo, other, [(_RUN, run)], dry_run=True)
+    assert list(_everything(other)) == ["format"]
+    assert transfer.copy(repo, other, [(_RUN, run)]) == planned
+
+
+def test_a_crash_after_every_single_write_leaves_what_is_whole(
+    repo: Repository, other: Repository, run: str, tmp_path: Path
+) -> None:
+    for lives in range(1000):
+        target = Repository.create(LocalStore(tmp_path / f"target-{lives}"))
+        dying = DyingStore(target.store, lives)
+        try:
+            transfer.copy(repo, Repository(dying, target.format), [(_RUN, run)])
+        except Died:
+            assert fsck.check(target).clean
+            transfer.copy(repo, target, [(_RUN, run)])
+        assert _everything(target) == _everything(repo)
+        if dying.lives > 0:
+            assert lives > 10
+            return
+    pytest.fail("the copy never ended")
+
+
+def test_a_damaged_object_is_not_passed_on(repo: Repository, other: Repository, run: str) -> None:
+    tree = snapshots.load(repo, runs.load(repo, run).snapshot).code.tree
+    damaged = Path(repo.store.url, key(tree))
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(byte ^ 1 for byte in damaged.read_bytes()))
+    with pytest.raises(CorruptObject, match=tree):
+        transfer.copy(repo, other, [(_RUN, run)])
+    assert list(_everything(other)) == ["format"]
+
+
+def test_a_run_that_was_continued_in_both_stores_is_a_conflict(repo: Repository, other: Repository, run: str) -> None:
+    transfer.copy(repo, other, [(_RUN, run)])
+    for store, place in ((repo, "here"), (other, "there")):
+        written.begin(store, runs.load(store, run), attempt=2, facts={"os": place})
+    before = _everything(other)
+    with pytest.raises(transfer.Conflict, match=run):
+        transfer.copy(repo, other, [(_RUN, run)])
+    assert _everything(other) == before
+
+
+def test_stores_of_different_formats_do_not_mix(repo: Repository, run: str, tmp_path: Path) -> None:
+    other = Repository.create(LocalStore(tmp_path / "sha"), Format(hash="sha256"))
+    with pytest.raises(UsageError, match="sha256"):
+        transfer.copy(repo, other, [(_RUN, run)])
+
+
+def test_what_is_kept_for_ever_here_is_kept_there(repo: Repository, other: Repository, run: str) -> None:
+    planted.checkpoint(repo, run, 3, Content(format="files/1", world=1))
+    checkpoints.keep(repo, run, checkpoints.name(3, 1))
+    transfer.copy(repo, other, [(_RUN, run)])
+    assert checkpoints.kept(other, run) == checkpoints.kept(repo, run) == [checkpoints.name(3, 1)]
+    assert fsck.check(other).clean

@@ -1,0 +1,165 @@
+"""Causes: named by rules with their evidence, and never called certain where another one is possible."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.environment.drift import rated
+from m5ws.records.explanation import Phase, Place
+from m5ws.records.ledger import Step
+from m5ws.records.trace import Seen
+from m5ws.records.verdict import Change
+from m5ws.reproduce.explain.causes import Evidence, found, kind, of_changes
+from m5ws.reproduce.explain.locate import Look
+from m5ws.runs.history import History
+
+THREADS = rated("determinism", "threads", "1", "2")
+CAPABILITY = rated("environment", "cpu.capability", "AVX512", "DEFAULT")
+TORCH = rated("environment", "distribution.torch", "2.12.0", "2.13.0")
+NPROC = rated("launch", "nproc", "2", "1")
+CODE = rated("code", "model.py", "a", "b")
+KERNEL = rated("environment", "kernel", "6.1", "6.2")
+
+
+def evidence(
+    phase: Phase,
+    quantity: str = "output 0",
+    *changes: Change,
+    what: str | None = None,
+    alone: bool = False,
+    same: bool = False,
+    controlled: bool = False,
+    one: list[Seen] | None = None,
+    two: list[Seen] | None = None,
+    batches: tuple[str, str] = ("a", "b"),
+) -> Evidence:
+    before, after = (History(steps={}, states={}, contents={}, facts={}, notices=[]) for _ in range(2))
+    before.add("0", Step(step=2, quantities={}, batch="b" * 64))
+    before.add("0", Step(step=3, quantities={}, batch=batches[0] * 64))
+    after.add("0", Step(step=3, quantities={}, batch=batches[1] * 64))
+    where = Place(
+        step=3, rank=0, phase=phase, quantity=quantity, original="x", replayed="y", words="it differs",
+        module="block.drop", what=what, alone=alone,
+    )  # fmt: skip
+    return Evidence(
+        place=where,
+        one=Look(history=before, seen={0: one or []}),
+        two=Look(history=after, seen={0: two or []}),
+        changes=changes,
+        same=same,
+        controlled=controlled,
+        recorded=before,
+    )
+
+
+def kinds(asked: Evidence) -> list[tuple[str, bool]]:
+    return [(cause.kind, cause.certain) for cause in found(asked)]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (THREADS, "thread count"),
+        (rated("environment", "threads", "1", "2"), "thread count"),
+        (CAPABILITY, "vector capability"),
+        (rated("environment", "variable.ONEDNN_MAX_CPU_ISA", None, "AVX2"), "vector capability"),
+        (NPROC, "reduction order, world size"),
+        (TORCH, "library version"),
+        (CODE, "changed code"),
+        (rated("config", "lr", "1", "2"), "changed config"),
+        (rated("tokenizer", "t.json", "1", "2"), "changed data"),
+        (rated("launch", "environment.X", "1", "2"), "changed input"),
+    ],
+)
+def test_the_kind_of_a_recorded_change(change: Change, expected: str) -> None:
+    assert kind(change) == expected
+
+
+def test_one_change_between_two_replays_that_repeat_is_certain_and_two_kinds_are_not() -> None:
+    assert kinds(evidence("forward", "output 0", THREADS, KERNEL, controlled=True)) == [("thread count", True)]
+    both = kinds(evidence("forward", "output 0", THREADS, CODE, controlled=True))
+    assert both == [("thread count", False), ("changed code", False)]
+    assert kinds(evidence("forward", "output 0", THREADS)) == [("thread count", False)]
+
+
+def test_the_settings_file_is_in_what_it_sets() -> None:
+    settings = rated("code", "m5ws.toml", "a", "b")
+    assert kinds(evidence("backward", "output 0", settings, THREADS, controlled=True)) == [("thread count", True)]
+    assert kinds(evidence("backward", "output 0", settings, controlled=True)) == [("changed code", True)]
+
+
+def test_without_evidence_the_cause_is_unknown() -> None:
+    assert kinds(evidence("forward")) == [("unknown", False)]
+    assert kinds(evidence("loss", "loss", KERNEL, controlled=True)) == [("unknown", False)]
+
+
+def test_the_order_of_data() -> None:
+    rows = {"batch": "x", "sample 0": "p", "sample 1": "q"}
+    turned = {"batch": "y", "sample 0": "q", "sample 1": "p"}
+    others = {"batch": "y", "sample 0": "q", "sample 1": "z"}
+    one = [Seen(step=3, kind="batch", given=rows)]
+    same_samples = [Seen(step=3, kind="batch", given=turned)]
+    part = [Seen(step=3, kind="batch", given=others)]
+    assert kinds(evidence("batch", "batch", one=one, two=same_samples, batches=("a", "c"))) == [("data order", True)]
+    assert kinds(evidence("batch", "batch", one=one, two=part, batches=("a", "c"))) == [("data order", False)]
+    # The samples are the same, and something that is no row of the batch is not.
+    besides = [Seen(step=3, kind="batch", given={**rows, "batch": "y"})]
+    assert kinds(evidence("batch", "batch", one=one, two=besides, batches=("a", "c"))) == [("changed data", False)]
+    # The replay was given, at step 3, what the original had at step 2.
+    assert kinds(evidence("batch", "batch")) == [("data order", True)]
+    data = rated("data", "corpus", "a", "b")
+    assert kinds(evidence("batch", "batch", data, batches=("a", "c"))) == [("changed data", False)]
+
+
+def test_a_generator_that_a_dropout_draws_from_next() -> None:
+    two = [
+        Seen(step=3, kind="enter", name="block.drop", given={"generator torch": "y"}),
+        Seen(step=3, kind="leave", name="block.drop", what="torch.nn.modules.dropout.Dropout(p=0.1)", drew=("torch",)),
+    ]
+    assert kinds(evidence("random numbers", "generator torch", two=two, alone=True)) == [("dropout RNG", True)]
+    assert kinds(evidence("random numbers", "generator torch", alone=True)) == [("random numbers", True)]
+    # What was drawn may follow from tensors that differ.
+    assert kinds(evidence("random numbers", "generator torch")) == [("random numbers", False)]
+
+
+def test_a_module_with_other_settings() -> None:
+    dropout = "torch.nn.modules.dropout.Dropout(p=0.1) → torch.nn.modules.dropout.Dropout(p=0.3)"
+    norm = "torch.nn.modules.normalization.LayerNorm(eps=1) → torch.nn.modules.normalization.LayerNorm(eps=2)"
+    own = "model.Mix(a=1) → model.Mix(a=2)"
+    assert kinds(evidence("forward", what=dropout, alone=True)) == [("dropout RNG", True)]
+    assert kinds(evidence("forward", what=norm, alone=True)) == [("module setting", True)]
+    assert kinds(evidence("forward", what=own, alone=True)) == [("module setting", False)]
+    # Where what it was given differs already, its settings are not what came first.
+    assert kinds(evidence("forward", "input 0", what=norm)) == [("unknown", False)]
+
+
+def test_a_kernel_is_certain_only_where_torch_names_it() -> None:
+    left = Seen(step=3, kind="leave", name="block.drop", op="IndexAddBackward0", made={"output 0": "x"})
+    other = msgspec.structs.replace(left, made={"output 0": "y"})
+    warned = Seen(step=3, kind="warning", name="block.drop", op="index_add_cuda_ does not have a deterministic …")
+    quiet = evidence("forward", alone=True, same=True, one=[left], two=[other])
+    told = evidence("forward", alone=True, same=True, one=[left, warned], two=[other])
+    assert kinds(quiet) == [("nondeterministic kernel", False)]
+    assert kinds(told) == [("nondeterministic kernel", True)]
+    assert found(quiet)[0].evidence[0].startswith("IndexAdd of block.drop made different bits")
+    # Of two runs under other conditions it is no evidence that a module's output differs.
+    assert kinds(evidence("forward", alone=True, one=[left], two=[other])) == [("unknown", False)]
+
+
+changes = st.lists(st.sampled_from([THREADS, CAPABILITY, TORCH, NPROC, CODE, KERNEL]), unique_by=lambda one: one.name)
+
+
+@given(changes, st.booleans())
+def test_a_change_is_certain_only_if_its_kind_is_alone_and_the_experiment_was_controlled(
+    differ: list[Change], controlled: bool
+) -> None:
+    said = of_changes(differ, certain=controlled)
+    able = {kind(one) for one in differ if one.rating != "cannot"}
+    assert {cause.kind for cause in said} == able
+    assert any(cause.certain for cause in said) == (controlled and len(able) == 1)
+
+
+def test_an_optimizer_with_other_settings_and_not_with_other_gradients() -> None:
+    assert kinds(evidence("optimizer", "setting lr of group 0")) == [("optimizer setting", True)]
+    assert kinds(evidence("optimizer", "gradient of layer.weight")) == [("unknown", False)]

@@ -1,0 +1,284 @@
+"""Comparison of a replay with its original: the first difference by step and cause, and honest gaps."""
+
+import msgspec
+
+from m5ws.records.ledger import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.verdict import judgement
+from m5ws.runs.history import History
+from m5ws.runs.supervise import Result
+
+_LAST = 6
+
+
+def _events(
+    rank: int,
+    *,
+    loss: dict[int, str] | None = None,
+    batch: dict[int, str] | None = None,
+    tensors: dict[int, dict[str, str]] | None = None,
+    last: int = _LAST,
+    every: int = 2,
+) -> list[AnyEvent]:
+    """Return the events of one rank: equal for equal arguments."""
+    found: list[AnyEvent] = [RankStarted(rank=rank, world=2, pid=1)]
+    for step in range(last + 1):
+        if step:
+            quantities = {"loss": (loss or {}).get(step, f"l{step}"), "lr": "0x1p-10"}
+            found.append(Step(step=step, quantities=quantities, batch=(batch or {}).get(step, f"b{step}")))
+        if step % every == 0:
+            named = {"model.a": f"a{step}", "model.b": f"b{step}"} | (tensors or {}).get(step, {})
+            found.append(State(step=step, tensors=named if rank == 0 else {}, generators={"torch": f"g{step}"}))
+    return [*found, RankEnded(rank=rank)]
+
+
+def _history(*ranks: list[AnyEvent], outcome: str = "finished") -> History:
+    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for rank, events in enumerate(ranks):
+        for event in events:
+            history.add(str(rank), event)
+    history.add("launcher", AttemptEnded(outcome=outcome, exit_code=0))  # type: ignore[arg-type]
+    return history
+
+
+def _compared(original: History, *ranks: list[AnyEvent]) -> Comparison:
+    comparison = Comparison(original)
+    for rank, events in enumerate(ranks):
+        for event in events:
+            comparison.feed(str(rank), event)
+    return comparison
+
+
+def test_equal_runs_have_no_divergence_and_nothing_missing() -> None:
+    comparison = _compared(_history(_events(0), _events(1)), _events(0), _events(1))
+    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    assert comparison.equal["steps"] == 2 * _LAST
+    assert comparison.equal["tensors"] == 2 * 4
+
+
+def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:
+    original = _history(_events(0), _events(1))
+    comparison = Comparison(original)
+    for event in _events(0, loss={5: "x"}):
+        comparison.feed("0", event)
+    assert comparison.first() is not None and not comparison.settled()
+    for event in _events(1, loss={3: "y"}):
+        comparison.feed("1", event)
+    first = comparison.first()
+    assert first is not None and (first.step, first.rank, first.quantity) == (3, 1, "loss")
+    assert comparison.settled()
+
+
+def test_within_a_step_the_cause_comes_before_the_effect() -> None:
+    original = _history(_events(0))
+    first = _compared(original, _events(0, loss={3: "x"}, batch={3: "y"})).first()
+    assert first is not None and (first.quantity, first.original, first.replayed) == ("batch", "b3", "y")
+
+
+def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent, Comparison]:
+    """Return the event of rank 0 after which no more is needed."""
+    comparison = Comparison(original)
+    for event in events:
+        comparison.feed("0", event)
+        if comparison.settled():
+            return event, comparison
+    raise AssertionError("never")
+
+
+def test_a_state_recorded_after_the_step_that_differs_is_waited_for_and_names_the_tensor() -> None:
+    replay = _events(0, loss={4: "x"}, tensors={4: {"model.b": "other"}})
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert isinstance(last, State) and last.step == 4
+    first = comparison.first()
+    assert first is not None and (first.tensor, first.tensor_step, first.tensors_differ) == ("model.b", 4, 1)
+
+
+def test_a_state_of_a_later_step_is_not_waited_for_but_named_if_it_comes() -> None:
+    replay = _events(0, loss={3: "x"}, tensors={4: {"model.b": "other"}, 6: {"model.a": "other"}})
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert isinstance(last, Step) and last.step == 3
+    for event in replay[replay.index(last) + 1 :]:
+        comparison.feed("0", event)
+    first = comparison.first()
+    assert first is not None and (first.step, first.tensor, first.tensor_step) == (3, "model.b", 4)
+
+
+def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before() -> None:
+    """The checkpoint after step 4 is still on its way when step 5 is seen to differ."""
+    replay = _events(0, loss={5: "x"}, tensors={4: {"model.b": "other"}})
+    late = next(event for event in replay if isinstance(event, State) and event.step == 4)
+    replay.remove(late)
+    replay.insert(replay.index(next(event for event in replay if isinstance(event, State) and event.step == 6)), late)
+    last, comparison = _settles_after(_history(_events(0)), replay)
+    assert last is late
+    first = comparison.first()
+    assert first is not None and (first.step, first.quantity) == (4, "tensor model.b")
+
+
+def test_a_replay_on_fewer_ranks_waits_for_none_that_it_has_not() -> None:
+    original = _history(_events(0), _events(1))
+    replay = [RankStarted(rank=0, world=1, pid=1), *_events(0, loss={2: "x"})[1:]]
+    last, _ = _settles_after(original, replay)
+    assert isinstance(last, State) and last.step == 2
+
+
+def test_how_a_divergence_goes_on_is_counted_by_steps_and_kinds() -> None:
+    original = _history(_events(0), _events(1))
+    changed = {"loss": {3: "x", 5: "y"}, "tensors": {4: {"model.a": "other", "model.b": "other"}}}
+    comparison = _compared(original, _events(0, **changed), _events(1, loss={5: "z"}))  # type: ignore[arg-type]
+    course = comparison.course()
+    assert (course.compared, course.differ, course.last) == (_LAST, 3, 5)
+    assert course.by == {"loss": 2, "tensor": 1}
+    assert str(course) == "3 of 6 steps differ, the last of them step 5 (loss in 2, tensor in 1)"
+    # A step in which something differs is not counted among those that are equal.
+    assert comparison.equal["steps"] == 2 * _LAST - 3
+
+
+def test_state_before_the_first_step_is_the_first_of_all() -> None:
+    first = _compared(_history(_events(0)), _events(0, tensors={0: {"model.a": "other"}}, loss={1: "x"})).first()
+    assert first is not None and (first.step, first.quantity, first.tensor) == (0, "tensor model.a", "model.a")
+
+
+def test_what_the_replay_does_beyond_a_finished_original_is_a_divergence() -> None:
+    first = _compared(_history(_events(0)), _events(0, last=_LAST + 2)).first()
+    assert first is not None and (first.step, first.quantity, first.original) == (_LAST + 1, "step", None)
+    first = _compared(_history(_events(0)), _events(0), _events(1)).first()
+    assert first is not None and (first.rank, first.quantity) == (1, "step")
+
+
+def test_a_quantity_that_one_side_alone_recorded_differs() -> None:
+    def without(name: str, event: AnyEvent) -> AnyEvent:
+        if not isinstance(event, Step) or event.step != 3:
+            return event
+        return msgspec.structs.replace(
+            event, quantities={key: event.quantities[key] for key in {"loss", "lr"} - {name}}
+        )
+
+    whole = _events(0)
+    for name, value in (("loss", "l3"), ("lr", "0x1p-10")):
+        less = [without(name, event) for event in whole]
+        first = _compared(_history(whole), less).first()
+        assert first is not None and (first.step, first.quantity, first.original, first.replayed) == (
+            3,
+            name,
+            value,
+            None,
+        )
+        first = _compared(_history(less), whole).first()
+        assert first is not None and (first.step, first.quantity, first.original, first.replayed) == (
+            3,
+            name,
+            None,
+            value,
+        )
+
+
+def test_a_rank_that_the_replay_does_not_have_is_missing() -> None:
+    comparison = _compared(_history(_events(0), _events(1)), _events(0))
+    assert comparison.first() is None and not comparison.state_compared()
+    assert comparison.missing() == ("rank 1: steps 1-6 of the original were not replayed",)
+
+
+def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
+    original = _history(_events(0))
+    original.contents.update({2: "before", 4: "content"})
+    segment = original.within(2, 4)
+    assert (
+        sorted(segment.steps[0]) == [3, 4] and sorted(segment.states[0]) == [4] and segment.contents == {4: "content"}
+    )
+
+
+def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
+    ended = Result(run="r", attempt=1, outcome="finished", exit_code=0)
+    losses: list[AnyEvent] = [event for event in _events(0) if not isinstance(event, State)]
+    for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
+        comparison = _compared(_history(events), events)
+        assert comparison.first() is None and comparison.missing() == ()
+        assert judgement._outcome(comparison, ended, None, [])[0] == outcome
+
+
+def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
+    """The generators of rank 1 were never compared."""
+    silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
+    comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
+    assert comparison.first() is None and not comparison.state_compared()
+    assert comparison.extra() == ("rank 1: state after steps 0, 2, 4, 6 was not recorded by the replay",)
+
+
+def test_an_original_without_steps_is_never_exhausted() -> None:
+    original = _history([State(step=0, tensors={"model.a": "a0"})], outcome="failed")
+    comparison = _compared(original, _events(0))
+    assert not comparison.exhausted() and not comparison.state_compared()
+
+
+def test_a_replay_that_stops_early_is_missing_something() -> None:
+    comparison = _compared(_history(_events(0)), _events(0, last=3))
+    assert comparison.first() is None
+    assert comparison.missing() == ("rank 0: steps 4-6 of the original were not replayed",)
+    assert comparison.extra() == ("rank 0: state after steps 4, 6 was not recorded by the replay",)
+    assert not comparison.state_compared()
+
+
+def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> None:
+    original = _history(_events(0, last=4), outcome="interrupted")
+    comparison = Comparison(original)
+    for event in _events(0):
+        comparison.feed("0", event)
+        if comparison.exhausted():
+            break
+    assert comparison.first() is None and comparison.missing() == ()
+    assert comparison.equal["steps"] == 4
+
+
+def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint() -> None:
+    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for event in _events(0, last=5):
+        history.add("0", event)
+    history.add("launcher", CheckpointPublished(step=4, name="4-1", checkpoint="c", content="first"))
+    history.add("launcher", AttemptStarted(attempt=2, host="h", observed="o", resume="0000000002-0001"))
+    assert sorted(history.steps[0]) == [1, 2] and sorted(history.states[0]) == [0, 2] and not history.contents
+
+
+def test_checkpoints_are_compared_by_content() -> None:
+    original = _history(_events(0))
+    original.contents[6] = "content"
+    comparison = _compared(original, _events(0))
+    comparison.feed("0", CheckpointPublished(step=6, name="6-1", checkpoint="x", content="content"))
+    assert comparison.equal["checkpoints"] == 1
+    comparison.feed("0", CheckpointPublished(step=6, name="6-1", checkpoint="x", content="other"))
+    first = comparison.first()
+    assert first is not None and (first.step, first.quantity) == (6, "checkpoint")
+
+
+def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergence() -> None:
+    original = _history(_events(0, every=2))
+    original.states[0][3] = State(step=3, tensors={"model.a": "a3"})
+    original.contents[3] = "content"
+    comparison = _compared(original, _events(0))
+    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    assert comparison.extra() == (
+        "rank 0: state after steps 3 was not recorded by the replay",
+        "checkpoints of steps 3 were not made by the replay",
+    )
+
+
+def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() -> None:
+    kept = [event for event in _events(0) if getattr(event, "step", 9) > 4]
+    started = [AttemptStarted(attempt=1, host="a", observed="0" * 64)]
+    started.append(AttemptStarted(attempt=2, host="b", observed="0" * 64, resume="0000000004-0001"))
+    original = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for rank, event in [*(("launcher", one) for one in started), *(("0", one) for one in kept)]:
+        original.add(rank, event)
+    original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
+    comparison = _compared(original, _events(0))
+    assert comparison.first() is None and comparison.equal["steps"] == 2 and comparison.state_compared()
+    assert [line.partition(" of")[0] for line in comparison.lost()] == ["rank 0: steps 1-4"]

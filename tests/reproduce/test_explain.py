@@ -1,0 +1,187 @@
+"""What replays with a look inside say together, and which steps are looked into."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+import planted
+from m5ws.launch.interface import Process
+from m5ws.launch.local import LaunchFailed
+from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.records.explanation import Explanation, Side
+from m5ws.records.launch import LaunchRequest
+from m5ws.records.ledger import State, Step
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.trace import Seen
+from m5ws.records.verdict import Divergence, Verdict
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.explain.explain import Case, Replayed, explained, judged, window
+from m5ws.reproduce.explain.locate import Look
+from m5ws.runs import run, supervise
+from m5ws.runs.history import History
+from orders import orders
+
+STEP = 40
+
+
+def history(states: list[int], loss: str = "l") -> History:
+    made = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for step in range(1, STEP + 1):
+        made.add("0", Step(step=step, quantities={"loss": loss if step == STEP else "l"}))
+    for step in states:
+        made.add("0", State(step=step, tensors={"model.w": "t"}, generators={"torch": "r"}))
+    return made
+
+
+def case(states: list[int], step: int = STEP) -> Case:
+    """Return a replay whose loss differs in a step, and whose state was recorded after `states`."""
+    spec = LaunchSpec(command=("x.py",))
+    replay = Run(id="b", snapshot="0" * 64, spec=spec, purpose="reproduce", reproduces="a")
+    directory = Path("/nowhere")
+    planned = run.Plan(
+        run=replay,
+        attempt=1,
+        directory=directory,
+        context=orders(directory),
+        request=LaunchRequest(argv=(), cwd="", environment={}, log=""),
+    )
+    comparison = Comparison(history(states))
+    comparison.replay = history([one for one in states if one < step], "other")
+    first = Divergence(step=step, rank=0, quantity="loss", original="l", replayed="other")
+    verdict = Verdict(run="a", replay="b", outcome="diverged", first=first)
+    return Case(ports=cast(Any, None), replay=planned, comparison=comparison, verdict=verdict, first=first)
+
+
+@pytest.mark.parametrize(
+    ("states", "step", "expected"),
+    [
+        (list(range(STEP + 1)), STEP, (STEP, STEP)),
+        ([0, 36, 40], STEP, (37, STEP)),
+        # Too long a stretch: the last steps of it.
+        ([0, 40], STEP, (25, STEP)),
+        ([0], 3, (1, 3)),
+        ([], 3, (1, 3)),
+        # What differs before the first step shows in it.
+        ([0], 0, (1, 1)),
+    ],
+)
+def test_the_steps_after_the_last_state_that_is_equal(states: list[int], step: int, expected: tuple[int, int]) -> None:
+    assert window(case(states, step)) == expected
+
+
+def looked(side: Any, output: str, loss: str = "other") -> Replayed:
+    seen = [
+        Seen(step=STEP, kind="enter", name="mix", what="model.Mix()", given={"input 0": "i"}),
+        Seen(
+            step=STEP, kind="leave", name="mix", what="model.Mix()", made={"output 0": output}, op="IndexAddBackward0"
+        ),
+    ]
+    made = Side(side=side, replay=side, agrees=True)
+    return Replayed(side=made, look=Look(history=history([STEP - 1], loss), seen={0: seen}))
+
+
+def none(side: Any, problem: str = "why not") -> Replayed:
+    return Replayed(side=Side(side=side, problem=problem))
+
+
+def causes(found: Explanation) -> list[tuple[str, bool]]:
+    return [(cause.kind, cause.certain) for cause in found.causes]
+
+
+def test_two_replays_of_the_same_that_differ_come_first() -> None:
+    asked = case(list(range(STEP)))
+    found = judged(asked, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original"))
+    assert (found.between, found.repeats) == ("two replays", False)
+    assert found.place is not None and (found.place.module, found.place.alone) == ("mix", True)
+    assert causes(found) == [("nondeterministic kernel", False)]
+    assert "IndexAdd of mix" in found.causes[0].evidence[0]
+
+
+def test_without_the_original_its_ledger_is_held_against_the_replay() -> None:
+    asked = case(list(range(STEP)))
+    found = judged(asked, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
+    assert (found.between, found.repeats) == ("record and replay", True)
+    assert found.place is not None and (found.place.phase, found.place.module) == ("loss", None)
+    assert causes(found) == [("unknown", False)]
+
+
+def test_a_replay_that_is_equal_now_shows_nothing_and_has_no_cause() -> None:
+    asked = case(list(range(STEP)))
+    found = judged(asked, (STEP, STEP), looked("replay", "o", "l"), looked("again", "o", "l"), none("original"))
+    assert (found.place, found.between, found.repeats) == (None, None, True)
+    assert causes(found) == [("unknown", False)]
+
+
+def test_nothing_that_could_be_replayed() -> None:
+    asked = case(list(range(STEP)))
+    found = judged(asked, (STEP, STEP), none("replay"), none("again"), none("original"))
+    assert (found.place, found.repeats) == (None, None) and found.replays == ()
+    assert [side.problem for side in found.sides] == ["why not"] * 3
+
+
+class Asked:
+    """A launcher that keeps what it was asked for, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.requests: list[LaunchRequest] = []
+
+    def can_mount(self, folder: str, path: str) -> bool:
+        return False
+
+    def launch(self, request: LaunchRequest) -> Process:
+        self.requests.append(request)
+        raise LaunchFailed("no more is asked for")
+
+
+class Nothing:
+    """An observer that sees nothing."""
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        return Observed()
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        return Declared()
+
+    def origins(self, image: str | None) -> dict[str, Origin]:
+        return {}
+
+
+def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Repository, tmp_path: Path) -> None:
+    """With `--env rebuild` that is not the one that m5ws runs with."""
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
+    planted.run(repo, "a" * 12, pinned)
+    launcher, asked = Asked(), case([0])
+    directory = tmp_path / ".m5ws" / "runs" / ("b" * 12) / "0001"
+    replay = msgspec.structs.replace(asked.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
+    ports = supervise.Ports(
+        repo=repo,
+        launcher=launcher,
+        observer=Nothing(),
+        tracker=None,
+        environment={},
+        work_root=tmp_path / "work",
+        python="/rebuilt/bin/python",
+    )
+    found = explained(
+        msgspec.structs.replace(
+            asked,
+            ports=ports,
+            replay=msgspec.structs.replace(asked.replay, run=replay, directory=directory),
+            verdict=msgspec.structs.replace(asked.verdict, run="a" * 12, replay="b" * 12),
+        )
+    )
+    assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], found
+
+
+def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
+    """Nothing of the original is in the store."""
+    ports = supervise.Ports(
+        repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path
+    )
+    found = explained(msgspec.structs.replace(case([0]), ports=ports))
+    assert (found.place, causes(found)) == (None, [("unknown", False)])
+    assert found.limits[0].startswith("the look was not finished: ")

@@ -1,0 +1,209 @@
+"""What a first difference points to, by all that differs with it: one pattern for each kind of fault."""
+
+import re
+from collections.abc import Set as AbstractSet
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from m5ws.environment.drift import rated
+from m5ws.records.base import Digest
+from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankStarted, Setting, State, Step
+from m5ws.records.verdict import Change, Divergence
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.verdict import hints
+from m5ws.reproduce.verdict.reason import reason
+from m5ws.runs.history import History
+
+_TENSORS = ("model.a", "model.b", "optimizer.a.exp_avg", "optimizer.a.exp_avg_sq", "optimizer.a.step")
+
+
+def _digest(text: str) -> Digest:
+    return text.encode().hex().ljust(64, "0")
+
+
+def _events(
+    changed: dict[str, str], at: int = 3, resumed: bool = False, fed: bool = True
+) -> list[tuple[str, AnyEvent]]:
+    """Return four steps, in which `changed` has the values at step `at`; `fed`: batches are recorded."""
+    found: list[tuple[str, AnyEvent]] = [("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))]
+    found.append(("0", RankStarted(rank=0, world=1, pid=1, facts={"threads": "1"})))
+    for step in range(1, 5):
+        if resumed and step == at:
+            name = f"{step - 1:010d}-0001"
+            found.append(("launcher", AttemptStarted(attempt=2, host="h", observed="0" * 64, resume=name)))
+            found.append(("0", RankStarted(rank=0, world=1, pid=2, facts={"threads": "1"})))
+        new = changed if step == at else {}
+        if "threads" in new:
+            found.append(("0", Setting(rank=0, step=step, name="threads", value=new["threads"])))
+        quantities = {name: new.get(name, f"{name}{step}") for name in ("loss", "grad_norm", "lr", "epoch")}
+        batch = _digest(new.get("batch", f"b{step}")) if fed else None
+        found.append(("0", Step(step=step, quantities=quantities, batch=batch)))
+        tensors = {name: new.get(name, f"{name}{step}") for name in _TENSORS}
+        found.append(("0", State(step=step, tensors=tensors, generators={"torch": new.get("torch", f"g{step}")})))
+    return found
+
+
+def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
+    given = Notice(kind="outputs-restored", message="2 output files")
+    found = hints.continued(History(attempts=2, notices=[given]))
+    assert found is not None and found.strong and "attempt 2 went on" in found.words
+    assert hints.continued(History(attempts=1)) is None
+    assert hints.continued(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
+
+
+def _sign(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Sign:
+    """Return the sign of an original in which step 3 is `changed`, and which has noticed `more`."""
+    return _pointed([*_events(changed, resumed=resumed), *(("launcher", one) for one in more)])
+
+
+def _compared(events: list[tuple[str, AnyEvent]], fed: bool = True) -> tuple[Comparison, Divergence]:
+    original = History(steps={}, states={}, contents={}, facts={}, notices=[], begun=[], threads={})
+    for rank, event in events:
+        original.add(rank, event)
+    comparison = Comparison(original)
+    for rank, event in _events({}, fed=fed):
+        comparison.feed(rank, event)
+    first = comparison.first()
+    assert first is not None and first.step == 3
+    return comparison, first
+
+
+def _pointed(events: list[tuple[str, AnyEvent]]) -> hints.Sign:
+    found = hints.sign(*_compared(events), begin=2)
+    assert found is not None
+    return found
+
+
+_ALL = dict.fromkeys(_TENSORS[:4], "x")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "strong"),
+    [
+        ({"model.b": "x"}, "model.b alone changed", True),
+        ({"optimizer.a.exp_avg": "x"}, "optimizer.a.exp_avg alone changed", True),
+        ({"loss": "x"}, "only the record differs: loss of step 3", True),
+        ({"batch": "x"}, "only the record differs: batch of step 3", True),
+        (
+            _ALL | {"loss": "x", "grad_norm": "x", "batch": "x"},
+            "samples of another content, or in another order",
+            False,
+        ),
+        (_ALL | {"loss": "x", "grad_norm": "x", "torch": "x"}, "dropout that was on in one", False),
+        (_ALL | {"loss": "x", "threads": "2"}, "rank 0 used 2 threads in step 3, and 1 in the replay", True),
+        (_ALL | {"loss": "x"}, "how the forward pass computes", False),
+        (_ALL | {"grad_norm": "x"}, "how the backward pass computes", False),
+        (_ALL, "how the backward pass computes", False),
+        ({"model.a": "x", "model.b": "x"}, "learning rate, weight decay or eps", False),
+        ({"model.a": "x", "optimizer.a.exp_avg": "x"}, "the optimizer's betas: ", False),
+    ],
+)
+def test_a_fault_is_known_by_its_pattern(changed: dict[str, str], words: str, strong: bool) -> None:
+    found = _sign(changed)
+    assert words in found.words and found.strong == strong
+    assert str(found).startswith(hints.MARK) == strong
+
+
+def test_a_batch_that_came_in_another_step_points_to_the_order_of_the_data() -> None:
+    swapped = [
+        (
+            rank,
+            msgspec.structs.replace(event, batch=_digest("b3"))
+            if getattr(event, "batch", "") == _digest("b4")
+            else event,
+        )
+        for rank, event in _events({})
+    ]
+    first = _events(_ALL | {"loss": "x", "batch": "b4"})
+    found = _pointed(
+        [one if getattr(one[1], "step", 0) == 3 else other for one, other in zip(first, swapped, strict=True)]
+    )
+    assert found.strong and "the batch that the replay was given in step 3 came in step 4" in found.words
+
+
+def test_the_first_step_after_a_resume_points_to_the_resume() -> None:
+    assert "an attempt resumed after step 2" in _sign(_ALL | {"loss": "x", "torch": "x"}, resumed=True).words
+    notice = Notice(kind="inexact-resume", message="the resume was not exact: step 3", step=3)
+    assert "after step 2 the resume was not exact: step 3" in _sign(_ALL | {"loss": "x"}, notice, resumed=True).words
+
+
+def test_a_notice_of_another_resume_is_no_reason() -> None:
+    notice = Notice(kind="inexact-resume", message="the resume was not exact: step 9", step=9)
+    assert "resume" not in _sign({"model.b": "x"}, notice).words
+
+
+# --- no sentence of a verdict contradicts another -----------------------------------------------------------------
+
+# What differs at the first step that differs: each cause of the signs, and each kind of quantity that can be first.
+_TRACES: dict[str, dict[str, str]] = {
+    "lr": {"lr": "x"},
+    "lr and state": _ALL | {"lr": "x"},
+    "lr, generator and state": _ALL | {"lr": "x", "torch": "x"},
+    "lr and threads": _ALL | {"lr": "x", "threads": "2"},
+    "a quantity of the script": _ALL | {"epoch": "x"},
+    "batch": _ALL | {"loss": "x", "grad_norm": "x", "batch": "x"},
+    "batch of another step": _ALL | {"loss": "x", "batch": "b4"},
+    "record": {"loss": "x"},
+    "loss": _ALL | {"loss": "x"},
+    "loss and threads": _ALL | {"loss": "x", "threads": "2"},
+    "loss and generator": _ALL | {"loss": "x", "torch": "x"},
+    "gradient": _ALL | {"grad_norm": "x"},
+    "generator": _ALL | {"torch": "x"},
+    "one tensor": {"model.b": "x"},
+    "weights": {"model.a": "x", "model.b": "x"},
+    "moments": {"model.a": "x", "optimizer.a.exp_avg": "x"},
+    "state": _ALL,
+}
+# Recorded changes, and the traces that each explains whatever else is known; None: all of them.
+_CHANGES: tuple[tuple[Change, AbstractSet[str] | None], ...] = (
+    (rated("config", "learning_rate", "0.1", "0.2"), _TRACES.keys() - {"batch", "batch of another step"}),
+    (rated("config", "model.dropout", "0.0", "0.1"), _TRACES.keys() - {"batch", "batch of another step"}),
+    (rated("config", "batch_size", "4", "8"), None),
+    (rated("code", "train.py", "a", "b"), None),
+    (rated("launch", "command", "train.py", "train.py -v"), None),
+    (rated("launch", "seed", "1", "2"), {"batch", "batch of another step", "generator", "loss and generator"}),
+    (rated("data", "corpus", "a", "b"), {"batch", "batch of another step"}),
+    (rated("tokenizer", "tokenizer.json", "a", "b"), {"batch", "batch of another step"}),
+    (rated("determinism", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
+    (rated("environment", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
+    (rated("environment", "distribution.torch", "2.12", "2.13"), {"loss", "gradient", "generator", "moments"}),
+    (rated("environment", "distribution.gauge", "1", "2"), set()),
+)
+_HINT = re.compile(
+    r"points to|in the original, |threads|kernel|vector width|a library|dropout that|the optimizer's|alone changed"
+)
+_COMPUTES = re.compile(r"threads|kernel|vector width|a library|pass computes")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize("traces", _TRACES)
+def test_a_cause_that_is_named_is_not_contradicted(traces: str, fed: bool, resumed: bool) -> None:
+    changed = {name: value for name, value in _TRACES[traces].items() if fed or name != "batch"}
+    comparison, first = _compared(_events(changed, resumed=resumed, fed=fed), fed=fed)
+    sign, kind = hints.sign(comparison, first, begin=2), hints.kind(comparison, first)
+    for size in range(3):
+        for chosen in combinations(_CHANGES, size):
+            said = reason(first, [change for change, _ in chosen], sign, kind) or ""
+            explaining = [change for change, of in chosen if of is None or (traces in of and not resumed and fed)]
+            named = " ".join(f"{change.part} {change.name}" for change, _ in chosen)
+            rest = said
+            for change, _ in chosen:
+                rest = rest.replace(f"{change.part} {change.name}", "")
+            if explaining:
+                cause = said.partition(". The first difference is ")[0]
+                assert all(change.name in cause for change in explaining), (named, said)
+                assert not _HINT.search(rest), (named, said)
+            if first.quantity == "lr" and not resumed:
+                assert not _COMPUTES.search(rest), (named, said)
+
+
+def test_data_explains_a_loss_whose_batches_were_not_recorded() -> None:
+    data = rated("data", "corpus", "a", "b")
+    for fed in (True, False):
+        comparison, first = _compared(_events(_ALL | {"loss": "x"}, fed=fed), fed=fed)
+        said = reason(first, [data], hints.sign(comparison, first, begin=2), hints.kind(comparison, first)) or ""
+        assert said.startswith("data corpus") == (not fed)
+        assert ("how the forward pass computes" in said) == fed

@@ -1,0 +1,137 @@
+"""The first place where two runs part: what differs of equal things is to blame, and not what comes after it."""
+
+import msgspec
+import pytest
+
+from m5ws.records.explanation import Place
+from m5ws.records.ledger import State, Step
+from m5ws.records.trace import Seen
+from m5ws.reproduce.explain.locate import Look, first
+from m5ws.runs.history import History
+
+STEPS = [3]
+
+
+def passed() -> list[Seen]:
+    """One step of a model with a block of two layers, forward and backward."""
+    return [
+        Seen(step=3, kind="batch", given={"batch": "b"}),
+        Seen(step=3, kind="enter", name="", given={"input 0": "b", "generator torch": "r0"}),
+        Seen(step=3, kind="enter", name="block", given={"input 0": "b", "generator torch": "r0"}),
+        Seen(step=3, kind="enter", name="block.up", given={"input 0": "b", "parameter weight": "w"}),
+        Seen(step=3, kind="leave", name="block.up", what="Linear()", made={"output 0": "u"}),
+        Seen(step=3, kind="enter", name="block.down", given={"input 0": "r", "generator torch": "r0"}),
+        Seen(step=3, kind="leave", name="block.down", what="Linear()", made={"output 0": "d"}),
+        Seen(step=3, kind="leave", name="block", made={"output 0": "o"}),
+        Seen(step=3, kind="leave", name="", made={"output 0": "o"}),
+        Seen(step=3, kind="backward", name="block.down", op="Addmm", given={"gradient 0": "g"},
+             made={"gradient 1": "h"}),
+        Seen(step=3, kind="backward", name="block", op="Relu", given={"gradient 0": "h"}, made={"gradient 0": "i"}),
+        Seen(step=3, kind="backward", name="block.up", op="Addmm", given={"gradient 0": "i"},
+             made={"gradient of block.up.weight": "j"}),
+        Seen(step=3, kind="gradient", name="block.up.weight", made={"gradient": "j"}),
+        Seen(step=3, kind="update", given={"gradient of block.up.weight": "j", "setting lr of group 0": "0.1"}),
+    ]  # fmt: skip
+
+
+def history(loss: str = "l", batch: str = "a" * 64, tensors: str = "t", random: str = "r") -> History:
+    made = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    made.add("0", State(step=2, tensors={"model.block.up.weight": "t"}, generators={"torch": "r"}))
+    made.add("0", Step(step=3, quantities={"loss": loss}, batch=batch))
+    made.add("0", State(step=3, tensors={"model.block.up.weight": tensors}, generators={"torch": random}))
+    return made
+
+
+def place(changed: list[Seen], **recorded: str) -> Place | None:
+    return first(
+        Look(history=history(), seen={0: passed()}), Look(history=history(**recorded), seen={0: changed}), STEPS
+    )
+
+
+def from_(position: int, what: str = "given", name: str = "input 0") -> list[Seen]:
+    """Return a pass in which one thing differs at a position, and all after it."""
+    rows = passed()
+    for number, row in enumerate(rows[position:], position):
+        first_one = number == position
+        given = {key: value + "'" for key, value in row.given.items() if not key.startswith(("parameter", "generator"))}
+        made = {key: value + "'" for key, value in row.made.items()}
+        if first_one and what == "given":
+            given = row.given | {name: "other"}
+        elif first_one:
+            given = row.given
+        rows[number] = msgspec.structs.replace(row, given=row.given | given, made=made)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase", "module", "quantity", "alone"),
+    [
+        (from_(0, name="batch"), "batch", None, "batch", False),
+        (from_(1), "forward", "", "input 0", False),
+        (from_(2), "forward", "", "input 0", False),
+        (from_(3), "forward", "block", "input 0", False),
+        (from_(3, name="parameter weight"), "state", "block.up", "parameter weight", False),
+        (from_(4, "made"), "forward", "block.up", "output 0", True),
+        (from_(5), "forward", "block", "input 0", False),
+        (from_(5, name="generator torch"), "random numbers", "block", "generator torch", True),
+        (from_(6, "made"), "forward", "block.down", "output 0", True),
+        (from_(7, "made"), "forward", "block", "output 0", True),
+        (from_(9, name="gradient 0"), "backward", "block.down", "gradient 0", False),
+        (from_(10, "made"), "backward", "block", "gradient 0", True),
+        (from_(11, "made"), "backward", "block.up", "gradient of block.up.weight", True),
+        (from_(12, "made"), "gradient", "block.up", "gradient", False),
+        (from_(13, name="setting lr of group 0"), "optimizer", None, "setting lr of group 0", False),
+    ],
+)
+def test_what_differs_of_equal_things_is_named(
+    changed: list[Seen], phase: str, module: str | None, quantity: str, alone: bool
+) -> None:
+    found = place(changed, loss="other", tensors="other")
+    assert found is not None
+    assert (found.phase, found.module, found.quantity, found.alone) == (phase, module, quantity, alone)
+    assert found.words and found.step == 3
+
+
+def test_what_was_recorded_is_named_where_nothing_that_was_seen_differs() -> None:
+    loss, state = place(passed(), loss="other", tensors="other"), place(passed(), tensors="other")
+    assert loss is not None and (loss.phase, loss.quantity) == ("loss", "loss")
+    assert state is not None and (state.phase, state.tensor, state.module) == (
+        "update",
+        "model.block.up.weight",
+        "block.up",
+    )
+    random = place(passed(), random="other")
+    assert random is not None and (random.phase, random.quantity) == ("random numbers", "generator torch")
+    both = place(passed(), random="other", tensors="other")
+    assert random.alone and both is not None and not both.alone
+
+
+def test_equal_steps_have_no_place() -> None:
+    assert place(passed()) is None
+
+
+def test_other_operations_are_no_comparison_of_values() -> None:
+    rows = passed()
+    rows[10] = msgspec.structs.replace(rows[10], op="Gelu")
+    found = place(rows)
+    assert found is not None and (found.phase, found.module) == ("operations", "block")
+    assert "Relu of block" in found.words and "Gelu of block" in found.words
+    shorter = place(passed()[:-1])
+    assert shorter is not None and shorter.phase == "operations" and shorter.replayed is None
+
+
+def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
+    rows = passed()
+    rows.insert(4, Seen(step=3, kind="warning", op="says torch"))
+    assert place(rows) is None
+    short = [*passed()[:5], Seen(step=3, kind="cut")]
+    found = first(Look(history=history(), seen={0: short}), Look(history=history(), seen={0: short}), STEPS)
+    assert found is None
+
+
+def test_the_loss_comes_before_the_norm_of_its_gradients() -> None:
+    one, two = history(), history()
+    one.add("0", Step(step=3, quantities={"grad_norm": "n", "loss": "l", "lr": "r"}))
+    two.add("0", Step(step=3, quantities={"grad_norm": "other", "loss": "other", "lr": "r"}))
+    found = first(Look(history=one), Look(history=two), STEPS)
+    assert found is not None and (found.phase, found.quantity) == ("loss", "loss")

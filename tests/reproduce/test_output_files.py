@@ -1,0 +1,304 @@
+"""Output files as frameworks write them: what tells a run's own time and place is not judged, all else is."""
+
+import datetime as dt
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Content
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.outputs import output_files
+from m5ws.reproduce.outputs.output_files import Report
+from m5ws.reproduce.outputs.surroundings import Surroundings
+
+Files = dict[str, bytes]
+
+
+class Side(msgspec.Struct, frozen=True):
+    """A run's surroundings, and the one result of its training."""
+
+    run: str
+    host: str
+    began_s: float
+    loss: float = 0.25
+    attempts: int = 1
+
+    @property
+    def place(self) -> Surroundings:
+        ended_s = self.began_s + 200
+        return Surroundings(
+            run=self.run, hosts=(self.host,), began_s=self.began_s, ended_s=ended_s, attempts=self.attempts
+        )
+
+    @property
+    def work(self) -> str:
+        return f"/home/ada/project/.m5ws/runs/{self.run}/0001/work"
+
+    def moment(self, after_s: float = 7.5) -> dt.datetime:
+        # Frameworks write local time; runs may be in any zone.
+        zone = dt.timezone(dt.timedelta(hours=-9))
+        return dt.datetime.fromtimestamp(self.began_s + after_s, zone)
+
+
+_ONE = Side("a1b2c3d4e5f6", "node-1", dt.datetime(2026, 11, 24, 20, 44, 45, tzinfo=dt.UTC).timestamp())
+_OTHER = Side("0f1e2d3c4b5a", "gpu7.example.org", dt.datetime(2027, 1, 2, 8, 59, 58, tzinfo=dt.UTC).timestamp())
+
+
+class _Arguments:
+    """Stands for `TrainingArguments`: an object that is pickled whole."""
+
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
+
+
+def _saved(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _trainer(side: Side) -> Files:
+    """Hugging Face's Trainer, of version 4 too, which pickles its folder of logs."""
+    logs = f"out/runs/{side.moment():%b%d_%H-%M-%S}_{side.host}"
+    history = [{"loss": side.loss, "step": 2}, {"eval_runtime": side.began_s % 7, "eval_samples_per_second": 1 / 3}]
+    model = {"w": torch.full((3,), side.loss)}
+    return {
+        "out/checkpoint-4/training_args.bin": _saved(_Arguments(logging_dir=logs, output_dir="out", rate=side.loss)),
+        "out/checkpoint-4/trainer_state.json": json.dumps({"log_history": history}).encode(),
+        "out/checkpoint-10/pytorch_model.bin": _saved(model),
+        f"{logs}/events.out.tfevents.{int(side.began_s)}.{side.host}.4711.0": str(side).encode(),
+        "out/README.md": f"# out\n- Loss: {side.loss}\n- Date: {side.moment():%A, %B %d, %Y}\n".encode(),
+    }
+
+
+def _lightning(side: Side) -> Files:
+    path = f"{side.work}/out/checkpoints/epoch=0-step=4.ckpt"
+    callback = {
+        "dirpath": f"{side.work}/out/checkpoints",
+        "best_k_models": {path: torch.tensor(side.loss)},
+        "best_model_path": path,
+    }
+    timer = {"time_elapsed": {"train": side.began_s % 9}}
+    state = {
+        "state_dict": {"layer.weight": torch.full((2, 2), side.loss)},
+        "callbacks": {"ModelCheckpoint{'mode': 'min'}": callback, "Timer": timer},
+        "saved": side.began_s + 100,
+    }
+    rows = f"step,loss,lr-AdamW/pg1,epoch_time\n2,{side.loss},0.05,{side.began_s % 11}\n"
+    return {
+        "out/checkpoints/epoch=0-step=4.ckpt": _saved(state),
+        "out/lightning_logs/version_0/metrics.csv": rows.encode(),
+        "out/lightning_logs/version_0/hparams.yaml": f"out: {side.work}/out\nlearning_rate: {side.loss}\n".encode(),
+    }
+
+
+def _hydra(side: Side) -> Files:
+    folder = f"outputs/{side.moment():%Y-%m-%d/%H-%M-%S}"
+    settings = {"out": f"{side.work}/{folder}", "started": f"{side.moment():%Y-%m-%d %H:%M}", "rate": side.loss}
+    metrics = {
+        "loss": side.loss,
+        "seconds": side.began_s % 5,
+        "at": int(side.began_s + 9),
+        "when": side.moment().ctime(),
+    }
+    return {
+        f"{folder}/.hydra/config.yaml": "".join(f"{key}: {value}\n" for key, value in settings.items()).encode(),
+        f"{folder}/.hydra/hydra.yaml": f"hydra:\n  runtime:\n    output_dir: {side.work}/{folder}\n".encode(),
+        f"{folder}/train.log": f"{side.moment()} loss {side.loss}".encode(),
+        f"{folder}/model.pt": _saved({"w": torch.full((3,), side.loss), "settings": settings}),
+        f"{folder}/metrics.json": json.dumps(metrics).encode(),
+        f"{folder}/notes.txt": f"[{side.moment():%H:%M:%S}] on {side.host}, loss {side.loss}\n".encode(),
+    }
+
+
+def _sharded(side: Side) -> Files:
+    """torch.distributed.checkpoint, whose metadata has a number drawn at random."""
+    index = MetadataIndex(f"model.{side.loss}")
+    storage = StorageMeta(checkpoint_id=Path(f"{side.work}/out/step-4"), save_id=f"drawn-by-{side.run}")
+    metadata = Metadata(state_dict_metadata={}, storage_data={index: "__0_0.distcp"}, storage_meta=storage)
+    return {"out/step-4/.metadata": pickle.dumps(metadata), "out/step-4/note.pkl": pickle.dumps({"loss": side.loss})}
+
+
+_WRITERS: list[Callable[[Side], Files]] = [_trainer, _lightning, _hydra, _sharded]
+
+
+def _content(repo: Repository, folder: Path, files: Files) -> Digest:
+    sources = []
+    for number, (name, data) in enumerate(files.items()):
+        path = folder / f"{len(list(folder.iterdir()))}-{number}"
+        path.write_bytes(data)
+        sources.append(SourceFile(path=name.encode(), location=path))
+    written = trees.write_tree(repo.objects, repo.locations, sources)
+    return repo.objects.put_record(Content(format="files/1", world=1, tree=written.digest, packing=written.packing))
+
+
+def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tuple[Files, Files]) -> Report:
+    contents = _content(repo, folder, files[0]), _content(repo, folder, files[1])
+    return output_files.compare(repo, contents, (sides[0].place, sides[1].place))
+
+
+@pytest.mark.parametrize("write", _WRITERS)
+def test_two_runs_that_differ_in_time_and_place_alone_have_equal_results(
+    repo: Repository, tmp_path: Path, write: Callable[[Side], Files]
+) -> None:
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (write(_ONE), write(_OTHER)))
+    assert report.differences == () and report.equal
+    listed = "\n".join([*report.unjudged, *report.not_compared])
+    assert all(
+        _ONE.place.plain(name).rpartition("/")[2] in listed
+        for name, data in write(_ONE).items()
+        if data != write(_OTHER).get(name)
+    )
+
+
+@pytest.mark.parametrize("write", _WRITERS)
+def test_a_result_that_differs_is_named_beside_any_time_and_place(
+    repo: Repository, tmp_path: Path, write: Callable[[Side], Files]
+) -> None:
+    other = msgspec.structs.replace(_OTHER, loss=0.5)
+    results = [name for name in write(_ONE) if not name.endswith(("tfevents", ".log", "hydra.yaml", ".0"))]
+    for name in results:
+        plain = _ONE.place.plain(name)
+        changed = {given: data for given, data in write(other).items() if other.place.plain(given) == plain}
+        same = {given: data for given, data in write(_OTHER).items() if _OTHER.place.plain(given) != plain}
+        report = _compare(repo, tmp_path, (_ONE, other), (write(_ONE), same | changed))
+        assert {found.name.partition(":")[0] for found in report.differences} == {plain}, name
+        weights = any(text in name for text in ("model", ".ckpt"))
+        assert report.first is not None and report.first.tensor == weights
+        assert weights == ("no tensor differs" not in "".join(report.unjudged))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("2021-03-04", "2021-05-06"),
+        ("born 4 Mar 2021", "born 6 May 2021"),
+        ("1600000000", "1600000009"),
+        ("step 20261124", "step 20261125"),
+        ("version 12:34:56:78", "version 12:34:57:78"),
+        ("node-1", "node-2"),
+        ("took 20:45:30", "took 20:46:31"),
+        ("09:45:30", "09:52:31"),
+        ("/data/a1b2/x", "/data/a1b3/x"),
+    ],
+)
+def test_a_date_or_a_place_that_is_not_the_runs_own_is_a_result(
+    repo: Repository, tmp_path: Path, before: str, after: str
+) -> None:
+    same_time = msgspec.structs.replace(_OTHER, began_s=_ONE.began_s - 10 * 86400, host="node-3")
+    files = ({"out/a.txt": before.encode()}, {"out/a.txt": after.encode()})
+    report = _compare(repo, tmp_path, (_ONE, same_time), files)
+    assert [found.name for found in report.differences] == ["out/a.txt:line 1"]
+
+
+def test_folders_of_dates_are_compared_in_their_order_and_one_that_is_too_many_is_a_difference(
+    repo: Repository, tmp_path: Path
+) -> None:
+    def jobs(side: Side, *losses: float) -> Files:
+        return {
+            f"multirun/{side.moment(after_s):%Y-%m-%d_%H-%M-%S}/loss.txt": str(loss).encode()
+            for after_s, loss in zip((1, 60, 120), losses, strict=False)
+        }
+
+    sides = (_ONE, _OTHER)
+    assert not _compare(repo, tmp_path, sides, (jobs(_ONE, 1, 2), jobs(_OTHER, 1, 2))).differences
+    assert len(_compare(repo, tmp_path, sides, (jobs(_ONE, 1, 2), jobs(_OTHER, 2, 1))).differences) == 2
+    assert len(_compare(repo, tmp_path, sides, (jobs(_ONE, 1, 2, 3), jobs(_OTHER, 1, 2))).differences) == 5
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    report = _compare(repo, tmp_path, (resumed, _OTHER), (jobs(_ONE, 1, 2), jobs(_OTHER, 2)))
+    assert not report.differences and report.equal["files"] == 1
+    assert "files of earlier attempts" in report.not_compared[0]
+
+
+def test_what_is_not_of_the_kind_that_its_name_has_is_compared_by_lines(repo: Repository, tmp_path: Path) -> None:
+    def files(loss: float) -> Files:
+        text = f"{{ no JSON, no table\nloss {loss}\n"
+        return {f"out/a.{suffix}": text.encode() for suffix in ("json", "jsonl", "yaml", "csv")}
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2)))
+    assert sorted(found.name for found in report.differences) == [
+        f"out/a.{suffix}:line 2" for suffix in ("csv", "json", "jsonl", "yaml")
+    ]
+    long = {"out/a.txt": b"x" * 100_000 + b"1"}, {"out/a.txt": b"x" * 100_000 + b"2"}
+    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), long).differences
+    assert found.original != found.replayed and len(found.original or "") < 300
+
+
+def test_a_pickle_is_compared_to_its_end(repo: Repository, tmp_path: Path) -> None:
+    data = pickle.dumps({"loss": 1})
+    files = {"out/a.pkl": data + b"1"}, {"out/a.pkl": data + b"2"}
+    assert len(_compare(repo, tmp_path, (_ONE, _OTHER), files).differences) == 1
+
+
+def test_all_days_of_a_long_run_are_its_own() -> None:
+    days = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=number) for number in range(300)]
+    place = Surroundings(run="a" * 12, began_s=days[0].timestamp(), ended_s=days[-1].timestamp())
+    assert {place.plain(f"at {day:%Y-%m-%d}") for day in days} == {"at TIME"}
+
+
+_NAMES = ("%m%d_%H%M%S", "%y%m%d-%H%M%S", "%m-%d_%H-%M", "%d %B %Y %H:%M", "%Y%m%d%H%M%S", "%s", "run.%s", "model_%s")
+
+
+@pytest.mark.parametrize("form", _NAMES)
+def test_a_file_that_is_named_by_its_time_is_the_same_file(repo: Repository, tmp_path: Path, form: str) -> None:
+    def files(side: Side) -> Files:
+        moment = side.moment()
+        return {f"out/{moment.strftime(form.replace('%s', str(int(moment.timestamp()))))}.txt": b"1"}
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER)))
+    assert report.differences == () and report.equal["files"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{at:%Y-%m-%d %H:%M:%S},{count}",
+        "{at:%Y-%m-%d %H:%M:%S},{count},0.5",
+        "{at:%H:%M:%S},{count}",
+        "{at:%Y-%m-%d} {count}34 correct",
+        "{at:%Y-%m-%d},{count}34",
+        "{at:%m%d} {count}34",
+        "2021-{at:%m-%d} 11:{count:.2}:00",
+        "{at:%m%d}{count}34",
+    ],
+)
+def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, line: str) -> None:
+    same_day = msgspec.structs.replace(_ONE, run=_OTHER.run)
+    one, other = (line.format(at=_ONE.moment(), count=count).encode() for count in ("1234", "2039"))
+    report = _compare(repo, tmp_path, (_ONE, same_day), ({"out/a.txt": one}, {"out/a.txt": other}))
+    assert [found.name for found in report.differences] == ["out/a.txt:line 1"]
+
+
+@pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head"])
+def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:
+    def files(loss: float) -> Files:
+        return {"out/a.json": json.dumps({name: {"loss": loss}, f"{name}_2": loss, "duration": loss}).encode()}
+
+    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2))).differences
+    assert found.name.startswith(f"out/a.json:{name}")
+
+
+def test_a_tensor_that_is_read_conjugated_is_another(repo: Repository, tmp_path: Path) -> None:
+    plain = torch.full((3,), 1 + 2j)
+    files = {"out/a.pt": _saved({"w": plain})}, {"out/a.pt": _saved({"w": plain.conj()})}
+    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
+    assert found.name == "out/a.pt:w" and found.tensor
+
+
+@pytest.mark.parametrize(("one", "other"), [("3.141592653589793238", "3.141592653589793239"), ("1e400", "1e401")])
+@pytest.mark.parametrize("name", ["out/a.json", "out/a.jsonl"])
+def test_digits_that_no_float_has_are_judged(repo: Repository, tmp_path: Path, name: str, one: str, other: str) -> None:
+    files = {name: f'{{"pi": {one}}}'.encode()}, {name: f'{{"pi": {other}}}'.encode()}
+    assert len(_compare(repo, tmp_path, (_ONE, _OTHER), files).differences) == 1
+    same = {name: f'{{"pi": {one}, "loss": 0.10}}'.encode()}, {name: f'{{"pi": {one}, "loss": 0.1}}'.encode()}
+    assert not _compare(repo, tmp_path, (_ONE, _OTHER), same).differences

@@ -1,0 +1,167 @@
+"""Reasons: what fits is named, the most consistent first, and nothing is claimed beyond it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.environment.drift import rated
+from m5ws.records.verdict import Change, Divergence
+from m5ws.reproduce.verdict.difference_kinds import kind, ranked
+from m5ws.reproduce.verdict.reason import reason
+
+LR = rated("config", "optimizer.lr", "0.001", "0.002")
+SEED = rated("launch", "seed", "1", "2")
+DATA = rated("data", "corpus", "files 1", "files 2")
+TOKENIZER = rated("tokenizer", "tokenizer.json", "a", "b")
+CODE = rated("code", "train.py", "a", "b")
+THREADS = rated("environment", "threads", "1", "2")
+TORCH = rated("environment", "distribution.torch", "2.12.0", "2.13.0")
+KERNEL = rated("environment", "kernel", "6.1", "6.2")
+DROPOUT = rated("config", "model.dropout", "0.0", "0.1")
+EVERYTHING = (KERNEL, TORCH, THREADS, CODE, TOKENIZER, DATA, SEED, LR, DROPOUT)
+
+
+def at(quantity: str, step: int = 3, tensor: str | None = None, tensor_step: int | None = None) -> Divergence:
+    return Divergence(
+        step=step, rank=0, quantity=quantity, original="a", replayed="b", tensor=tensor, tensor_step=tensor_step
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (at("lr"), "learning rate"),
+        (at("learning_rate"), "learning rate"),
+        (at("batch"), "batch"),
+        (at("generator torch"), "generator"),
+        (at("loss"), "arithmetic"),
+        (at("grad_norm"), "arithmetic"),
+        (at("clr_loss"), "arithmetic"),
+        (at("batch_size"), "arithmetic"),
+        (at("tensor model.batch_norm.lr"), "arithmetic"),
+        (at("checkpoint"), "arithmetic"),
+        (at("tensor model.w", step=0), "initial state"),
+        (at("generator torch", step=0), "initial state"),
+        (at("metric loss", step=0), "result"),
+        (at("file out/model.bin"), "result"),
+    ],
+)
+def test_kind_of_the_first_difference(first: Divergence, expected: str) -> None:
+    assert kind(first) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "best"),
+    [
+        (at("lr"), LR),
+        (at("batch"), TOKENIZER),
+        (at("tensor model.w", step=0), SEED),
+        (at("loss"), THREADS),
+        (at("generator torch"), SEED),
+    ],
+)
+def test_the_most_consistent_change_comes_first(first: Divergence, best: Change) -> None:
+    fitting, _ = ranked(first, EVERYTHING)
+    assert fitting[0] == best
+
+
+@pytest.mark.parametrize(
+    "first", [at("lr"), at("batch"), at("loss"), at("tensor w", 0), at("generator x"), at("file a")]
+)
+def test_every_change_that_can_alter_bits_is_listed_once(first: Divergence) -> None:
+    fitting, others = ranked(first, EVERYTHING)
+    assert sorted(map(repr, fitting + others)) == sorted(repr(change) for change in EVERYTHING if change != KERNEL)
+
+
+def test_data_does_not_explain_a_loss_whose_batches_were_equal() -> None:
+    fitting, others = ranked(at("loss"), (DATA, THREADS))
+    assert (fitting, others) == ([THREADS], [DATA])
+
+
+def test_no_divergence_has_no_reason() -> None:
+    assert reason(None, EVERYTHING) is None
+
+
+def test_one_change_that_fits() -> None:
+    said = reason(at("lr", 1), (LR, KERNEL))
+    assert said == (
+        "config optimizer.lr: 0.001 → 0.002 is the only recorded change that can alter bits. "
+        "The first difference is lr at step 1 on rank 0"
+    )
+
+
+def test_one_that_fits_among_others_is_not_called_certain() -> None:
+    said = reason(at("loss"), (DATA, THREADS)) or ""
+    assert said.startswith("most plausibly environment threads: 1 → 2. The first difference is loss at step 3")
+    assert "Less consistent with it: (1) data corpus" in said
+
+
+def test_several_that_fit_are_all_named_without_a_choice() -> None:
+    said = reason(at("batch"), (CODE, TOKENIZER, DATA)) or ""
+    assert "3 recorded changes fit, most consistent first: (1) tokenizer tokenizer.json was changed; (2) data" in said
+    assert "plausibl" not in said
+
+
+def test_none_that_fits() -> None:
+    said = reason(at("lr"), (DATA,)) or ""
+    assert said.startswith("no recorded change explains the first difference, lr at step 3 on rank 0; those")
+    assert "(1) data corpus" in said
+
+
+@pytest.mark.parametrize("changes", [(), (KERNEL,)])
+def test_where_nothing_differs_the_cause_is_unknown(changes: tuple[Change, ...]) -> None:
+    said = reason(at("loss"), changes) or ""
+    assert said.startswith("unknown: no recorded input differs")
+    assert ("1 that cannot" in said) == bool(changes)
+
+
+def test_what_no_rank_imported_is_named_since_their_children_may_have() -> None:
+    unseen = msgspec.structs.replace(TORCH, rating="cannot", detail="no rank imported it")
+    said = reason(at("file out/a"), (KERNEL, unseen)) or ""
+    assert "(2 that cannot, unless a process that a rank started imported it: (1) environment distribution" in said
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (at("loss", tensor="model.wte", tensor_step=4), "loss at step 3 on rank 0"),
+        (at("tensor model.wte", tensor="model.wte", tensor_step=3), "tensor model.wte after step 3"),
+        (at("generator torch", step=0), "generator torch before the first step"),
+        (at("grad_norm"), "grad_norm at step 3 on rank 0"),
+    ],
+)
+def test_where_it_differed_first(first: Divergence, words: str) -> None:
+    assert f". The first difference is {words}" in (reason(first, (THREADS, LR, CODE)) or "")
+
+
+def test_a_file_that_came_or_went() -> None:
+    added = msgspec.structs.replace(CODE, old=None)
+    removed = msgspec.structs.replace(CODE, new=None)
+    assert "code train.py was added is" in (reason(at("loss"), (added,)) or "")
+    assert "code train.py was removed is" in (reason(at("loss"), (removed,)) or "")
+
+
+def test_a_long_list_is_cut_and_counted() -> None:
+    many = tuple(rated("code", f"f{number}.py", "a", "b") for number in range(12))
+    assert "(8) code f7.py was changed; and 4 more. The first" in (reason(at("loss"), many) or "")
+
+
+changes = st.builds(
+    rated,
+    st.sampled_from(["code", "config", "tokenizer", "data", "declared", "determinism", "launch", "environment"]),
+    st.text(max_size=8),
+    st.none() | st.text(max_size=3),
+    st.none() | st.text(max_size=3),
+)
+firsts = st.builds(
+    at, st.text(max_size=8), st.integers(0, 9), st.none() | st.text(max_size=3), st.none() | st.integers(0, 9)
+)
+
+
+@given(firsts, st.lists(changes, max_size=6))
+def test_whatever_differs_there_is_an_answer_and_none_is_lost(first: Divergence, found: list[Change]) -> None:
+    fitting, others = ranked(first, found)
+    able = [change for change in found if change.rating != "cannot"]
+    assert len(fitting) + len(others) == len(able)
+    assert (reason(first, found) or "").startswith("unknown") == (not able)

@@ -1,0 +1,138 @@
+"""What a verdict and its explanation suspect: nothing that its replays exclude, and a fault of the machine last."""
+
+import re
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import recorded_traces
+from m5ws.cli.terminal import explanation
+from m5ws.environment.drift import rated
+from m5ws.records.explanation import Explanation, Place, Side
+from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
+from m5ws.reproduce import recheck
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.explain import explain
+from m5ws.reproduce.explain.explain import Case, Replayed
+from m5ws.reproduce.verdict import hints as signs
+from m5ws.reproduce.verdict.reason import reason
+from recorded_traces import EXPECTED
+
+_FAULT = re.compile(r"hardware|fault of|flipped a bit")
+_UNREPEATED = re.compile(r"not deterministic|does not repeat|not seeded|nondeterministic|another order")
+_CHANGES = (
+    rated("config", "optimizer.lr", "0.001", "0.002"),
+    rated("code", "train.py", "a", "b"),
+    rated("environment", "distribution.torch", "2.12", "2.13"),
+    rated("environment", "kernel", "6.1", "6.2"),
+)
+_LONE = signs.Sign(words=f"model.w alone changed. {signs._LONE}", traces="lone tensor", strong=True)
+_SIGNS = (
+    None,
+    _LONE,
+    signs.Sign(words="how the forward pass computes", traces="computation"),
+    signs.of_record("only the record differs"),
+)
+_QUANTITIES = ("loss", "lr", "batch", "generator torch", "tensor model.w", "file out/a.bin")
+
+_firsts = st.builds(
+    Divergence,
+    step=st.integers(0, 3),
+    rank=st.just(0),
+    quantity=st.sampled_from(_QUANTITIES),
+    original=st.just("a"),
+    replayed=st.just("b"),
+)
+_rechecks = st.none() | st.builds(
+    Recheck, repeats=st.none() | st.booleans(), first=_firsts, reason=st.just("it failed"),
+    start_equal=st.none() | st.booleans(),
+)  # fmt: skip
+
+
+def _verdict(first: Divergence, changes: tuple[Change, ...], sign: signs.Sign | None, again: Recheck | None) -> Verdict:
+    said = Verdict(
+        run="a", replay="b", outcome="diverged", first=first, changes=changes, reason=reason(first, changes, sign)
+    )
+    if again is None:
+        return recheck.left_out(said)
+    again = again if again.repeats is False else msgspec.structs.replace(again, first=None)
+    again = again if again.repeats else msgspec.structs.replace(again, start_equal=None)
+    return recheck.judged(said, again)
+
+
+def _check(verdict: Verdict) -> None:
+    """Hold all that a verdict says against what its replays have shown."""
+    said = f"{verdict.reason}\n" + ("\n".join(explanation.text(verdict.explanation)) if verdict.explanation else "")
+    able = [change for change in verdict.changes if change.rating != "cannot"]
+    fault = _FAULT.search(said)
+    if fault is not None:
+        assert verdict.recheck is not None and verdict.recheck.repeats, said
+        assert not [change for change in able if change.part != "environment"], said
+        plain = re.search(r"not recorded|if no code did it", said)
+        assert plain is not None and plain.start() < fault.start(), said
+    if verdict.outcome == "diverged" and verdict.recheck is not None and verdict.recheck.repeats:
+        assert not _UNREPEATED.search(said), said
+    if verdict.outcome == "nondeterministic":
+        assert "under suspicion" not in said and "in the original, " not in said, said
+        assert not [change for change in _CHANGES[:3] if change.name in said], said
+
+
+@given(_firsts, st.sets(st.sampled_from(_CHANGES)), st.sampled_from(_SIGNS), _rechecks)
+def test_a_verdict_suspects_nothing_that_its_replays_exclude(
+    first: Divergence, changes: set[Change], sign: signs.Sign | None, again: Recheck | None
+) -> None:
+    _check(_verdict(first, tuple(sorted(changes, key=lambda change: change.name)), sign, again))
+
+
+def test_a_fault_of_the_machine_is_named_when_all_else_is_excluded() -> None:
+    first = Divergence(step=3, rank=0, quantity="tensor model.w", original="a", replayed="b")
+    agree = Recheck(replay="c" * 12, repeats=True)
+    for sign, changes, words in (
+        (None, (), "if neither, a fault of its machine"),
+        (_LONE, (), "if no code did it, memory that flipped a bit"),
+        (_LONE, _CHANGES[2:], "if no code did it, memory that flipped a bit"),
+    ):
+        assert words in (_verdict(first, changes, sign, agree).reason or "")
+
+
+def _case(recorded: recorded_traces.Recorded, verdict: Verdict) -> Case:
+    comparison = Comparison(recorded.evidence.recorded)
+    assert verdict.first is not None
+    return Case(
+        ports=cast(Any, None), replay=cast(Any, None), comparison=comparison, verdict=verdict, first=verdict.first
+    )
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("repeated", [True, False])
+@pytest.mark.parametrize("before", [Recheck(repeats=True), Recheck(repeats=False), Recheck(reason="it failed"), None])
+def test_what_recorded_replays_show_does_not_contradict_the_verdict(
+    name: str, repeated: bool, before: Recheck | None
+) -> None:
+    recorded = recorded_traces.load(name)
+    one, two = recorded.evidence.one, recorded.evidence.two
+    place = cast(Place, recorded.judged()[0])
+    first = Divergence(step=place.step, rank=0, quantity="loss", original="a", replayed="b")
+    parted = before if before is None or before.repeats is not False else msgspec.structs.replace(before, first=first)
+    verdict = _verdict(first, _CHANGES, None, parted)
+    replay = Replayed(side=Side(side="replay"), look=two)
+    again = Replayed(side=Side(side="again"), look=two if repeated else one)
+    nothing = Replayed(side=Side(side="original", problem="not replayed"))
+    found = explain.judged(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
+    judged = recheck.looked_into(msgspec.structs.replace(verdict, explanation=found), found)
+    assert found.repeats is repeated
+    assert (judged.outcome == "nondeterministic") == (not repeated or verdict.outcome == "nondeterministic")
+    _check(judged)
+
+
+def test_replays_that_differ_in_a_look_take_back_that_two_agree() -> None:
+    first = Divergence(step=3, rank=0, quantity="loss", original="a", replayed="b")
+    verdict = _verdict(first, (), None, Recheck(repeats=True))
+    found = Explanation(first=3, last=3, sides=(), repeats=False)
+    judged = recheck.looked_into(verdict, found)
+    assert judged.outcome == "nondeterministic" and "agree with each other" not in (judged.reason or "")
+    same = msgspec.structs.replace(found, repeats=True)
+    assert recheck.looked_into(verdict, same) == verdict

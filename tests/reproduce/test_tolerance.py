@@ -1,0 +1,86 @@
+"""Trajectories that are not equal in bits: how far apart they are, and when that says nothing."""
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.records import exact
+from m5ws.records.ledger import Step
+from m5ws.records.verdict import Verdict
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.verdict.tolerance import judged, relative
+from m5ws.runs.history import History
+
+DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", reason="it differs")
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def _step(number: int, loss: float, batch: str = "0", **more: float) -> Step:
+    quantities = {name: value.hex() for name, value in {"loss": loss, **more}.items()}
+    return Step(step=number, quantities=quantities, batch=batch * 64)
+
+
+def _compared(original: list[Step], replayed: list[Step]) -> Comparison:
+    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for event in original:
+        history.add("0", event)
+    found = Comparison(history)
+    for event in replayed:
+        found.feed("0", event)
+    return found
+
+
+def test_the_value_that_lies_furthest_is_named() -> None:
+    original = [_step(1, 2.0, grad_norm=1.0), _step(2, 1.0, grad_norm=1.0)]
+    replayed = [_step(1, 2.0, grad_norm=1.001), _step(2, 0.99, grad_norm=1.0)]
+    close = judged(DIVERGED, _compared(original, replayed), 0.0101)
+    assert close.outcome == "consistent" and close.exit_code == 0
+    assert close.apart is not None and close.reason is not None
+    assert (close.apart.quantity, close.apart.step, close.apart.values) == ("loss", 2, 4)
+    assert close.apart.relative == (1.0 - 0.99) / 1.0
+    assert "not the same bits" in close.reason and "0.0101" in close.reason
+    far = judged(DIVERGED, _compared(original, replayed), 0.0099)
+    assert (far.outcome, far.exit_code, far.apart) == ("diverged", 1, close.apart)
+
+
+@pytest.mark.parametrize(
+    ("replayed", "why"),
+    [
+        ([_step(1, 2.0)], "steps 2 of the original were not replayed"),
+        ([_step(1, 2.0), _step(2, 1.0, batch="1")], "another batch was fed at step 2"),
+        ([_step(1, 2.0), _step(2, 1.0, accuracy=1.0)], "other quantities were recorded at step 2"),
+        ([_step(1, 2.0), _step(2, math.nan)], "more than 1"),
+        ([_step(1, 2.0), _step(2, math.inf)], "more than 1"),
+    ],
+)
+def test_what_is_not_the_same_work_is_within_no_tolerance(replayed: list[Step], why: str) -> None:
+    found = judged(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
+    assert found.outcome == "diverged" and found.reason is not None and why in found.reason
+
+
+def test_a_nan_of_the_same_bits_is_equal_and_no_other_value_is_near_it() -> None:
+    nan, other = exact.encode(math.nan), "nan:7ff8000000000001"
+    assert relative(nan, nan) == 0.0
+    assert relative(nan, other) == relative(nan, (1.0).hex()) == math.inf
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_exact_text_has_every_bit(bits: int) -> None:
+    (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
+    assert struct.pack(">d", exact.decode(exact.encode(value))) == bits.to_bytes(8, "big")
+
+
+def test_what_is_equal_stays_reproduced() -> None:
+    equal = Verdict(run="a" * 12, replay="b" * 12, outcome="reproduced")
+    assert judged(equal, _compared([_step(1, 2.0)], [_step(1, 2.0)]), 1e-9) is equal
+
+
+@given(_NUMBERS, _NUMBERS)
+def test_the_statistic_is_symmetric_and_bounded(one: float, other: float) -> None:
+    found = relative(one.hex(), other.hex())
+    assert found == relative(other.hex(), one.hex())
+    assert (found == 0.0) == (one == other) or found < 1e-300
+    assert 0.0 <= found <= 2.0 or math.isinf(found)

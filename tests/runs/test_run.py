@@ -1,0 +1,80 @@
+"""What is refused before a run is launched, or becomes part of its record."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws.config.settings import RunSettings
+from m5ws.errors import UsageError
+from m5ws.repository.repository import Repository
+from m5ws.runs import run
+from m5ws.snapshot import snapshot
+from m5ws.workspace import find
+from workspaces import make_workspace
+
+_TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
+
+
+@pytest.mark.parametrize(
+    "command", [("t.py", f"--token={_TOKEN}"), ("t.py", "--db", "postgres://ada:s3cretpassword@host/db")]
+)
+def test_secrets_in_what_a_run_is_told_are_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="secret"):
+        run.spec(RunSettings(), run.Options(command=command))
+    with pytest.raises(UsageError, match=r"environment\.WANDB_API_KEY"):
+        run.spec(RunSettings(environment={"WANDB_API_KEY": "0123456789abcdef"}), run.Options(command=("t.py",)))
+    ordinary = RunSettings(environment={"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false"})
+    assert run.spec(ordinary, run.Options(command=("t.py", "--lr=1e-3"))).environment == ordinary.environment
+
+
+@pytest.mark.parametrize("script", ["missing.py", "python", "/etc/train.py", "../train.py"])
+def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
+    repo: Repository, tmp_path: Path, script: str
+) -> None:
+    here = find(make_workspace(tmp_path / "w", "plain.py").root)
+    taken = snapshot.take(
+        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
+    )
+    new = run.new_run(taken.id, run.spec(here.settings.run, run.Options(command=(script,))))
+    with pytest.raises(UsageError) as raised:
+        run.plan(repo, new, here.home, here.root, {})
+    assert raised.value.hint
+
+
+def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path) -> None:
+    here = find(make_workspace(tmp_path / "w", "plain.py").root)
+    taken = snapshot.take(
+        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
+    )
+    before = [found.key for found in repo.store.list("")]
+    environment = {"PYTHONPATH": f"{here.root}/lib:{tmp_path}/elsewhere"}
+    planned = run.plan(
+        repo, run.new_run(taken.id, run.spec(here.settings.run, run.Options())), here.home, here.root, environment
+    )
+    assert (planned.attempt, planned.resume, planned.request.argv[-1]) == (1, None, "train.py")
+    # The checkout leaves the path, or ranks would import what was never pinned.
+    assert planned.request.environment["PYTHONPATH"] == str(tmp_path / "elsewhere")
+    assert planned.request.environment["OMP_NUM_THREADS"] == "1"
+    assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [(RunSettings(trainer="deepspeed"), "DeepSpeed"), (RunSettings(environment={"MKL_CBWR": "AVX2"}), "MKL_CBWR")],
+)
+def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
+    repo: Repository, tmp_path: Path, settings: RunSettings, names: str
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py")
+    (workspace.root / "m5ws.toml").write_text('[determinism]\nlevel = "portable"\n[config]\nfiles = []\n')
+    here = find(workspace.root)
+    taken = snapshot.take(
+        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
+    )
+    new = run.new_run(taken.id, run.spec(settings, run.Options(command=("train.py",))))
+    with pytest.raises(UsageError, match=names) as raised:
+        run.plan(repo, new, here.home, here.root, {})
+    assert raised.value.hint
+    plain = run.new_run(taken.id, run.spec(RunSettings(environment={"A": "b"}), run.Options(command=("train.py",))))
+    planned = run.plan(repo, plain, here.home, here.root, {})
+    assert planned.request.environment["ATEN_CPU_CAPABILITY"] == "avx2"

@@ -1,0 +1,145 @@
+"""Work directories: whose they are, when a number is free again, and what is removed with one."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import UsageError
+from m5ws.reproduce.outputs import ignored
+from m5ws.runs import work_directories
+from m5ws.runs.work_directories import WorkDirectory
+from tests.conftest import loud_skip
+
+_RUN, _OTHER = "00000000000a", "ffffffffffff"
+
+
+def _make(folder: Path, attempt: str, run: str = _RUN, *, mounts: bool = False) -> WorkDirectory:
+    (folder / attempt).mkdir(parents=True)
+    (folder / "checkout").mkdir(exist_ok=True)
+    return work_directories.make(folder / "root", folder / attempt, run, folder / "checkout", lambda *_: mounts)
+
+
+def _number(path: Path) -> str:
+    return path.parent.name.removeprefix("m5ws-").lstrip("0")
+
+
+def test_attempts_of_a_run_have_one_path_no_two_at_once_and_no_other_run_s(tmp_path: Path) -> None:
+    one, two, other = _make(tmp_path, "a"), _make(tmp_path, "b"), _make(tmp_path, "d", _OTHER)
+    assert (_number(one.path), _number(two.path), _number(other.path)) == ("a01", "a02", "ffffffffffff01")
+    assert len(str(one.path)) == len(str(two.path)) == len(str(other.path))
+    (one.path / "kept.txt").write_text("a")
+    assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
+    work_directories.end(tmp_path / "a")
+    three = _make(tmp_path, "c")
+    assert three.path == one.path and not any(three.path.iterdir())
+    work_directories.end(tmp_path / "a")
+    left = tmp_path / "a" / "work"
+    assert not left.is_symlink() and (left / "kept.txt").read_text() == "a"
+
+
+def test_what_is_left_on_another_file_system_stays_there(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        loud_skip("another file system: there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
+        (tmp_path / "root").symlink_to(elsewhere)
+        one = _make(tmp_path, "a")
+        (one.path / "kept.txt").write_text("a")
+        for _ in range(2):
+            work_directories.end(tmp_path / "a")
+            assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
+        assert _make(tmp_path, "b").path == one.path
+        work_directories.remove(tmp_path / "a")
+        assert not (tmp_path / "a" / "work").is_symlink()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_end_that_was_killed_is_made_good(tmp_path: Path, moved: bool) -> None:
+    """Between any two steps of `end`."""
+    one = _make(tmp_path, "a")
+    (one.path / "kept.txt").write_text("a")
+    one.path.rename(tmp_path / "a" / ".work")
+    if moved:
+        work_directories.remove(tmp_path / "a")
+    work_directories.end(tmp_path / "a")
+    assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
+    assert not one.path.parent.exists()
+
+
+def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:
+    one, two = _make(tmp_path, "a", mounts=True), _make(tmp_path, "b", mounts=True)
+    assert one.seen == two.seen and one.path != two.path
+    assert one.mount == (str(one.path), str(one.seen)) and _make(tmp_path, "c").mount is None
+
+
+def test_a_work_directory_that_is_gone_leaves_nothing(tmp_path: Path) -> None:
+    made = _make(tmp_path, "a")
+    made.path.rmdir()
+    work_directories.end(tmp_path / "a")
+    assert not made.path.parent.exists() and not (tmp_path / "a" / "work").is_symlink()
+
+
+def test_a_copy_of_an_attempt_has_no_say_over_the_work_directory(tmp_path: Path) -> None:
+    made = _make(tmp_path, "a")
+    (made.path / "kept.txt").write_text("a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy", symlinks=True)
+    work_directories.end(tmp_path / "copy")
+    work_directories.remove(tmp_path / "copy")
+    assert (made.path / "kept.txt").read_text() == "a"
+    work_directories.remove(tmp_path / "a")
+    assert not made.path.parent.exists()
+
+
+def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
+    _make(tmp_path, "a")
+    root = tmp_path / "root"
+    assert root.stat().st_mode & 0o777 == 0o700
+    root.chmod(0o755)
+    with pytest.raises(UsageError, match="not private") as refused:
+        _make(tmp_path, "b")
+    assert "chmod 700" in str(refused.value.hint)
+    (root / "of another program").mkdir()
+    with pytest.raises(UsageError, match="not private") as refused:
+        _make(tmp_path, "c")
+    assert "chmod" not in str(refused.value.hint)
+    (tmp_path / "link").symlink_to(tmp_path / "checkout")
+    with pytest.raises(UsageError, match="inside the workspace"):
+        work_directories.make(tmp_path / "link" / "x", tmp_path / "a", _RUN, tmp_path / "checkout", lambda *_: False)
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("")
+    with pytest.raises(UsageError, match="no work directory could be made") as raised:
+        _make(tmp_path, "a")
+    assert "work_dir" in raised.value.hint and "XDG_STATE_HOME" in raised.value.hint
+
+
+def test_links_into_the_work_directory_outlive_it(tmp_path: Path) -> None:
+    made = _make(tmp_path, "a", mounts=True)
+    (made.path / "deep").mkdir()
+    (made.path / "file.txt").write_text("a")
+    links = {"deep/seen": made.seen / "file.txt", "path": made.path / "file.txt", "folder": made.seen / "deep"}
+    others = {"outside": tmp_path / "x", "relative": Path("file.txt"), "beside": Path(f"{made.seen}-2")}
+    for name, target in (links | others).items():
+        (made.path / name).symlink_to(target)
+    work_directories.keep_links(made)
+    work_directories.end(tmp_path / "a")
+    work = tmp_path / "a" / "work"
+    assert (work / "deep" / "seen").read_text() == (work / "path").read_text() == "a"
+    assert (work / "folder").is_dir()
+    assert {name: (work / name).readlink() for name in others} == others
+
+
+def test_a_path_is_masked_wherever_it_stands_and_nothing_else(tmp_path: Path) -> None:
+    one, two = (str(_make(tmp_path, name).path) for name in "ab")
+    for text in ("{}/out", "'{}'", "file://{}/x.py", "a {} b", '{{"p": "{}"}}', "{0}:{0}"):
+        masked = {ignored.without_place(text.format(place), "0" * 12) for place in (one, two)}
+        assert len(masked) == 1 and "m5ws-" not in masked.pop()
+    names = {ignored.without_place(f"out/{place.replace('/', '_')}.pt", "") for place in (one, two)}
+    assert len(names) == 1
+    assert ignored.with_one_number(one.encode()) == ignored.with_one_number(two.encode())
+    for text in ("m5ws-12/work", "/a/b/work", "m5ws-", f"{one} 1".replace("m5ws", "m6ws")):
+        assert ignored.without_place(text, "") == text

@@ -1,0 +1,46 @@
+"""Promises 1 and 4: a snapshot is there whole or not at all, after whichever write its process died."""
+
+from pathlib import Path
+
+import pytest
+
+from dying_store import Died, DyingStore
+from m5ws.records.store import Format
+from m5ws.repository import snapshots
+from m5ws.repository.fsck import fsck
+from m5ws.repository.repository import Repository
+from m5ws.snapshot import snapshot
+from m5ws.store.local import LocalStore
+from m5ws.workspace import Workspace, find
+from workspaces import make_workspace
+
+_SMALL = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
+
+
+def _take(here: Workspace, repo: Repository, index: Path) -> str:
+    return snapshot.take(
+        here.root, here.settings, repo, here.source(), here.datasets(), here.tokenizers(), here.observer(), index
+    ).id
+
+
+@pytest.mark.parametrize("same_index", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_snapshot_survives_a_crash_after_every_single_write(tmp_path: Path, same_index: bool) -> None:
+    """With the index of the call that died, and without: it must not claim what never became durable."""
+    here = find(make_workspace(tmp_path / "w", "plain.py").root)
+    for lives in range(1000):
+        repo = Repository.create(LocalStore(tmp_path / f"store-{lives}"), _SMALL)
+        dying = DyingStore(repo.store, lives)
+        index = tmp_path / f"index-{lives}"
+        try:
+            _take(here, Repository(dying, repo.format), index)
+        except Died:
+            assert snapshots.ids(repo) == []
+            assert fsck.check(repo).clean
+            taken = _take(here, repo, index if same_index else tmp_path / f"other-{lives}")
+            assert snapshots.ids(repo) == [taken]
+        report = fsck.check(repo)
+        assert report.clean and report.snapshots == 1
+        if dying.lives > 0:
+            assert lives >= 12
+            return
+    pytest.fail("the snapshot never ended")

@@ -1,0 +1,224 @@
+"""DVC's pins, hashes, cache and remotes: the real ones, made by DVC."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import CorruptObject, NotFound
+from m5ws.repository.files.interface import SourceFile
+from m5ws.snapshot.sources import pinned_files
+from m5ws.snapshot.sources.dvc import DatasetModified, Dvc, UnusablePin
+from m5ws.snapshot.sources.interface import TrackedDataset
+
+pytest.importorskip("dvc")
+
+
+def dvc(folder: Path, *arguments: str) -> None:
+    environment = {**os.environ, "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "tmp" / "site")}
+    subprocess.run([sys.executable, "-m", "dvc", *arguments, "-q"], cwd=folder, check=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DVC repository with a folder and a file tracked, pushed to a remote beside it."""
+    root = tmp_path_factory.mktemp("dvc") / "w"
+    (root / "data" / "sub").mkdir(parents=True)
+    (root / "data" / "a.txt").write_bytes(b"alpha\r\n")
+    (root / "data" / "sub" / "ü b.bin").write_bytes(bytes(range(256)) * 9000)
+    (root / "one.csv").write_text("1,2\n")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    dvc(root, "init")
+    dvc(root, "remote", "add", "-d", "near", str(root.parent / "remote"))
+    dvc(root, "add", "data", "one.csv")
+    dvc(root, "push")
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    """A copy of `made` whose remote is its own."""
+    shutil.copytree(made.parent / "remote", tmp_path / "remote")
+    shutil.copytree(made, tmp_path / "w", symlinks=True)
+    config = tmp_path / "w" / ".dvc" / "config"
+    config.write_text(config.read_text().replace(str(made.parent), str(tmp_path)))
+    return tmp_path / "w"
+
+
+def find(root: Path) -> dict[bytes, TrackedDataset]:
+    pins = sorted(os.fsencode(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return {dataset.path: dataset for dataset in Dvc().find(root, pins)}
+
+
+def on_disk(root: Path, dataset: TrackedDataset) -> tuple[SourceFile, ...]:
+    return pinned_files.below(root, dataset.path) or ()
+
+
+def without_data(root: Path) -> Path:
+    shutil.rmtree(root / "data")
+    (root / "one.csv").unlink()
+    return root
+
+
+def contents(files: tuple[SourceFile, ...]) -> dict[bytes, bytes]:
+    return {file.path: Path(file.location).read_bytes() for file in files}
+
+
+EXPECTED = {b"data/a.txt": b"alpha\r\n", "data/sub/ü b.bin".encode(): bytes(range(256)) * 9000}
+
+
+def test_pins_are_found_without_dvc(root: Path) -> None:
+    found = find(root)
+    assert sorted(found) == [b"data", b"one.csv"]
+    assert found[b"data"].hash.endswith(".dir")
+    assert found[b"one.csv"].pin == b"one.csv.dvc"
+    assert found[b"one.csv"].size_bytes == 4
+
+
+def test_what_is_checked_out_is_verified(root: Path) -> None:
+    for dataset in find(root).values():
+        Dvc().verify(dataset, on_disk(root, dataset))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "data" / "a.txt").write_bytes(b"alpha\n"),
+        lambda root: (root / "data" / "new.txt").write_bytes(b""),
+        lambda root: (root / "data" / "a.txt").rename(root / "data" / "b.txt"),
+        lambda root: (root / "data" / "a.txt").unlink(),
+    ],
+)
+def test_any_difference_is_an_error_that_says_what_to_do(root: Path, change: Callable[[Path], object]) -> None:
+    dataset = find(root)[b"data"]
+    os.chmod(root / "data" / "a.txt", 0o644)
+    change(root)
+    with pytest.raises(DatasetModified, match=r"data\.dvc") as raised:
+        Dvc().verify(dataset, on_disk(root, dataset))
+    assert "dvc commit data.dvc" in raised.value.hint
+    assert "dvc checkout data.dvc" in raised.value.hint
+
+
+def test_what_dvc_ignores_is_not_in_the_dataset(root: Path) -> None:
+    dataset = find(root)[b"data"]
+    (root / ".dvcignore").write_text("# junk\n*.tmp\n")
+    (root / "data" / "sub" / "x.tmp").write_text("junk")
+    chosen = Dvc().select(root, dataset, on_disk(root, dataset))
+    assert {file.path for file in chosen} == set(EXPECTED)
+    Dvc().verify(dataset, chosen)
+
+
+def test_data_comes_from_the_cache(root: Path, tmp_path: Path) -> None:
+    without_data(root)
+    shutil.rmtree(tmp_path / "remote")
+    assert contents(Dvc().fetch(root, find(root)[b"data"], tmp_path / "t")) == EXPECTED
+
+
+def test_data_comes_from_the_remote(root: Path, tmp_path: Path) -> None:
+    without_data(root)
+    shutil.rmtree(root / ".dvc" / "cache")
+    found = find(root)
+    assert contents(Dvc().fetch(root, found[b"data"], tmp_path / "t")) == EXPECTED
+    assert contents(Dvc().fetch(root, found[b"one.csv"], tmp_path / "u")) == {b"one.csv": b"1,2\n"}
+    assert not (root / "data").exists()
+
+
+def test_a_workspace_in_a_subdirectory_of_a_dvc_repository(root: Path, tmp_path: Path) -> None:
+    (root / "ws").mkdir()
+    (root / "ws" / "in.txt").write_text("inside")
+    dvc(root, "add", "ws/in.txt")
+    (root / "ws" / "in.txt").unlink()
+    (dataset,) = find(root / "ws").values()
+    assert contents(Dvc().fetch(root / "ws", dataset, tmp_path / "t")) == {b"in.txt": b"inside"}
+
+
+def _damage(place: Path, md5: str) -> None:
+    path = place / "files" / "md5" / md5[:2] / md5[2:]
+    os.chmod(path, 0o644)
+    path.write_bytes(b"9,9\n")
+
+
+def test_a_damaged_cache_file_is_passed_over_for_the_remotes(root: Path, tmp_path: Path) -> None:
+    dataset = find(without_data(root))[b"one.csv"]
+    _damage(root / ".dvc" / "cache", dataset.hash)
+    assert contents(Dvc().fetch(root, dataset, tmp_path / "t")) == {b"one.csv": b"1,2\n"}
+    _damage(tmp_path / "remote", dataset.hash)
+    with pytest.raises(CorruptObject, match=r"one\.csv\.dvc"):
+        Dvc().fetch(root, dataset, tmp_path / "u")
+
+
+def test_data_that_is_nowhere(root: Path, tmp_path: Path) -> None:
+    found = find(without_data(root))
+    shutil.rmtree(root / ".dvc" / "cache")
+    shutil.rmtree(tmp_path / "remote")
+    for dataset in found.values():
+        with pytest.raises(NotFound, match=re.escape(os.fsdecode(dataset.pin))):
+            Dvc().fetch(root, dataset, tmp_path / "t")
+
+
+def test_a_list_that_leads_out_of_the_target_writes_nothing_there(root: Path, tmp_path: Path) -> None:
+    dataset = find(without_data(root))[b"data"]
+    path = root / ".dvc" / "cache" / "files" / "md5" / dataset.hash[:2] / dataset.hash[2:]
+    rows = json.loads(path.read_bytes())
+    rows[0]["relpath"] = "../../../escaped"
+    os.chmod(path, 0o644)
+    path.write_text(json.dumps(rows))
+    with pytest.raises(CorruptObject, match=r"\.\."):
+        Dvc().fetch(root, dataset, tmp_path / "deep" / "target")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_outputs_of_a_pipeline(root: Path, tmp_path: Path) -> None:
+    (root / "stage").mkdir()
+    (root / "dvc.yaml").write_text(
+        "stages:\n  make:\n    cmd: echo 1 > out.txt; echo 2 > score.json\n    wdir: stage\n"
+        "    outs:\n      - out.txt\n      - score.json:\n          cache: false\n"
+    )
+    dvc(root, "repro")
+    files = [b"data.dvc", b"dvc.lock", b"dvc.yaml", b"one.csv.dvc", b"stage/.gitignore", b"stage/score.json"]
+    found = {dataset.path: dataset for dataset in Dvc().find(root, files)}
+    assert sorted(found) == [b"data", b"one.csv", b"stage/out.txt"]
+    (root / "stage" / "out.txt").unlink()
+    assert contents(Dvc().fetch(root, found[b"stage/out.txt"], tmp_path / "t")) == {b"stage/out.txt": b"1\n"}
+
+
+def test_the_executable_bit_is_the_pins(root: Path) -> None:
+    (root / "tool").write_text("#!/bin/sh\n")
+    os.chmod(root / "tool", 0o755)  # noqa: S103 — it is what is tested
+    dvc(root, "add", "tool")
+    assert find(root)[b"tool"].executable
+    assert not find(root)[b"one.csv"].executable
+
+
+def test_pins_of_dvc_before_3(root: Path) -> None:
+    """Text was hashed with the line ends of Unix; such a pin has no `hash` key."""
+    pin = "outs:\n- md5: {}\n  size: 7\n  path: old.txt\n"
+    (root / "old.txt.dvc").write_text(pin.format(hashlib.md5(b"alpha\n", usedforsecurity=False).hexdigest()))
+    (root / "old.txt").write_bytes(b"alpha\r\n")
+    dataset = find(root)[b"old.txt"]
+    assert dataset.legacy
+    Dvc().verify(dataset, on_disk(root, dataset))
+
+
+@pytest.mark.parametrize(
+    ("pin", "says"),
+    [
+        ("outs:\n- md5: abc\n  hash: md5\n  path: ../up\n", "'../up'"),
+        ("outs:\n- md5: abc\n  hash: md5\n  path: s3://b/k\n", "'s3://b/k'"),
+        ("outs:\n- md5: abc\n  hash: md5\n  path: /abs\n", "'/abs'"),
+        ("outs:\n- path: later\n", "md5"),
+        ("outs: [", "YAML"),
+        ("just text", "DVC"),
+    ],
+)
+def test_pins_that_cannot_be_used(tmp_path: Path, pin: str, says: str) -> None:
+    (tmp_path / "x.dvc").write_text(pin)
+    with pytest.raises(UnusablePin, match=says):
+        Dvc().find(tmp_path, [b"x.dvc"])

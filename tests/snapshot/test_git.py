@@ -1,0 +1,312 @@
+"""What git knows of a working tree, asked of real repositories."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkouts import commit_all, git
+from m5ws.snapshot.sources.git import Git, without_credentials
+from m5ws.snapshot.sources.git_start import GitError
+from m5ws.snapshot.sources.interface import SourceState
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one commit of a.py and pkg/b.py."""
+    root = tmp_path / "w"
+    write(root, "a.py", "pkg/b.py")
+    commit_all(root)
+    return root
+
+
+def state(root: Path) -> SourceState:
+    return Git().state(root)
+
+
+def test_a_clean_tree(tree: Path) -> None:
+    found = state(tree)
+    assert found.files == (b"a.py", b"pkg/b.py")
+    assert (found.commit, found.branch, found.changed) == (git(tree, "rev-parse", "HEAD"), "main", ())
+
+
+def test_the_working_tree_counts_not_the_index(tree: Path) -> None:
+    write(tree, "new.py", "staged.py")
+    git(tree, "add", "staged.py")
+    (tree / "staged.py").write_text("later")
+    (tree / "a.py").unlink()
+    (tree / ".gitignore").write_text("*.log\n")
+    write(tree, "x.log")
+    found = state(tree)
+    assert found.files == (b".gitignore", b"new.py", b"pkg/b.py", b"staged.py")
+    assert found.changed == (b".gitignore", b"a.py", b"new.py", b"staged.py")
+
+
+def test_a_file_that_was_removed_from_the_index_alone_is_captured(tree: Path) -> None:
+    git(tree, "rm", "-q", "--cached", "a.py")
+    assert state(tree).files == (b"a.py", b"pkg/b.py")
+
+
+def test_a_rename_and_an_intent_to_add(tree: Path) -> None:
+    git(tree, "mv", "a.py", "c.py")
+    write(tree, "soon.py")
+    git(tree, "add", "-N", "soon.py")
+    assert state(tree).files == (b"c.py", b"pkg/b.py", b"soon.py")
+
+
+def test_a_file_that_became_a_folder_and_a_folder_that_became_a_link(tree: Path) -> None:
+    (tree / "a.py").unlink()
+    write(tree, "a.py/inner.py", "elsewhere/b.py")
+    (tree / "pkg" / "b.py").unlink()
+    (tree / "pkg").rmdir()
+    (tree / "pkg").symlink_to("elsewhere")
+    assert state(tree).files == (b"a.py/inner.py", b"elsewhere/b.py", b"pkg")
+
+
+def test_an_unborn_branch(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    write(tmp_path, "a.py", "b.py")
+    git(tmp_path, "add", "a.py")
+    found = state(tmp_path)
+    assert (found.commit, found.branch) == (None, "trunk")
+    assert found.files == (b"a.py", b"b.py")
+    assert found.changed == (b"a.py", b"b.py")
+
+
+def test_a_detached_head(tree: Path) -> None:
+    git(tree, "checkout", "-q", "--detach")
+    found = state(tree)
+    assert (found.branch, found.commit) == (None, git(tree, "rev-parse", "HEAD"))
+
+
+def test_a_merge_conflict_lists_each_file_once(tree: Path) -> None:
+    git(tree, "checkout", "-q", "-b", "side")
+    (tree / "a.py").write_text("side")
+    git(tree, "commit", "-q", "-a", "-m", "side")
+    git(tree, "checkout", "-q", "main")
+    (tree / "a.py").write_text("main")
+    git(tree, "commit", "-q", "-a", "-m", "main")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(tree, "merge", "side")
+    found = state(tree)
+    assert (found.files, found.changed) == ((b"a.py", b"pkg/b.py"), (b"a.py",))
+
+
+def test_submodules_and_nested_repositories_are_recursed_into(tree: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    write(library, "lib.py", "deep/more.py")
+    git(library, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-q", "-m", "library")
+    git(tree, "submodule", "add", "-q", str(library), "vendor/library")
+    git(tree, "commit", "-q", "-m", "submodule")
+    assert state(tree).changed == ()
+    write(tree, "vendor/library/untracked.py", "nested/own.py", "nested/ignored.log", "nested/sub/own.py")
+    git(tree / "nested", "init", "-q")
+    git(tree / "nested/sub", "init", "-q")
+    (tree / "nested/.gitignore").write_text("*.log\n")
+    found = state(tree)
+    assert found.files == (
+        b".gitmodules",
+        b"a.py",
+        b"nested/.gitignore",
+        b"nested/own.py",
+        b"nested/sub/own.py",
+        b"pkg/b.py",
+        b"vendor/library/deep/more.py",
+        b"vendor/library/lib.py",
+        b"vendor/library/untracked.py",
+    )
+    assert found.changed == (b"nested", b"vendor/library")
+
+
+def test_a_submodule_that_is_not_checked_out_is_named(tree: Path, tmp_path: Path) -> None:
+    git(tree, "submodule", "add", "-q", str(tree), "copy")
+    git(tree, "commit", "-q", "-m", "submodule")
+    git(tmp_path, "clone", "-q", str(tree), "clone")
+    found = state(tmp_path / "clone")
+    assert found.files == (b".gitmodules", b"a.py", b"pkg/b.py")
+    assert found.notes == ("submodule copy is not checked out: its files are not captured",)
+
+
+def test_a_sparse_checkout_has_what_is_on_disk(tree: Path) -> None:
+    write(tree, "big/data.py")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "big")
+    git(tree, "sparse-checkout", "set", "pkg")
+    assert state(tree).files == (b"a.py", b"pkg/b.py")
+    git(tree, "sparse-checkout", "set", "--no-cone", "/pkg/")
+    assert state(tree).files == (b"pkg/b.py",)
+    write(tree, "big/data.py")
+    assert state(tree).files == (b"big/data.py", b"pkg/b.py")
+
+
+def test_assume_unchanged_hides_nothing(tree: Path) -> None:
+    git(tree, "update-index", "--assume-unchanged", "a.py")
+    assert state(tree).files == (b"a.py", b"pkg/b.py")
+    (tree / "a.py").unlink()
+    assert state(tree).files == (b"pkg/b.py",)
+
+
+def test_a_worktree(tree: Path, tmp_path: Path) -> None:
+    git(tree, "worktree", "add", "-q", str(tmp_path / "other"), "-b", "topic")
+    found = state(tmp_path / "other")
+    assert (found.files, found.branch) == ((b"a.py", b"pkg/b.py"), "topic")
+
+
+def test_a_workspace_in_a_subdirectory_has_only_what_is_below_it(tree: Path) -> None:
+    write(tree, "pkg/new ä.py")
+    (tree / "a.py").write_text("changed outside")
+    found = state(tree / "pkg")
+    assert (found.files, found.changed) == ((b"b.py", "new ä.py".encode()), ("new ä.py".encode(),))
+    assert found.commit == git(tree, "rev-parse", "HEAD")
+
+
+def test_a_workspace_that_its_repository_ignores_is_a_plain_folder(tree: Path) -> None:
+    (tree / ".gitignore").write_text("scratch/\n")
+    write(tree, "scratch/w/train.py")
+    found = state(tree / "scratch" / "w")
+    assert (found.files, found.commit) == ((b"train.py",), None)
+    assert "plain folder" in found.notes[0]
+
+
+def test_a_folder_without_repository(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", ".gitignore", "sub/b.log", ".m5ws/store/x", "sub/.m5ws/y")
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "link").symlink_to("sub")
+    os.mkfifo(tmp_path / "pipe")
+    found = state(tmp_path)
+    assert found.files == (b".gitignore", b"a.py", b"link", b"sub/b.log")
+    assert found.notes == ("pipe is neither a file nor a link: not captured",)
+
+
+def test_own_files_are_never_captured_even_if_tracked(tree: Path) -> None:
+    write(tree, ".m5ws/index", "pkg/.m5ws/store/format")
+    git(tree, "add", "-f", ".")
+    assert state(tree).files == (b"a.py", b"pkg/b.py")
+
+
+def test_nothing_is_written(tree: Path) -> None:
+    os.utime(tree / "a.py", (1, 1))
+    before = {path: path.stat().st_mtime_ns for path in (tree / ".git").rglob("*")}
+    state(tree)
+    assert {path: path.stat().st_mtime_ns for path in (tree / ".git").rglob("*")} == before
+
+
+def test_no_program_of_the_repository_is_started(tree: Path, tmp_path: Path) -> None:
+    program = tmp_path / "monitor"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    git(tree, "config", "core.fsmonitor", str(program))
+    state(tree)
+    assert not (tmp_path / "started").exists()
+
+
+def test_variables_of_a_git_hook_do_not_lead_elsewhere(tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    leading = Git(
+        {**os.environ, "GIT_DIR": str(other / ".git"), "GIT_INDEX_FILE": "/nowhere", "GIT_WORK_TREE": str(other)}
+    )
+    assert leading.state(tree).files == (b"a.py", b"pkg/b.py")
+
+
+def test_settings_of_the_user_change_nothing(tree: Path) -> None:
+    write(tree, "sub/dir/new.py")
+    for name, value in (
+        ("status.showUntrackedFiles", "no"),
+        ("status.relativePaths", "true"),
+        ("core.quotePath", "true"),
+        ("status.branch", "false"),
+        ("color.ui", "always"),
+    ):
+        git(tree, "config", name, value)
+    assert state(tree).files == (b"a.py", b"pkg/b.py", b"sub/dir/new.py")
+    assert state(tree / "sub").files == (b"dir/new.py",)
+
+
+def test_a_broken_repository_is_an_error_in_gits_own_words(tree: Path) -> None:
+    (tree / ".git" / "index").write_bytes(b"nonsense")
+    with pytest.raises(GitError, match="index"):
+        state(tree)
+
+
+def test_git_that_is_not_installed_is_said(tree: Path) -> None:
+    with pytest.raises(GitError, match="no `git`"):
+        Git({"PATH": "/nonexistent"}).state(tree)
+
+
+def test_the_remote_is_the_branchs_own(tree: Path) -> None:
+    git(tree, "config", "user.name", "Grace")
+    git(tree, "config", "user.email", "grace@example.org")
+    git(tree, "remote", "add", "origin", "https://user:secret@example.org/origin.git?private_token=abc")
+    assert state(tree).remote == "https://example.org/origin.git"
+    git(tree, "remote", "add", "fork", "git@example.org:fork.git")
+    git(tree, "config", "branch.main.remote", "fork")
+    found = state(tree)
+    assert (found.remote, found.author) == ("git@example.org:fork.git", "Grace <grace@example.org>")
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("https://token@github.com/o/r", "https://github.com/o/r"),
+        ("https://user:pa:ss@host:8443/o/r.git#x", "https://host:8443/o/r.git"),
+        ("https://us@er:p@ss@host/r", "https://host/r"),
+        ("ssh://git:pass@host:22/r", "ssh://git@host:22/r"),
+        ("git+ssh://git@host/r", "git+ssh://git@host/r"),
+        ("git@github.com:o/r.git", "git@github.com:o/r.git"),
+        ("user:password@host:o/r.git", "user@host:o/r.git"),
+        ("http://host/r?access_token=1&x=2", "http://host/r"),
+        ("/srv/git/r@2.git", "/srv/git/r@2.git"),
+        ("../r", "../r"),
+    ],
+)
+def test_credentials_are_stripped(url: str, plain: str) -> None:
+    assert without_credentials(url) == plain
+
+
+def _name() -> st.SearchStrategy[bytes]:
+    usual = st.text("aé字 \n\"'\\\t*?[]#!-~:", min_size=1, max_size=8).map(str.encode)
+    component = st.one_of(usual, st.binary(min_size=1, max_size=8)).filter(
+        lambda name: (
+            not {0, 47} & set(name)
+            and name not in (b".", b"..")
+            and not any(own in name.lower() for own in (b"git", b"m5ws"))
+        )
+    )
+    return st.lists(component, min_size=1, max_size=3).map(b"/".join)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(_name(), min_size=1, max_size=6), st.data())
+def test_any_name_that_a_file_can_have(
+    tmp_path_factory: pytest.TempPathFactory, names: set[bytes], data: st.DataObject
+) -> None:
+    root = os.fsencode(tmp_path_factory.mktemp("names"))
+    git(Path(os.fsdecode(root)), "init", "-q")
+    made = set()
+    for name in sorted(names):
+        path = os.path.join(root, name)
+        if any(
+            os.path.isfile(os.path.join(root, *name.split(b"/")[:depth])) for depth in range(1, name.count(b"/") + 1)
+        ):
+            continue
+        if not os.path.lexists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(b"x")
+            made.add(name)
+    for name in data.draw(st.sets(st.sampled_from(sorted(made)))):
+        subprocess.run([b"git", b"--literal-pathspecs", b"add", b"-f", b"--", name], cwd=root, check=True)
+    assert set(state(Path(os.fsdecode(root))).files) == made

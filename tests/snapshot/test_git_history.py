@@ -1,0 +1,164 @@
+"""History of commits: what is there is told with authors and messages, and what is not is told too."""
+
+from pathlib import Path
+
+import pytest
+
+import planted
+from checkouts import git, write
+from m5ws.bisect.bisect import Plan, Report
+from m5ws.cli import bisect
+from m5ws.diff import commit_history
+from m5ws.records.commit import CommitsBetween
+from m5ws.records.verdict import Change, Divergence
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.sources.git_history import GitHistory, make_repository
+
+_ABSENT = "0123456789" * 4
+
+
+def _commit(root: Path, name: str, message: str) -> str:
+    write(root, {name: message})
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", message)
+    return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "w"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    return folder
+
+
+def _subjects(found: CommitsBetween) -> tuple[list[str], list[str]]:
+    return [one.subject for one in found.new], [one.subject for one in found.old]
+
+
+def test_commits_of_one_line_and_of_two_branches_are_told_with_their_authors(root: Path) -> None:
+    first = _commit(root, "a", "one")
+    second = _commit(root, "b", "two\n\nand why")
+    git(root, "checkout", "-q", "-b", "side", first)
+    other = _commit(root, "c", "three")
+    history = GitHistory(root)
+    assert _subjects(history.between(first, second)) == (["two"], [])
+    found = history.between(second, other)
+    assert _subjects(found) == (["three"], ["two"]) and found.new[0].author == "Ada"
+    shown = commit_history.lines(found)
+    assert shown[0].startswith(f"+ {other[:10]} ") and shown[1].endswith(" Ada: two")
+    facts = GitHistory(root / "sub" / "..").facts(first)
+    assert facts.commit is not None and facts.branches == ("main", "side")
+
+
+def test_a_long_history_is_cut_and_counted(root: Path) -> None:
+    first = _commit(root, "a", "0")
+    for number in range(1, 26):
+        last = _commit(root, "a", str(number))
+    found = GitHistory(root).between(first, last)
+    assert (len(found.new), found.new_count, found.new[0].subject) == (20, 25, "25")
+    assert commit_history.lines(found)[-1] == "+ and 5 more"
+
+
+@pytest.mark.parametrize("name", [_ABSENT, "--output=x", "main", "-v"])
+def test_a_commit_that_is_not_here_is_named_as_such(root: Path, name: str) -> None:
+    first = _commit(root, "a", "one")
+    history = GitHistory(root)
+    assert history.facts(name).missing and history.between(first, name).missing and history.between(name, first).missing
+    assert "not here" in commit_history.lines(history.between(first, name))[0]
+    assert sorted(path.name for path in root.iterdir()) == [".git", "a"]
+
+
+def test_a_folder_without_git_and_an_empty_repository_have_no_history(root: Path, tmp_path: Path) -> None:
+    assert GitHistory(tmp_path).facts(_ABSENT).missing == "the workspace lies in no git repository"
+    assert GitHistory(tmp_path / "gone").facts(_ABSENT).missing == "the workspace lies in no git repository"
+    assert GitHistory(root).between(_ABSENT, _ABSENT[::-1]).missing == "the repository does not have such a commit"
+
+
+def test_a_shallow_clone_says_that_it_is_shallow(root: Path, tmp_path: Path) -> None:
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{root}", "shallow")
+    history = GitHistory(tmp_path / "shallow")
+    assert history.facts(second).commit is not None
+    assert history.facts(first).missing == "the clone is shallow and does not have such a commit"
+    # Both are there, and how they are related is not.
+    git(tmp_path / "shallow", "fetch", "-q", "--depth", "1", "origin", first)
+    assert history.between(first, second).missing == "the clone is shallow, and ends before these commits meet"
+
+
+@pytest.mark.parametrize("damaged", ["config", "HEAD", "objects", "refs/heads/main"])
+def test_a_damaged_repository_is_no_error(root: Path, damaged: str) -> None:
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    path = root / ".git" / damaged
+    if path.is_dir():
+        for file in [one for one in path.rglob("*") if one.is_file()]:
+            file.unlink()
+            file.write_bytes(b"damaged")
+    else:
+        path.write_text("[damaged\n= \n")
+    history = GitHistory(root)
+    answers = (history.facts(first), history.between(first, second))
+    # What HEAD and branches are does not matter for commits that are named.
+    expected = damaged in ("HEAD", "refs/heads/main")
+    assert [answer.missing is None for answer in answers] in ([expected, expected], [False, False])
+
+
+def test_a_hook_of_another_repository_does_not_decide_whose_history_it_is(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    (tmp_path / "other").mkdir()
+    git(tmp_path / "other", "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    assert _subjects(GitHistory(root).between(first, second)) == (["two"], [])
+
+
+def test_a_new_repository_has_one_commit_of_the_files(tmp_path: Path) -> None:
+    write(tmp_path, {"a": "1", "b/c": "2", "left": "out"})
+    commit = make_repository(tmp_path, ("a", "b/c"), "Begin")
+    assert git(tmp_path, "log", "--format=%H %s %D") == f"{commit} Begin HEAD -> main"
+    assert git(tmp_path, "status", "--porcelain") == "?? left"
+
+
+def test_only_the_change_of_the_commit_gets_its_history(root: Path) -> None:
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    made = [
+        Change(part="code", name=name, old=old, new=new, detail="said")
+        for name, old, new in (
+            ("commit", first, f"{second} with changes"),
+            ("commit", first, f"{first} with changes"),
+            ("commit", "no commit", second),
+            ("commit", first, _ABSENT),
+            ("train.py", first, second),
+        )
+    ]
+    details = [one.detail or "" for one in commit_history.detailed(made, GitHistory(root))]
+    assert details[0].startswith("said\n+ ") and details[0].endswith("Ada: two")
+    assert (details[1], details[2], details[4]) == ("said", "said", "said")
+    assert details[3] == "said; the history between the commits is not here: the repository does not have such a commit"
+
+
+def test_what_bisect_shows_has_the_commits_between_its_runs(root: Path, repo: Repository, tmp_path: Path) -> None:
+    code = planted.tree(repo, tmp_path / "code", {"train.py": "x"})
+    first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
+    pinned = [planted.publish(repo, planted.snapshot(code, commit=commit)) for commit in (first, second, None)]
+    history = GitHistory(root)
+    commits = commit_history.between(repo, history, pinned[0], pinned[1])
+    assert len(commits) == 1 and commits[0].endswith("Ada: two")
+    assert commit_history.between(repo, history, pinned[0], pinned[0]) == ()
+    assert commit_history.between(repo, history, pinned[0], pinned[2]) == ()
+    plan = Plan(
+        good="a" * 12,
+        bad="b" * 12,
+        first=Divergence(step=1, rank=0, quantity="loss", original="x", replayed="y"),
+        changes=(),
+        groups=(),
+        alone=(),
+        untried=(),
+        environment=(),
+        most_runs=0,
+        commits=commits,
+    )
+    expected = f"commits from {'a' * 12} to {'b' * 12}:\n  {commits[0]}"
+    assert expected in bisect.plan_text(plan)
+    assert expected in bisect.text(Report(outcome="unfinished", plan=plan, reason="why"))

@@ -1,0 +1,95 @@
+"""Distributions from outside the workspace: refused when a snapshot is taken, unless they are allowed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import captures
+from checkouts import write
+from m5ws.environment.observe import distributions
+from m5ws.environment.observe.machine import Machine
+from m5ws.records.environment import Origin
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.local_installs import LocalInstalls, local
+
+_IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
+_LOCAL = {
+    "our-layers": Origin(kind="editable", url="file:///home/ada/our-layers"),
+    "fast-attention": Origin(
+        kind="archive", url="file:///tmp/fast_attention-1.0-cp311-linux_x86_64.whl", hash="0" * 64
+    ),
+    "in-here": Origin(kind="editable", url="libs/in-here", inside=True),
+    "pinned": Origin(kind="vcs", url="https://example.org/pinned", vcs="git", commit="a" * 40),
+    "from-conda": Origin(kind="conda"),
+}
+
+
+def test_installs_from_outside_are_refused_all_at_once_before_anything_is_stored(root: Path, repo: Repository) -> None:
+    machine = captures.Machine()
+    machine.local = _LOCAL
+    before = [found.key for found in repo.store.list("")]
+    for dry_run in (True, False):
+        with pytest.raises(LocalInstalls) as raised:
+            captures.take(root, repo, machine=machine, dry_run=dry_run)
+    lines = str(raised.value).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["our-layers", "fast-attention"]
+    assert 'allow_local = ["our-layers", "fast-attention"]' in raised.value.hint
+    assert [found.key for found in repo.store.list("")] == before
+
+    allowed = captures.say(environment={"allow_local": ["our_layers", "fast-*"]})
+    taken = captures.take(root, repo, allowed, machine=machine)
+    assert captures.take(root, repo, allowed, machine=machine).id == taken.id
+    # What was allowed once is asked again when the setting has gone.
+    with pytest.raises(LocalInstalls):
+        captures.take(root, repo, machine=machine)
+
+
+def test_a_name_may_be_allowed_as_its_author_writes_it() -> None:
+    for written in ("Our_Layers", "our.layers", "our-*"):
+        assert list(local(_LOCAL, [written])) == ["fast-attention"]
+
+
+def _installed(site: Path, name: str, direct_url: object, installer: str = "pip") -> None:
+    info = f"{name}-1.0.dist-info"
+    write(
+        site,
+        {
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+            f"{info}/direct_url.json": json.dumps(direct_url),
+            f"{info}/INSTALLER": f"{installer}\n",
+        },
+    )
+
+
+def test_where_distributions_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, root = tmp_path / "site", tmp_path / "w"
+    (root / "libs").mkdir(parents=True)
+    folder = {"dir_info": {"editable": True}}
+    _installed(site, "within", {"url": (root / "libs" / "within").as_uri(), **folder})
+    _installed(site, "m5ws", {"url": (tmp_path / "m5ws").as_uri(), **folder})
+    _installed(site, "copied", {"url": (tmp_path / "copied").as_uri(), "dir_info": {}})
+    _installed(site, "feedstock", {"url": "file:///home/conda/feedstock_root", "dir_info": {}}, "conda")
+    archive = {"archive_info": {"hash": f"sha256={'a' * 64}"}, "subdirectory": "python"}
+    _installed(site, "fetched", {"url": "https://ada:secret@example.org/fetched.zip", **archive})
+    commit = {"vcs": "git", "commit_id": "b" * 40, "requested_revision": "main"}
+    _installed(site, "cloned", {"url": "https://example.org/cloned.git", "vcs_info": commit})
+    _installed(site, "broken", {"url": 7})
+    monkeypatch.setattr("sys.path", [str(site)])
+    found = distributions.origins(root)
+    assert {name: str(origin) for name, origin in found.items()} == {
+        "within": "the workspace's libs/within",
+        "copied": f"directory {(tmp_path / 'copied').as_uri()}",
+        "feedstock": "conda",
+        "fetched": f"archive https://example.org/fetched.zip {'a' * 64}",
+        "cloned": f"vcs https://example.org/cloned.git {'b' * 40}",
+    }
+    assert [name for name, origin in found.items() if origin.local] == ["copied"]
+
+
+def test_what_is_in_the_pinned_image_is_pinned_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(tmp_path / "site", "copied", {"url": "file:///build/copied", "dir_info": {}})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    inside = Machine(root=tmp_path, base={"M5WS_CONTAINER_IMAGE": _IMAGE})
+    assert "copied" not in inside.origins(_IMAGE)
+    assert "copied" in inside.origins(None) and "copied" in Machine(root=tmp_path, base={}).origins(_IMAGE)

@@ -1,0 +1,170 @@
+"""`--set`: exactly the named keys change, comments and layout stay, and what cannot be set says why."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+import planted
+from m5ws.errors import UsageError
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config import overrides
+from m5ws.snapshot.config.flatten import flatten
+
+CONFIG = b"""\
+# What is trained.
+seed: 7   # the seed
+optimizer:
+  name: 'adamw'
+  lr: 3.0e-4  # peak
+  betas: [0.9, 0.95]
+data:
+    - path: a.txt
+      weight: 1
+    - path: b.txt
+      weight: 2
+"""
+
+
+def _set(data: bytes, *texts: str, name: str = "config.yaml") -> bytes:
+    return overrides.changed({name: data}, [overrides.parse(text) for text in texts])[name]
+
+
+@pytest.mark.parametrize(
+    ("override", "line", "becomes"),
+    [
+        ("seed=8", b"seed: 7   # the seed", b"seed: 8   # the seed"),
+        ("optimizer.lr=1e-5", b"  lr: 3.0e-4  # peak", b"  lr: 1.0e-05 # peak"),
+        ("optimizer.name=sgd", b"  name: 'adamw'", b"  name: 'sgd'"),
+        ("optimizer.betas=[0.8, 0.9]", b"  betas: [0.9, 0.95]", b"  betas: [0.8, 0.9]"),
+        ("optimizer.betas.1=0.999", b"  betas: [0.9, 0.95]", b"  betas: [0.9, 0.999]"),
+        ("seed=null", b"seed: 7   # the seed", b"seed:     # the seed"),
+        ("optimizer.name=on", b"  name: 'adamw'", b'  name: "on"'),
+    ],
+)
+def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes) -> None:
+    flat = CONFIG.replace(b"    - path", b"  - path").replace(b"      weight", b"    weight")
+    assert _set(flat, override) == flat.replace(line, becomes)
+
+
+def test_the_layout_of_lists_stays() -> None:
+    text = b"a:\n    - 1\n    - 2\nb: 3\n"
+    assert _set(text, "b=4") == b"a:\n    - 1\n    - 2\nb: 4\n"
+
+
+def test_the_same_value_changes_no_byte() -> None:
+    odd = b"a:   1\nb: {c:  2}\n"
+    assert _set(odd, "a=1") == odd
+
+
+def test_json_keeps_its_indentation() -> None:
+    data = b'{\n    "lr": 0.1,\n    "nested": {\n        "deep": [1, 2]\n    }\n}\n'
+    assert _set(data, "nested.deep.0=5", name="c.json") == data.replace(
+        b"[1, 2]", b"[\n            5,\n            2\n        ]"
+    )
+    assert json.loads(_set(b'{"lr": 0.1}', "lr=0.2", name="c.json")) == {"lr": 0.2}
+
+
+def test_toml_keeps_comments() -> None:
+    data = b"# top\n[optimizer]\nlr = 0.1 # peak\n"
+    changed = _set(data, "optimizer.lr=0.2", name="c.toml")
+    assert changed == b"# top\n[optimizer]\nlr = 0.2 # peak\n"
+    assert tomllib.loads(_set(changed, "+optimizer.eps=1e-8", name="c.toml").decode())["optimizer"]["eps"] == 1e-8
+
+
+def test_toml_has_no_null() -> None:
+    with pytest.raises(UsageError, match="null"):
+        _set(b"a = 1\n", "a=null", name="c.toml")
+
+
+def test_an_unknown_key_names_close_ones() -> None:
+    with pytest.raises(UsageError, match=r"optimizer\.lrr\b.* optimizer\.lr\b"):
+        _set(CONFIG, "optimizer.lrr=1")
+    with pytest.raises(UsageError, match=r"optimizer\.lr\b"):
+        _set(CONFIG, "lr=1")
+
+
+def test_a_new_key_needs_a_plus_and_an_old_one_has_none() -> None:
+    assert flatten("config.yaml", _set(CONFIG, "+model.depth.count=3"))["model.depth.count"] == "3"  # type: ignore[index]
+    with pytest.raises(UsageError, match="already"):
+        _set(CONFIG, "+seed=1")
+
+
+def test_a_key_that_is_in_two_files_must_say_which() -> None:
+    files = {"a.yaml": b"lr: 1\n", "sub/b.yaml": b"lr: 2\n"}
+    with pytest.raises(UsageError, match=r"a\.yaml .*sub/b\.yaml"):
+        overrides.changed(files, [overrides.parse("lr=3")])
+    changed = overrides.changed(files, [overrides.parse("sub/b.yaml:lr=3"), overrides.parse("a.yaml:lr=4")])
+    assert changed == {"a.yaml": b"lr: 4\n", "sub/b.yaml": b"lr: 3\n"}
+
+
+def test_an_alias_that_would_change_too_is_an_error() -> None:
+    text = b"base: &b\n  lr: 1\nother: *b\n"
+    with pytest.raises(UsageError, match=r"other\.lr"):
+        _set(text, "base.lr=2")
+
+
+def test_keys_that_hold_dots_are_found() -> None:
+    assert _set(b"a.b:\n  c: 1\n", "a.b.c=2") == b"a.b:\n  c: 2\n"
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "seed=[1"])
+def test_what_is_not_an_override_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        overrides.parse(text)
+
+
+@given(
+    st.one_of(
+        st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("abcyno1e.", max_size=6)
+    )
+)
+def test_any_value_is_read_back_as_it_was_set(value: object) -> None:
+    text = json.dumps(value)
+    for name, data in (("c.yaml", b"key: old\n"), ("c.json", b'{"key": "old"}'), ("c.toml", b'key = "old"\n')):
+        result = _set(data, f"key={text}", name=name)
+        assert flatten(name, result) == {"key": json.dumps(YAML(typ="safe", pure=True).load(text))}
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["yes", "on", "off", "1e5", "12:30", "n", "0777", "1_000", "0x1f", "~", "1.5e3"]))
+def test_old_yaml_readers_see_the_same_value(text: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    written = YAML(typ="safe", pure=True).load(text)
+    assert yaml.safe_load(_set(b"key: old\n", f"key={text}"))["key"] == written
+
+
+def _publish(repo: Repository, folder: Path) -> str:
+    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    config = planted.tree(repo, folder, {"config.yaml": CONFIG, "model/size.yaml": b"depth: 2\n"})
+    return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
+
+
+def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: Path) -> None:
+    base = _publish(repo, tmp_path / "w")
+    derived = overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"])
+    (annotation,) = snapshots.annotations(repo, derived)
+    assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
+    assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
+    tree = trees.located(repo.objects, repo.locations, snapshots.load(repo, derived).config)
+    contents = {entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries}
+    assert contents["model/size.yaml"] == b"depth: 3\n"
+    assert b"lr: 0.5 " in contents["config.yaml"]
+    assert overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"]) == derived
+
+
+def test_derived_and_edited_by_hand_are_the_same_snapshot(repo: Repository, tmp_path: Path) -> None:
+    base = _publish(repo, tmp_path / "w")
+    assert overrides.derive(repo, overrides.derive(repo, base, ["depth=3"]), ["depth=2"]) == base
+
+
+def test_overrides_that_change_nothing_publish_nothing(repo: Repository, tmp_path: Path) -> None:
+    base = _publish(repo, tmp_path / "w")
+    assert overrides.derive(repo, base, ["seed=7"]) == base
+    assert len(snapshots.annotations(repo, base)) == 1

@@ -1,0 +1,140 @@
+"""When the id of a snapshot is the same, and when it is another."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from captures import say, take
+from checkouts import git, write
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from settling import settle
+
+
+def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> None:
+    settle(root)
+    first, second = take(root, repo), take(root, repo)
+    assert first.id == second.id
+    assert first.id in snapshots.ids(repo)
+    assert (second.unchanged, second.new_bytes, second.files) == (True, 0, 5)
+    assert (
+        first.size_bytes
+        == second.size_bytes
+        == sum(map(len, ("print(1)\n", "lr: 1\n", "#!/bin/sh\n", "*.log\n", "bin/go")))
+    )
+
+
+def test_another_clone_in_another_directory_is_the_same_snapshot(root: Path, repo: Repository, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", str(root), "elsewhere/deep")
+    other = Repository.create(LocalStore(tmp_path / "other-store"))
+    git(tmp_path / "elsewhere" / "deep", "checkout", "-q", "-b", "topic")
+    assert take(tmp_path / "elsewhere" / "deep", other).id == take(root, repo).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "train.py").write_text("print(2)\n"),
+        lambda root: (root / "new.py").write_text(""),
+        lambda root: (root / "train.py").chmod(0o755),
+        lambda root: (root / "train.py").unlink(),
+        lambda root: (root / "config.yaml").write_text("lr: 2\n"),
+        lambda root: git(root, "commit", "-q", "--allow-empty", "-m", "second"),
+    ],
+)
+def test_any_change_is_another_snapshot(root: Path, repo: Repository, change: Callable[[Path], object]) -> None:
+    before = take(root, repo).id
+    change(root)
+    assert take(root, repo).id != before
+
+
+def test_what_is_not_captured_does_not_count(root: Path, repo: Repository) -> None:
+    said = say(code={"exclude": ["notes/", "*.tmp"]}, store={"url": "stores/main"})
+    before = take(root, repo, said)
+    write(root, {"x.log": "1", "notes/a.md": "1", "sub/b.tmp": "1", "stores/main/objects/aa": "1", ".m5ws/runs/x": "1"})
+    after = take(root, repo, said)
+    assert (after.id, after.snapshot.code.dirty) == (before.id, False)
+
+
+def test_times_hosts_and_paths_are_not_in_it(root: Path, repo: Repository) -> None:
+    captured = take(root, repo)
+    record = repo.objects.get(captured.id)
+    assert os.fsencode(root) not in record
+    assert os.uname().nodename.encode() not in record
+
+
+_UNCHANGED = """
+import sys
+from pathlib import Path
+root = Path(sys.argv[1])
+opened = []
+def hook(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(str(root)):
+        own = {".m5ws", ".git"} & set(Path(arguments[0]).parts)
+        if not own and not Path(arguments[0]).is_dir():
+            opened.append(arguments[0])
+sys.addaudithook(hook)
+sys.path.insert(0, sys.argv[2])
+from captures import take
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+captured = take(root, Repository.open(LocalStore(root.parent / "store")))
+heavy = {"torch", "dvc", "mlflow", "tokenizers", "ruamel", "tomlkit", "pathspec"}
+print(captured.unchanged, opened, sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+
+
+def test_an_unchanged_second_snapshot_reads_no_file_and_loads_nothing_heavy(root: Path, repo: Repository) -> None:
+    settle(root)
+    take(root, repo)
+    support = Path(__file__).parents[1] / "support"
+    command = [sys.executable, "-c", _UNCHANGED, str(root), str(support)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True [] []\n"
+
+
+_COMPONENT = st.one_of(
+    st.text("aé字 \n\"'\\\t*?[]#!-~", min_size=1, max_size=6).map(str.encode), st.binary(min_size=1, max_size=6)
+).filter(lambda name: not {0, 47} & set(name) and name not in (b".", b"..", b".git", b".m5ws"))
+_PATH = st.lists(_COMPONENT, min_size=1, max_size=3).map(b"/".join)
+_FILE = st.one_of(st.tuples(st.sampled_from([0o644, 0o755, 0o600]), st.binary(max_size=20)), st.just(None))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(_PATH, _FILE, max_size=6))
+def test_a_materialised_snapshot_is_the_same_snapshot(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, tuple[int, bytes] | None]
+) -> None:
+    base = tmp_path_factory.mktemp("trip")
+    root = base / "w"
+    root.mkdir()
+    for path, what in files.items():
+        place = os.path.join(os.fsencode(root), path)
+        if any(
+            os.path.lexists(os.path.join(os.fsencode(root), *path.split(b"/")[:n]))
+            for n in range(1, path.count(b"/") + 1)
+        ):
+            continue
+        if os.path.lexists(place):
+            continue
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        if what is None:
+            os.symlink(b"\xff\n dangling", place)
+            continue
+        with open(place, "wb") as file:
+            file.write(what[1])
+        os.chmod(place, what[0])
+    repo = Repository.create(LocalStore(base / "store"))
+    first = take(root, repo)
+    parts = [trees.located(repo.objects, repo.locations, tree) for tree in first.snapshot.trees.values()]
+    materialise(repo.objects, repo.locations, parts, base / "copy")
+    assert take(base / "copy", repo).id == first.id

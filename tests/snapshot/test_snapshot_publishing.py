@@ -1,0 +1,89 @@
+"""What taking a snapshot writes into the store, and what is said beside it."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from captures import SECRET, Machine, take
+from checkouts import git
+from m5ws.records.base import Digest
+from m5ws.records.environment import Observed
+from m5ws.records.tree import Packing
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.fsck import fsck
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from settling import settle
+from small_files import annotate
+
+
+def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
+    git(root, "remote", "add", "origin", "https://ada:hunter2@example.org/r.git")
+    machine = Machine()
+    captured = take(root, repo, machine=machine, message=f"try {SECRET}")
+    (said,) = snapshots.annotations(repo, captured.id)
+    assert msgspec.structs.replace(said, key=None, packings={}) == captured.annotation
+    assert said.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
+    assert (said.branch, said.remote, said.message) == ("main", "https://example.org/r.git", "try ***")
+    assert said.observed is not None
+    assert repo.objects.get_record(said.observed, Observed).facts == {"python": "3.11", "threads": "1"}
+
+
+def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository) -> None:
+    machine = Machine()
+    settle(root)
+    first = take(root, repo, machine=machine)
+    assert take(root, repo, machine=machine).annotated
+    assert (machine.looks, len(snapshots.annotations(repo, first.id))) == (1, 1)
+    take(root, repo, machine=machine, message="now with a word")
+    assert [said.message for said in snapshots.annotations(repo, first.id)] == [None, "now with a word"]
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same_id(root: Path, repo: Repository) -> None:
+    before = [found.key for found in repo.store.list("")]
+    dry = take(root, repo, dry_run=True)
+    assert [found.key for found in repo.store.list("")] == before
+    real = take(root, repo)
+    assert (dry.id, dry.new_bytes) == (real.id, real.new_bytes)
+
+
+def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, store: LocalStore) -> None:
+    first = take(root, repo)
+    shutil.rmtree(store.root)
+    again = Repository.create(LocalStore(store.root))
+    assert take(root, again).id == first.id
+    assert first.id in snapshots.ids(again)
+    for tree in first.snapshot.trees.values():
+        for entry in trees.located(again.objects, again.locations, tree).entries:
+            trees.read_file(again.objects, again.locations, entry)
+
+
+def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
+    settle(root)
+    first = take(root, repo)
+    repo.store.delete(key(first.id))
+    assert take(root, repo).id == first.id
+    assert fsck.check(repo).clean
+
+
+def test_a_snapshot_that_a_lie_made_unreadable_is_readable_once_it_is_taken_again(root: Path, repo: Repository) -> None:
+    settle(root)
+    first = take(root, repo)
+    (said,) = snapshots.annotations(repo, first.id)
+    lied = {tree: repo.objects.put_record(_of_other_bytes(repo, packing)) for tree, packing in said.packings.items()}
+    annotate(repo, first.id, lied, int(said.created_s * 1000) + 1)
+    assert not take(root, repo).annotated
+    for tree in snapshots.load(fresh := Repository.open(repo.store), first.id).trees.values():
+        for entry in trees.located(fresh.objects, fresh.locations, tree).entries:
+            trees.read_file(fresh.objects, fresh.locations, entry)
+    assert take(root, repo).annotated
+
+
+def _of_other_bytes(repo: Repository, packing: Digest) -> Packing:
+    """Return a packing by which the same files are in packs that do not hold them."""
+    packs = repo.objects.get_record(packing, Packing).packs
+    put = repo.objects.put
+    return Packing(packs=tuple(msgspec.structs.replace(one, object=put(b"x" * one.size_bytes)) for one in packs))

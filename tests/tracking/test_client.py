@@ -1,0 +1,209 @@
+"""What m5ws asks of MLflow, and verdicts on both pages."""
+
+import math
+import socket
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+import mlflow_runs as written
+from m5ws.records.run import Run, Segment
+from m5ws.records.verdict import Change, Course, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.repository import runs
+from m5ws.repository.repository import Repository
+from m5ws.tracking.mlflow.client import TrackerError
+from m5ws.tracking.mlflow.follower import Follower
+from m5ws.tracking.mlflow.run_page import find
+from m5ws.tracking.mlflow.tracker import Mlflow
+
+
+def _finished(repo: Repository, run: Run) -> Run:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    return run
+
+
+def _deliver(tracker: Mlflow, run: Run) -> None:
+    Follower(tracker.options(run.id, once=True)).advance(last=True)
+
+
+def _tags(client: MlflowClient, run: Run) -> dict[str, str]:
+    (only,) = find(client, run.id)
+    return dict(client.get_run(only).data.tags)
+
+
+def test_an_mlflow_id_or_url_stands_for_its_run(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _deliver(tracker, _finished(repo, run))
+    (known,) = find(client, run.id)
+    assert tracker.resolve(known) == run.id
+    assert tracker.resolve(f" http://127.0.0.1:5000/#/experiments/1/runs/{known} ") == run.id
+    assert tracker.resolve(f"https://mlflow.example/x/#/experiments/1/runs/{known}/model-metrics?a=b") == run.id
+    assert tracker.resolve("0" * 32) is None
+    assert tracker.resolve(run.id) is None
+    foreign = client.create_run("0").info.run_id
+    assert tracker.resolve(foreign) is None
+
+
+def test_what_is_no_mlflow_id_asks_nobody() -> None:
+    nobody = Mlflow("http://127.0.0.1:1", "tests", "")
+    for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
+        assert nobody.resolve(text) is None
+
+
+def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(TrackerError, match=uri):
+            Mlflow(uri, "tests", "").resolve("0" * 32)
+
+
+def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
+    nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
+    assert nowhere.resolve("0" * 32) is None
+    assert nowhere.script_metrics("0" * 12) == {}
+
+
+def test_script_metrics_are_exact_and_only_the_script_s(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    values = [0.1 + 0.2, 5e-324, -1.5, math.nan, 2.0**1000]
+    experiment = client.create_experiment("its own")
+    tags = {"m5ws.run_id": run.id, "m5ws.attempt": "1"}
+    page = client.create_run(experiment, tags=tags | {"m5ws.rank": "0"}).info.run_id
+    other = client.create_run(experiment, tags=tags | {"m5ws.rank": "1"}).info.run_id
+    for step, value in enumerate(values):
+        client.log_metric(page, "val/loss", value, step=step, timestamp=1000 - step)
+    client.log_batch(page, metrics=[Metric(f"m{i}", float(i), 1, 0) for i in range(30)])
+    client.log_metric(page, "unstepped", 2.0)
+    client.log_metric(page, "unstepped", 1.0)
+    client.log_metric(page, "system/cpu", 12.0)
+    client.log_metric(other, "val/loss", 7.0, step=9)
+    _deliver(tracker, _finished(repo, run))
+    found = tracker.script_metrics(run.id)
+    assert found["val/loss"] == [*((step, value.hex()) for step, value in enumerate(values)), (9, (7.0).hex())]
+    assert found["unstepped"] == [(0, (1.0).hex()), (0, (2.0).hex())]
+    assert set(found) == {"val/loss", "unstepped", *(f"m{i}" for i in range(30))}
+
+
+def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+    _finished(repo, run)
+    replay = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    _deliver(tracker, replay)
+    (page,) = find(client, replay.id)
+    client.set_tag(page, "mlflow.note.content", client.get_run(page).data.tags["mlflow.note.content"] + "\n\nmy words")
+    verdict = Verdict(
+        run=run.id,
+        replay=replay.id,
+        outcome="diverged",
+        compared={"steps": 30, "states": 1},
+        not_compared=("batches: not recorded by the original",),
+        first=Divergence(
+            step=31, rank=1, quantity="loss", original="0x1.8p+0", replayed="0x1.9p+0", tensor="model.head.weight"
+        ),
+        changes=(Change(part="config", name="train.lr", old="3.0e-4", new="3.1e-4"),),
+        created_s=2.0,
+    )
+    runs.publish_verdict(repo, verdict)
+    # The original was never delivered: its page is made now.
+    tracker.write_verdict(verdict)
+    original, replayed = _tags(client, run), _tags(client, replay)
+    first = "step 31, rank 1, loss, tensor model.head.weight: 0x1.8p+0 → 0x1.9p+0"
+    for tags in (original, replayed):
+        assert (tags["m5ws.verdict"], tags["m5ws.verdict.first"]) == ("diverged", first)
+        assert "**diverged**" in tags["mlflow.note.content"]
+        assert "config train.lr: 3.0e-4 → 3.1e-4" in tags["mlflow.note.content"]
+        assert "batches: not recorded" in tags["mlflow.note.content"]
+    assert replayed["mlflow.note.content"].endswith("my words")
+    assert replayed["m5ws.reproduces"] == run.id
+    assert original["m5ws.replayed_by"] == replay.id
+    assert "m5ws.reproduced_by" not in original
+
+    second = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    proof = msgspec.structs.replace(verdict, replay=second.id, outcome="reproduced", first=None, created_s=3.0)
+    runs.publish_verdict(repo, proof)
+    tracker.write_verdict(proof)
+    original = _tags(client, run)
+    assert (original["m5ws.verdict"], original["m5ws.verdict.first"]) == ("reproduced", "none")
+    assert original["m5ws.reproduced_by"] == second.id
+    assert original["m5ws.replayed_by"] == f"{replay.id}, {second.id}"
+
+    before = original, _tags(client, replay)
+    for one in (run, replay):
+        _deliver(tracker, one)
+    assert (_tags(client, run), _tags(client, replay)) == before
+
+
+def test_a_verdict_after_two_replays_is_on_all_three_pages(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _finished(repo, run)
+    one, two = (
+        _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce")) for _ in "12"
+    )
+    first = Divergence(step=2, rank=0, quantity="loss", original="0x1.8p+0", replayed="0x1.9p+0")
+    parted = Divergence(step=2, rank=0, quantity="loss", original="0x1.9p+0", replayed="0x1.ap+0")
+    verdict = Verdict(
+        run=run.id,
+        replay=one.id,
+        outcome="nondeterministic",
+        first=first,
+        recheck=Recheck(replay=two.id, last=2, repeats=False, first=parted),
+        course=Course(compared=3, differ=2, last=3, by={"loss": 2}),
+        created_s=2.0,
+    )
+    runs.publish_verdict(repo, verdict)
+    tracker.write_verdict(verdict)
+    told = f"{two.id}: the replays differ first at step 2, rank 0, loss: 0x1.9p+0 → 0x1.ap+0"
+    for page in (run, one, two):
+        tags = _tags(client, page)
+        assert (tags["m5ws.verdict"], tags["m5ws.verdict.recheck"]) == ("nondeterministic", told)
+        assert f"replayed by `{one.id}`, and again by {told}" in tags["mlflow.note.content"]
+        assert "2 of 3 steps differ, the last of them step 3 (loss in 2)" in tags["mlflow.note.content"]
+    assert _tags(client, run)["m5ws.replayed_by"] == f"{one.id}, {two.id}"
+    assert _tags(client, two)["m5ws.reproduces"] == run.id
+    # Delivered once more, from the store alone, the page says the same.
+    before = _tags(client, two)
+    _deliver(tracker, two)
+    assert _tags(client, two) == before
+
+
+def test_what_segments_say_together_is_on_the_run_s_page(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _finished(repo, run)
+    replay = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    parts = [Segment(first=first, last=first + 10) for first in (0, 10, 20)]
+    verdict = Verdict(run=run.id, replay=replay.id, outcome="sampled", segment=parts[0], created_s=2.0)
+    runs.publish_verdict(repo, verdict)
+    tracker.write_verdict(verdict)
+    joint = JointVerdict(
+        run=run.id,
+        outcome="diverged",
+        reason="steps 11-20: another loss",
+        of=3,
+        verified=(parts[0],),
+        differ=(parts[1],),
+        open=(parts[2],),
+        replays=(replay.id,),
+        created_s=3.0,
+    )
+    runs.publish_joint(repo, joint)
+    tracker.write_joint(joint)
+    tags = _tags(client, run)
+    told = [tags[f"m5ws.segments.{name}"] for name in ("verified", "differs", "not_verified")]
+    assert (tags["m5ws.verdict"], told) == ("diverged", ["steps 1-10", "steps 11-20", "steps 21-30"])
+    assert "**diverged**, segment by segment: steps 11-20: another loss" in tags["mlflow.note.content"]
+    _deliver(tracker, run)
+    assert _tags(client, run) == tags
+
+
+def test_the_ui_of_a_server_is_that_server() -> None:
+    server = Mlflow("https://mlflow.example", "tests", "")
+    assert (server.ui_argv(5000), server.ui_url(5000)) == ((), "https://mlflow.example")

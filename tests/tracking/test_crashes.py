@@ -1,0 +1,117 @@
+"""A follower that dies after its n-th write to MLflow, for every n: the next one completes the page, once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mlflow import MlflowClient
+
+import mlflow_runs as written
+from m5ws.records.run import Run
+from m5ws.repository.repository import Repository
+from m5ws.tracking.mlflow.follower import Follower
+from m5ws.tracking.mlflow.run_page import find
+from m5ws.tracking.mlflow.tracker import Mlflow
+
+_WRITES = ("create", "log", "set", "update", "finalize")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+class MortalClient:
+    """An MLflow client whose process ends right after its n-th write."""
+
+    def __init__(self, client: MlflowClient, writes: int) -> None:
+        self._client = client
+        self.left = writes
+
+    def __getattr__(self, name: str) -> Any:
+        call: Callable[..., Any] = getattr(self._client, name)
+        if not name.startswith(_WRITES):
+            return call
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            result = call(*arguments, **named)
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+            return result
+
+        return counted
+
+
+def _content(client: MlflowClient, run: Run) -> dict[str, Any]:
+    """Return all that is on a run's page, without the ids that MLflow chose; fails if there are two pages."""
+    (only,) = find(client, run.id)
+    page = client.get_run(only)
+    assert page.inputs is not None
+    assert page.outputs is not None
+    names = {model.model_id: model for model in client.search_logged_models([page.info.experiment_id])}
+    return {
+        "tags": {key: value.replace(run.id, "RUN") for key, value in page.data.tags.items()},
+        "params": page.data.params,
+        "status": (page.info.status, page.info.start_time, page.info.end_time),
+        "metrics": {
+            name: [(one.step, one.timestamp, one.value) for one in client.get_metric_history(only, name)]
+            for name in page.data.metrics
+        },
+        "datasets": [one.to_dictionary() for one in page.inputs.dataset_inputs],
+        "outputs": sorted((names[one.model_id].name, one.step) for one in page.outputs.model_outputs),
+        "models": sorted(
+            (one.name, str(one.status)) for one in names.values() if one.tags.get("m5ws.run_id") == run.id
+        ),
+    }
+
+
+def _another(repo: Repository, run: Run) -> Run:
+    other = written.publish_run(repo, run.snapshot, created_s=run.created_s)
+    written.begin(repo, other)
+    # More than one batch of 1,000 metrics.
+    written.train(repo, other, range(1, 251))
+    written.checkpoint(repo, other, 2)
+    written.checkpoint(repo, other, 4)
+    written.end(repo, other)
+    return other
+
+
+def test_every_write_may_be_the_last(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+    whole = _another(repo, run)
+    Follower(tracker.options(whole.id, once=True)).advance(last=True)
+    expected = _content(client, whole)
+    assert [step for step, _, _ in expected["metrics"]["m5ws/loss"]] == list(range(1, 251))
+    assert len(expected["outputs"]) == 2
+    writes = 0
+    while True:
+        writes += 1
+        other = _another(repo, run)
+        mortal = MortalClient(client, writes)
+        try:
+            Follower(tracker.options(other.id, once=True), lambda uri, mortal=mortal: mortal).advance(last=True)  # type: ignore[misc]
+        except Killed:
+            Follower(tracker.options(other.id, once=True)).advance(last=True)
+            assert _content(client, other) == expected, f"killed after write {writes}"
+        else:
+            break
+    assert writes > 10
+
+
+def test_a_follower_goes_on_after_any_failure(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    """The same process, whose MLflow fails after every write in turn, and which reads the ledger once."""
+    whole = _another(repo, run)
+    Follower(tracker.options(whole.id, once=True)).advance(last=True)
+    other = _another(repo, run)
+    lives = iter(range(1, 100))
+    follower = Follower(tracker.options(other.id, once=True), lambda uri: MortalClient(client, next(lives)))
+    failures = 0
+    while True:
+        try:
+            follower.advance(last=True)
+        except Killed:
+            failures += 1
+        else:
+            break
+    assert failures > 2
+    assert _content(client, other) == _content(client, whole)

@@ -1,0 +1,351 @@
+"""The follower as a real process on a real MLflow database: in order, once, whatever is killed when."""
+
+import math
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+
+import mlflow_runs as written
+import planted
+from m5ws.records import exact
+from m5ws.records.run import Run
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from m5ws.tracking.mlflow import follower as mlflow_follower
+from m5ws.tracking.mlflow.follower import Follower
+from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
+from m5ws.tracking.mlflow.tracker import Mlflow
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts followers whose standard input this process holds; none is left over."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(tracker: Mlflow, run: Run, once: bool = False) -> subprocess.Popen[bytes]:
+        options = tracker.options(run.id, once=once)
+        environment = {**os.environ, **options.environment}
+        process = subprocess.Popen(options.argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _finish(process: subprocess.Popen[bytes]) -> int:
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+def _wake(process: subprocess.Popen[bytes]) -> None:
+    """Announce new events, as a supervisor does."""
+    assert process.stdin is not None
+    os.write(process.stdin.fileno(), b"\n")
+
+
+def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
+    """Do in this process what a follower does whose standard input has ended, or that is started with --once."""
+    Follower(tracker.options(run.id, once=once)).advance(last=True)
+
+
+def _until(true: Callable[[], object]) -> None:
+    """Wait for what a follower does; a test that waits in vain fails by the session's own limit."""
+    deadline = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < deadline, "the follower did not get there"
+        time.sleep(0.05)
+
+
+def _page(client: MlflowClient, run: Run) -> Any:
+    (only,) = find(client, run.id)
+    return client.get_run(only)
+
+
+def _history(client: MlflowClient, run: Run, name: str) -> list[tuple[int, str]]:
+    found = client.get_metric_history(_page(client, run).info.run_id, name)
+    return [(one.step, one.value.hex()) for one in sorted(found, key=lambda one: (one.timestamp, one.step))]
+
+
+def _losses(first: int, last: int) -> list[tuple[int, str]]:
+    return [(number, ((1 / number + (1 / number + 1)) / 2).hex()) for number in range(first, last + 1)]
+
+
+def test_a_run_that_diverges_is_delivered_to_its_end(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 3))
+    losses = [math.inf, -math.inf, math.nan, math.nan]
+    for rank in range(2):
+        for number, loss in enumerate(losses, 3):
+            step = written.step(number, rank=rank)
+            told = msgspec.structs.replace(step, quantities=step.quantities | {"loss": exact.encode(loss)})
+            planted.append(repo, run.id, 1, str(rank), told)
+    written.train(repo, run, range(7, 9))
+    written.end(repo, run)
+    _deliver(tracker, run)
+    largest = sys.float_info.max
+    found = dict(_history(client, run, "m5ws/loss"))
+    assert [found[step] for step in range(3, 7)] == [largest.hex(), (-largest).hex(), "nan", "nan"]
+    assert [found[1], found[8]] == [_losses(1, 1)[0][1], _losses(8, 8)[0][1]]
+    assert _page(client, run).info.status == "FINISHED"
+
+
+def test_a_finished_run_is_delivered_whole(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 6))
+    name = written.checkpoint(repo, run, 5)
+    written.end(repo, run)
+    assert _finish(start(tracker, run, once=True)) == 0
+
+    page = _page(client, run)
+    tags = page.data.tags
+    assert _history(client, run, "m5ws/loss") == _losses(1, 5)
+    assert {"m5ws/lr", "m5ws/grad_norm", "m5ws/tokens_per_s", "m5ws/step_s"} < set(page.data.metrics)
+    assert page.data.metrics["m5ws/tokens_per_s"] == 8192.0
+    assert (page.info.status, page.info.end_time) == ("FINISHED", 1_700_105_000_000)
+    assert page.info.start_time == 1_700_100_000_000
+    assert page.info.run_name == f"run {run.id}"
+    assert tags["m5ws.snapshot_id"] == run.snapshot
+    assert (tags["m5ws.torch"], tags["m5ws.nccl"], tags["m5ws.gpu"]) == (
+        "2.13.0+cu130",
+        "2.29.3",
+        "8 × NVIDIA H100 80GB HBM3",
+    )
+    assert tags["m5ws.efa"] == "driver=2.17.2,libfabric=2.3.1"
+    assert tags["mlflow.source.git.commit"] == written.COMMIT
+    assert tags["mlflow.source.git.dirty"] == "true"
+    assert tags["mlflow.source.git.repoURL"] == "https://git.example/a/b.git"
+    assert tags["m5ws.data"].endswith(f",corpus={written.DVC_HASH[:12]}")
+    assert all("\n" not in value for key, value in tags.items() if key != "mlflow.note.content")
+    assert f"m5ws reproduce {run.id}" in tags["mlflow.note.content"]
+    params = page.data.params
+    assert (params["model.width"], params["model.layers"], params["train.lr"]) == ("64", "[2, 3]", "0.0003")
+    assert (params["launch.nproc"], params["launch.seed"], params["train.warmup"]) == ("2", "7", "null")
+    datasets = {one.dataset.name: one for one in page.inputs.dataset_inputs}
+    assert datasets["corpus"].dataset.digest == written.DVC_HASH
+    assert len(datasets["data"].dataset.digest) == 32
+    assert next(tag.value for tag in datasets["data"].tags if tag.key == "m5ws.tree").startswith(
+        datasets["data"].dataset.digest
+    )
+    (model,) = client.search_logged_models(
+        [page.info.experiment_id], filter_string=f"tags.`m5ws.snapshot_id` LIKE '{run.snapshot[:12]}%'"
+    )
+    assert (model.name, model.status) == (f"checkpoint-{name}", "READY")
+    assert [(one.model_id, one.step) for one in page.outputs.model_outputs] == [(model.model_id, 5)]
+
+    before = page.to_dictionary(), page.outputs.model_outputs[0].model_id
+    _deliver(tracker, run)
+    after = _page(client, run)
+    assert (after.to_dictionary(), after.outputs.model_outputs[0].model_id) == before
+    assert len(after.outputs.model_outputs) == 1
+    assert _history(client, run, "m5ws/loss") == _losses(1, 5)
+
+
+def test_what_is_absent_is_said_to_be_absent(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+    written.begin(repo, run, facts={"torch": "2.13.0+cpu"})
+    written.end(repo, run, outcome="failed")
+    _deliver(tracker, run)
+    page = _page(client, run)
+    for name in ("nccl", "efa", "cuda", "driver", "gpu"):
+        assert page.data.tags[f"m5ws.{name}"] == "absent"
+    assert page.info.status == "FAILED"
+    assert page.data.metrics == {}
+
+
+@pytest.mark.long
+def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
+) -> None:
+    """Killed in the midst of a delivery, twice over."""
+    written.begin(repo, run)
+    last, seen = 0, 0
+    for _ in range(2):
+        follower = start(tracker, run)
+        for _ in range(4):
+            written.train(repo, run, range(last + 1, last + 301))
+            last += 300
+            _wake(follower)
+        _until(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
+        os.kill(follower.pid, signal.SIGKILL)
+        follower.wait()
+        seen = len(_history(client, run, "m5ws/loss"))
+    assert _page(client, run).info.status == "RUNNING"
+    follower = start(tracker, run)
+    written.train(repo, run, [last + 1])
+    written.end(repo, run)
+    assert _finish(follower) == 0
+    for name in ("m5ws/loss", "m5ws/lr", "m5ws/step_s"):
+        assert [step for step, _ in _history(client, run, name)] == list(range(1, last + 2))
+    assert _page(client, run).data.tags[DELIVERED_TAG] == f"1:{last + 1}"
+    assert _page(client, run).info.status == "FINISHED"
+
+
+def test_a_batch_whose_answer_was_never_seen_is_not_sent_twice(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    """The state after a kill between MLflow's commit of a batch and its commit of the position."""
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 21))
+    _deliver(tracker, run)
+    page = _page(client, run)
+    client.set_tag(page.info.run_id, DELIVERED_TAG, "1:7")
+    _forget_uniqueness(tracker)
+    _deliver(tracker, run)
+    assert _history(client, run, "m5ws/loss") == _losses(1, 20)
+    assert _page(client, run).data.tags[DELIVERED_TAG] == "1:20"
+
+
+def _forget_uniqueness(tracker: Mlflow) -> None:
+    """Take away the index by which MLflow's own database hides a row that is sent twice; not every server has it."""
+    with sqlite3.connect(tracker.tracking_uri.removeprefix("sqlite:///")) as database:
+        database.execute("CREATE TABLE copy AS SELECT * FROM metrics")
+        database.execute("DROP TABLE metrics")
+        database.execute("ALTER TABLE copy RENAME TO metrics")
+
+
+def test_a_resumed_attempt_goes_on_on_the_same_page(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 5))
+    name = written.checkpoint(repo, run, 2)
+    _deliver(tracker, run, once=False)
+    # No word from the supervisor, and it is gone.
+    assert _page(client, run).info.status == "KILLED"
+    written.begin(repo, run, attempt=2, resume=name, facts=written.FACTS | {"nccl": "2.30.0"})
+    written.train(repo, run, range(3, 7), attempt=2)
+    written.end(repo, run, attempt=2)
+    _deliver(tracker, run)
+    assert _history(client, run, "m5ws/loss") == _losses(1, 6)
+    page = _page(client, run)
+    assert (page.info.status, page.data.tags["m5ws.attempt"], page.data.tags["m5ws.nccl"]) == (
+        "FINISHED",
+        "2",
+        "2.30.0",
+    )
+
+
+def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    experiment = client.create_experiment("the script's own")
+    own = client.create_run(experiment, tags={"m5ws.run_id": run.id, "m5ws.attempt": "1", "mine": "x"}).info.run_id
+    client.log_param(own, "model.width", "of the script")
+    client.log_metric(own, "loss", 0.5, step=1)
+    client.set_tag(own, "mlflow.note.content", "typed by a person")
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    _deliver(tracker, run)
+    page = _page(client, run)
+    assert page.info.run_id == own
+    assert page.data.params["model.width"] == "of the script"
+    assert page.data.params["train.lr"] == "0.0003"
+    assert page.data.tags["mine"] == "x"
+    assert page.data.tags["mlflow.note.content"].endswith("typed by a person")
+    assert page.data.metrics["loss"] == 0.5
+    assert tracker.script_metrics(run.id) == {"loss": [(1, (0.5).hex())]}
+
+
+def test_mlflow_down_fails_nothing_and_is_caught_up(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    with socket.socket() as taken:  # bound and not listening: every connection is refused
+        taken.bind(("127.0.0.1", 0))
+        following = Mlflow(f"http://127.0.0.1:{taken.getsockname()[1]}", "tests", repo.store.url).follow(run.id)
+        assert not following.close(120)
+    assert "3 steps, from step 1" in following.problem
+    assert "--once" in following.problem
+    again = tracker.catch_up(run.id)
+    assert again.close(120), again.problem
+    assert again.problem == ""
+    assert _history(client, run, "m5ws/loss") == _losses(1, 3)
+
+
+def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+        following = Mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "tests", repo.store.url).follow(run.id)
+        silent.settimeout(120)
+        silent.accept()
+        assert not following.close(0.1)
+    assert "3 steps, from step 1" in following.problem
+    assert "--once" in following.problem
+
+
+def test_without_news_the_store_is_not_asked(
+    repo: Repository, run: Run, tracker: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower of 1,000 ranks that polled the ledger would send 1,000 requests a second."""
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    follower = Follower(tracker.options(run.id))
+    follower.advance()
+    for name in ("get", "list", "names", "stat"):
+        monkeypatch.setattr(LocalStore, name, lambda _store, key, *_: pytest.fail(f"the store was asked for {key}"))
+    follower.advance(look=False)
+    assert follower.page_due_s() is None
+
+
+def test_a_supervisor_that_writes_more_than_a_follower_reads_is_not_held_up(
+    repo: Repository, run: Run, tracker: Mlflow, start: Start
+) -> None:
+    written.begin(repo, run)
+    following = tracker.follow(run.id)
+    os.kill(following._process.pid, signal.SIGSTOP)
+    for _ in range(70_000):
+        following.wake()
+    os.kill(following._process.pid, signal.SIGCONT)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    assert following.close(120), following.problem
+    following.wake()
+
+
+def test_standard_input_says_when_to_read_and_when_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert mlflow_follower._wait(0.0) == (False, False)
+        os.write(writer, b"\n\n")
+        assert mlflow_follower._wait(None) == (True, False)
+        assert mlflow_follower._wait(0.0) == (False, False)
+        os.close(writer)
+        assert mlflow_follower._wait(None) == (True, True)
+
+
+def test_an_unknown_run_is_said_in_words(tracker: Mlflow) -> None:
+    following = tracker.follow("feedfeedfeed")
+    assert not following.close(60)
+    assert "feedfeedfeed" in following.problem
+    assert "Traceback" not in following.problem
+
+
+def test_starting_a_follower_loads_no_mlflow() -> None:
+    modules = "m5ws.tracking.mlflow.tracker, m5ws.tracking.mlflow.context_provider"
+    probe = f"import sys; import {modules}; print('mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,126 @@
+"""Steps to points: whatever the portions, the same points in the same order; none twice, none made up."""
+
+import math
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m5ws.records import exact
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.tracking.mlflow.metrics import Point, Points
+
+Told = tuple[int, str, AnyEvent]
+
+
+def _attempt(attempt: int, first: int, last: int, world: int = 2, shift: float = 0.0) -> dict[str, list[AnyEvent]]:
+    chains: dict[str, list[AnyEvent]] = {"launcher": [AttemptStarted(attempt=attempt, host="h", observed="0" * 64)]}
+    for rank in range(world):
+        chains[str(rank)] = [RankStarted(rank=rank, world=world, pid=1)]
+        chains[str(rank)] += [
+            Step(step=number, quantities={"loss": (number + rank + shift).hex()}, tokens=10, seconds=0.5, time_s=number)
+            for number in range(first, last + 1)
+        ]
+    return chains
+
+
+def _told(attempt: int, chains: dict[str, list[AnyEvent]]) -> list[Told]:
+    return [(attempt, rank, event) for rank, events in chains.items() for event in events]
+
+
+def _points(told: list[Told]) -> list[Point]:
+    points = Points()
+    for one in told:
+        points.add(*one)
+    return list(points.take())
+
+
+def test_a_loss_that_becomes_nan_is_delivered_with_all_later_steps() -> None:
+    chains = _attempt(1, 1, 3, world=1)
+    chains["0"] = [
+        msgspec.structs.replace(event, quantities={"loss": exact.encode(math.nan)})
+        if isinstance(event, Step) and event.step > 1
+        else event
+        for event in chains["0"]
+    ]
+    losses = [point.values["m5ws/loss"] for point in _points(_told(1, chains))]
+    assert losses[0] == 1.0 and len(losses) == 3 and all(map(math.isnan, losses[1:]))
+
+
+def test_a_point_is_the_mean_over_ranks() -> None:
+    (point,) = _points(_told(1, _attempt(1, 4, 4, world=3)))
+    assert point.values == {"m5ws/loss": 5.0, "m5ws/step_s": 0.5, "m5ws/tokens_per_s": 60.0}
+    assert (point.attempt, point.step, point.time_ms) == (1, 4, 4000)
+
+
+def test_the_mean_of_equal_bits_is_those_bits() -> None:
+    value = 0.1
+    chains = {str(rank): [RankStarted(rank=rank, world=3, pid=1)] for rank in range(3)}
+    steps = [Step(step=1, quantities={"lr": value.hex()}) for _ in range(3)]
+    told: list[Told] = [(1, rank, event) for rank, events in chains.items() for event in events]
+    (point,) = _points(told + [(1, str(rank), event) for rank, event in enumerate(steps)])
+    assert point.values["m5ws/lr"].hex() == value.hex()
+
+
+def test_infinite_and_undefined_values_are_points() -> None:
+    told: list[Told] = [(1, str(rank), RankStarted(rank=rank, world=2, pid=1)) for rank in range(2)]
+    told += [(1, "0", Step(step=1, quantities={"loss": math.inf.hex()}))]
+    told += [(1, "1", Step(step=1, quantities={"loss": (-math.inf).hex()}))]
+    (point,) = _points(told)
+    assert math.isnan(point.values["m5ws/loss"])
+
+
+def test_a_step_waits_for_all_ranks() -> None:
+    chains = _attempt(1, 1, 3)
+    late = chains["1"].pop()
+    points = Points()
+    for one in _told(1, chains):
+        points.add(*one)
+    assert [point.step for point in points.take()] == [1, 2]
+    points.add(1, "1", late)
+    assert [point.step for point in points.take()] == [3]
+
+
+def test_ranks_that_record_nothing_do_not_count_in_the_end() -> None:
+    chains = _attempt(1, 1, 3)
+    chains["1"] = chains["1"][:1]
+    told = _told(1, chains)
+    assert _points(told) == []
+    ended = AttemptEnded(outcome="finished", exit_code=0)
+    assert [point.values["m5ws/loss"] for point in _points([*told, (1, "launcher", ended)])] == [1.0, 2.0, 3.0]
+
+
+def test_a_step_that_a_kill_cut_short_is_no_point() -> None:
+    chains = _attempt(1, 1, 3)
+    chains["1"].pop()
+    told = _told(1, chains) + _told(2, _attempt(2, 2, 4))
+    assert [point.position for point in _points(told)] == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+
+def test_a_repeated_step_is_one_point_if_it_is_equal_and_two_if_not() -> None:
+    equal = _told(1, _attempt(1, 1, 4)) + _told(2, _attempt(2, 3, 6))
+    assert [point.position for point in _points(equal)] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6)]
+    other = _told(1, _attempt(1, 1, 4)) + _told(2, _attempt(2, 3, 6, shift=1e-9))
+    assert [point.step for point in _points(other)] == [1, 2, 3, 4, 3, 4, 5, 6]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_portions_change_nothing(data: st.DataObject) -> None:
+    attempts = {1: _attempt(1, 1, 5, world=3), 2: _attempt(2, 4, 8, world=2)}
+    attempts[2]["launcher"].append(AttemptEnded(outcome="finished", exit_code=0))
+    whole = _points([one for attempt, chains in attempts.items() for one in _told(attempt, chains)])
+    points = Points()
+    found: list[Point] = []
+    for attempt, chains in attempts.items():
+        left = {rank: list(events) for rank, events in chains.items()}
+        while any(left.values()):
+            rank = data.draw(st.sampled_from(sorted(rank for rank, events in left.items() if events)))
+            for _ in range(data.draw(st.integers(1, 4))):
+                # The launcher's last word comes after all that the ranks wrote, as the supervisor writes it.
+                if left[rank] and not (
+                    isinstance(left[rank][0], AttemptEnded) and len(list(filter(None, left.values()))) > 1
+                ):
+                    points.add(attempt, rank, left[rank].pop(0))
+            found += points.take()
+    assert found == whole

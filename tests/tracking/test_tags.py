@@ -1,0 +1,76 @@
+"""Tags, parameters and the description, as functions of a snapshot; MLflow's limits are kept."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from mlflow.utils.validation import _validate_param, _validate_tag
+
+import mlflow_runs as written
+from m5ws.records.snapshot import Dataset
+from m5ws.records.verdict import Change, Verdict
+from m5ws.repository.repository import Repository
+from m5ws.tracking.mlflow import description, tags
+from m5ws.tracking.mlflow import params as mlflow_params
+
+
+def _subject(repo: Repository, tmp_path: Path, config: str = written.CONFIG) -> tags.Subject:
+    run = written.publish_run(repo, written.publish_snapshot(repo, tmp_path, config=config))
+    written.begin(repo, run)
+    return tags.load(repo, run.id)
+
+
+def test_the_ranks_own_facts_count(repo: Repository, tmp_path: Path) -> None:
+    assert _subject(repo, tmp_path).facts["threads"] == "2"
+
+
+def test_many_datasets_are_one_line_that_differs_with_any_of_them(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    sets = tuple(Dataset(name=f"part {i}", kind="files", tree=f"{i:064x}", size_bytes=1) for i in range(1000))
+    lines = set()
+    for datasets in (sets, (*sets[:-1], msgspec.structs.replace(sets[-1], tree="f" * 64))):
+        other = msgspec.structs.replace(subject.snapshot, datasets=datasets)
+        lines.add(tags.tags(msgspec.structs.replace(subject, snapshot=other))["m5ws.data"])
+    assert len(lines) == 2
+    assert all(line.startswith("1000-datasets=") and " " not in line for line in lines)
+
+
+def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_path: Path) -> None:
+    deep = "a" * 300
+    config = f"'x/../y': 1\n'naïve (β)': [1, {{z: 2}}]\n{deep}: {'v' * 7000}\nempty: {{}}\n/: 3\ndate: 2026-01-02\n"
+    params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
+    for key, value in params.items():
+        _validate_param(key, value)  # type: ignore[no-untyped-call]
+    assert params["naïve _β_.0"] == "1"
+    assert params["naïve _β_.1.z"] == "2"
+    assert params["empty"] == "{}"
+    assert any(len(value) <= 6000 and "sha256" in value for value in params.values())
+
+
+@pytest.mark.parametrize("config", ["{", "a: [", "- 1\n- 2\n", "", "just text", "a: &x [*x]\n"])
+def test_a_config_that_is_no_mapping_is_no_error(repo: Repository, tmp_path: Path, config: str) -> None:
+    params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
+    assert params["launch.nproc"] == "2"
+
+
+def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    once = description.placed("above\n\nbelow", description.note(subject, []))
+    edited = f"intro\n\n{once}"
+    verdict = Verdict(run=subject.run.id, replay="0" * 12, outcome="not comparable", reason="another GPU")
+    again = description.placed(edited, description.note(subject, [verdict]))
+    assert again.startswith("intro\n\n")
+    assert again.endswith("above\n\nbelow")
+    assert again.count(subject.run.snapshot[:16]) == 1
+    assert "**not comparable** by run `000000000000`: another GPU" in again
+    _validate_tag(tags.NOTE_TAG, again)  # type: ignore[no-untyped-call]
+
+
+def test_the_commits_between_two_runs_are_on_the_page_of_the_verdict(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    told = "the files are compared below\n+ bbbbbbbbbb 2026-11-24 Ada: `rm` *now*\n- aaaaaaaaaa 2026-11-23 Bob: first"
+    change = Change(part="code", name="commit", old="a" * 40, new="b" * 40, detail=told)
+    verdict = Verdict(run=subject.run.id, replay="f" * 12, outcome="diverged", changes=(change,))
+    page = description.note(subject, [verdict])
+    commits = "  - `+ bbbbbbbbbb 2026-11-24 Ada: rm *now*`\n  - `- aaaaaaaaaa 2026-11-23 Bob: first`"
+    assert f"- changed: code commit: {'a' * 40} → {'b' * 40}\n{commits}" in page
