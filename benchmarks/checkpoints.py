@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).parents[1] / "tests" / "support"
-sys.path.insert(0, str(SUPPORT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 SCRIPT = Path(__file__).parent / "scripts" / "checkpoint_save.py"
 LOCAL = ("copy", "torch.save", "dcp", "dcp async", "m5ws", "m5ws async")
 REMOTE = ("raw-s3", "connector-s3", "connector async-s3", "m5ws-s3", "m5ws async-s3")
@@ -84,8 +83,8 @@ def server(kind: str) -> Iterator[tuple[dict[str, str], object, str]]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if kind.startswith("ceph"):
-            from ceph import hold
-            from s3_client import connect, fresh_bucket
+            from tests.support.s3.ceph import hold
+            from tests.support.s3.s3_client import connect, fresh_bucket
 
             found = stack.enter_context(hold(folder / "ceph"))
             keys, endpoint = found.users["admin"], found.endpoint
@@ -95,7 +94,7 @@ def server(kind: str) -> Iterator[tuple[dict[str, str], object, str]]:
             bucket = fresh_bucket(client)
             access, secret = keys.access_key, keys.secret_key
         else:
-            from s3_servers import ENVIRONMENT, moto
+            from tests.support.s3.s3_servers import ENVIRONMENT, moto
 
             light = stack.enter_context(moto(folder / "moto.log"))
             endpoint, client = light.endpoint, light.client("us-east-1")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from store_tools import Server
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 Row = dict[str, float]
 FORMS = {
@@ -122,7 +122,7 @@ def remote(folder: Path, wanted: bool) -> Iterator[Server | None]:
         return
     from store import make_bucket
 
-    import ceph
+    from tests.support.s3 import ceph
 
     with ceph.hold(folder) as server:
         keys = server.users["admin"]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from store_tools import AwsSync, Dvc, M5ws, M5wsWithoutCache, Raw, Restic, Server, Tool
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 Row = dict[str, float]
 _SETTLING_S = 65.0
@@ -105,7 +105,7 @@ def servers(arguments: argparse.Namespace, folder: Path) -> Iterator[Server]:
         authority = arguments.authority
         yield Server(arguments.endpoint, "benchmark", arguments.access_key, arguments.secret_key, authority)
         return
-    import ceph
+    from tests.support.s3 import ceph
 
     with ceph.hold(folder / "ceph") as server:
         keys = server.users["admin"]
@@ -135,7 +135,7 @@ Around = Callable[[str], contextlib.AbstractContextManager[None]]
 
 def counting(server: Server, stack: contextlib.ExitStack) -> tuple[Server, Around, dict[str, Row]]:
     """Return the server behind a counting proxy, what is entered around each operation, and its counts."""
-    from proxies import FaultProxy
+    from tests.support.network.proxies import FaultProxy
 
     proxy = stack.enter_context(FaultProxy(server.endpoint.removeprefix("http://")))
     counts: dict[str, Row] = {}
@@ -179,7 +179,7 @@ def main() -> None:
         server = stack.enter_context(servers(arguments, folder))
         make_bucket(server)
         if arguments.rtt_ms:
-            from proxies import DelayLine
+            from tests.support.network.proxies import DelayLine
 
             line = stack.enter_context(DelayLine(server.endpoint.removeprefix("http://"), arguments.rtt_ms))
             server = server.at(line.endpoint)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import ceph as ceph_server
-import golden
-import launch_count
-from forks import ForkParents
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from s3_client import connect, fresh_bucket
-from s3_servers import ENVIRONMENT, S3Server, moto
+from tests.support.ranks import launch_count
+from tests.support.ranks.forks import ForkParents
+from tests.support.s3 import ceph as ceph_server
+from tests.support.s3.s3_client import connect, fresh_bucket
+from tests.support.s3.s3_servers import ENVIRONMENT, S3Server, moto
+from tests.support.workspace import golden
 
 _LOUD = "NOT TESTED: "
 
@@ -144,7 +144,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     made = launch_count.count(terminalreporter.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     said = f"launches: {made.real} real, {made.forked} forked"
     if _is_make_test(terminalreporter.config) and made.real > launch_count.MOST_REAL:
-        said += (
-            f"; no more than {launch_count.MOST_REAL} real ones are meant to be here (tests/support/launch_count.py)"
-        )
+        said += f"; no more than {launch_count.MOST_REAL} real ones may be here, tests/support/ranks/launch_count.py"
     terminalreporter.write_line(said)

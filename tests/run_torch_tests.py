@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SUPPORT = Path(__file__).parent / "support"
+ROOT = Path(__file__).parents[1]
 
 
 def main(arguments: list[str]) -> int:
@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             text = (Path(folder) / name).read_text()
-            (Path(scratch) / Path(name).name).write_text("import torch_storage\n" + text)
-        paths = [str(SUPPORT.parents[1]), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            (Path(scratch) / Path(name).name).write_text("from tests.support.files import torch_storage\n" + text)
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.run(
             [
                 sys.executable,

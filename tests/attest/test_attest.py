@@ -10,8 +10,8 @@ from m5ws.records.verdict import Outcome, Recheck, Verdict
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
-from memory_store import MemoryStore
-from told_run import HARMS, REPLAY, RUN, batches, made, write
+from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
+from tests.support.stores.memory_store import MemoryStore
 
 _PARTS = [Segment(first=0, last=4), Segment(first=4, last=8, checkpoint="0000000004-0001", digest="4" * 64)]
 

@@ -16,8 +16,8 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
-from memory_store import MemoryStore
-from told_run import EVENTS, HARMS, REPLAY, RUN, SAVED, batches, forge_end, made, undone, write
+from tests.support.records.told_run import EVENTS, HARMS, REPLAY, RUN, SAVED, batches, forge_end, made, undone, write
+from tests.support.stores.memory_store import MemoryStore
 
 _EACH = [(rank, number) for rank, count in EVENTS.items() for number in range(count)]
 

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-import planted
 from m5ws.checkpoints.resolve import known, resolve
 from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 RUN = "7c1d00000001"
 

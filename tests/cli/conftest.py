@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import planted
-from checkouts import commit_all, write
 from m5ws import workspace
 from m5ws.cli import main
 from m5ws.records import codec
@@ -21,6 +19,8 @@ from m5ws.records.verdict import Verdict
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
+from tests.support.workspace.checkouts import commit_all, write
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import planted
 from m5ws.cli import cli
 from m5ws.errors import MissingExtra
 from m5ws.records import codec
@@ -20,6 +19,7 @@ from m5ws.repository import checkpoints
 from m5ws.repository.buffers import write_parts
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
+from tests.support.records import planted
 
 _BASE = [float(number) for number in range(400_000)]
 _PLAIN: dict[str, Any] = {"generators": {"torch": b"seed" * 100}, "feed": {"epoch": 1, "loader": {"given": 7}}}

@@ -11,8 +11,8 @@ import blake3
 import click
 import pytest
 
-from checkouts import commit_all, git
 from m5ws.cli import COMMANDS, cli
+from tests.support.workspace.checkouts import commit_all, git
 
 HEAVY = ("torch", "mlflow", "dvc", "deepspeed", "git", "numpy", "rich", "tokenizers", "transformers")
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import planted
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import Executing
@@ -14,6 +13,7 @@ from m5ws.repository.gc import execute
 from m5ws.repository.publishing import gc_plans
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
+from tests.support.records import planted
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import blake3
 import pytest
 
-import golden
-from checkouts import write
-from known_machine import KnownMachine
 from m5ws import workspace
 from m5ws.cli import reference
 from m5ws.environment.observe import machine
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made, Outcome
+from tests.support.machine.known_machine import KnownMachine
+from tests.support.workspace import golden
+from tests.support.workspace.checkouts import write
 
 _COLUMNS = "100"
 _PLACEHOLDERS = (

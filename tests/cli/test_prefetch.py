@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-import planted
-from counting_store import CountingStore
 from m5ws import workspace
 from m5ws.errors import M5Error
 from m5ws.records.checkpoint import Content
@@ -17,6 +15,8 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, prefetch
 from m5ws.store.cache.cache import Cached
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import planted
-from checkouts import git
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
+from tests.support.workspace.checkouts import git
 
 
 def test_ls_shows_snapshots_and_runs_the_newest_first(m5: Any, made: Any) -> None:

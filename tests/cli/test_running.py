@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import command_line
-import planted
-from forks import ForkParents
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
+from tests.support.ranks.forks import ForkParents
+from tests.support.records import planted
+from tests.support.workspace import command_line
 
 _LIMIT_S = 120.0
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import command_line
 from m5ws.repository.files import mappings
-from settling import settle
+from tests.support.faults.settling import settle
+from tests.support.workspace import command_line
 
 HEAVY = {"torch", "mlflow", "dvc", "deepspeed", "transformers", "git"}
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 import m5ws
-import planted
 from m5ws.cli import cli
 from m5ws.cli.terminal import output
 from m5ws.records import codec
@@ -26,6 +25,7 @@ from m5ws.records.verdict import Verdict
 from m5ws.repository import checkpoints, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 HOSTILE = "\x1b]0;P\x07\x1b[2J\x1b[8m\x9b31m\x08\r\x7f\u202e\u2066|\u2028\tend"
 RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

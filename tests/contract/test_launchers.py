@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from forks import ForkLauncher, ForkParents, wait
 from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
@@ -21,8 +20,9 @@ from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from orders import orders
 from tests.conftest import loud_skip
+from tests.support.ranks.forks import ForkLauncher, ForkParents, wait
+from tests.support.ranks.orders import orders
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 120.0

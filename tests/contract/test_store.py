@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import soak_page
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
-from memory_store import MemoryStore
-from s3_client import REGION, connect, fresh_bucket
+from tests.support.campaigns import soak_page
+from tests.support.s3.s3_client import REGION, connect, fresh_bucket
+from tests.support.stores.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from ceph import Ceph
-    from s3_servers import S3Server
+    from tests.support.s3.ceph import Ceph
+    from tests.support.s3.s3_servers import S3Server
 
 Open = Callable[[], ObjectStore]
 """Opens one store as another client of it."""

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import planted
 from m5ws.diff.diff import between_runs, between_snapshots
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
@@ -17,6 +16,7 @@ from m5ws.records.snapshot import Code, Dataset, Tokenizer
 from m5ws.records.verdict import Change
 from m5ws.repository import runs
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 CODE = {"train.py": b"lr = 1\nprint(lr)\n", "model.py": b"pass\n"}
 CONFIG = {"config.yaml": b"optimizer:\n  lr: 0.001\nsteps: 10\n"}

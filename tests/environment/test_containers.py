@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from checkouts import write
 from m5ws.environment.observe.machine import Machine
 from m5ws.environment.observe.observing import Orders
 from m5ws.environment.observe.remote import NotObserved, ObservedElsewhere
@@ -17,6 +16,7 @@ from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.recipe import Recipe
+from tests.support.workspace.checkouts import write
 
 _IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
 

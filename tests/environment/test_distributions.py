@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from checkouts import write as write_all
 from m5ws.environment import drift
 from m5ws.environment.observe import distributions
 from m5ws.records.environment import Observed, Origin
+from tests.support.workspace.checkouts import write as write_all
 
 
 def write(path: Path, content: str) -> None:

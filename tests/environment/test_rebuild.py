@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-import planted
 from m5ws.environment.rebuild import rebuild
 from m5ws.errors import UsageError
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.recipe import Requirement
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 _IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
 A, B = "a" * 64, "b" * 64

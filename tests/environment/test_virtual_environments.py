@@ -13,8 +13,6 @@ import blake3
 import msgspec
 import pytest
 
-import wheels
-from checkouts import write
 from m5ws.environment.observe import own_package
 from m5ws.environment.observe.machine import Machine
 from m5ws.environment.observe.observing import Orders
@@ -26,6 +24,8 @@ from m5ws.errors import UsageError
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.recipe import Recipe, Requirement
+from tests.support.files import wheels
+from tests.support.workspace.checkouts import write
 
 pytestmark = pytest.mark.services
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import command_line
-from base_runs import BaseRuns
-from forks import ForkParents
+from tests.support.ranks.base_runs import BaseRuns
+from tests.support.ranks.forks import ForkParents
+from tests.support.workspace import command_line
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from base_runs import BaseRuns
 from m5ws.repository import checkpoints
-from workspaces import Workspace
+from tests.support.ranks.base_runs import BaseRuns
+from tests.support.workspace.workspaces import Workspace
 
 
 def _copied(workspace: Workspace, source: str, target: str) -> None:

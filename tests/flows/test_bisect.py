@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from checkouts import git
-from workspaces import SCRIPTS, Workspace
+from tests.support.workspace.checkouts import git
+from tests.support.workspace.workspaces import SCRIPTS, Workspace
 
 _SETTINGS = """\
 name = "mixed"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from workspaces import make_workspace
+from tests.support.workspace.workspaces import make_workspace
 
 
 def test_every_restore_is_equal_to_not_stopping_and_what_was_certified_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import safetensors_reader
-from checkouts import git
-from workspaces import Workspace, make_workspace
+from tests.support.files import safetensors_reader
+from tests.support.workspace.checkouts import git
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,6 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-import soak_page
-from checkouts import git
-from histories import assert_alike, assert_equal
-from kills import Scale
 from m5ws.records.ledger import AttemptEnded
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.fsck import fsck
@@ -27,15 +23,20 @@ from m5ws.runs import history
 from m5ws.store import open_store
 from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
-from warm import PATHS, Ended, Warm
-from workspaces import Workspace, make_workspace
+from tests.support.campaigns import soak_page
+from tests.support.faults.kills import Scale
+from tests.support.paths import ROOT
+from tests.support.ranks.warm import Ended, Warm
+from tests.support.records.histories import assert_alike, assert_equal
+from tests.support.workspace.checkouts import git
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _SCRIPT = Path(__file__).parent / "scripts" / "elsewhere.py"
 _SUPERSEDED = 4
 _KILLED = 3
 """Of four attempts, so many are killed."""
 _TIMEOUT_S = 120
-_PATHS = {"PYTHONPATH": PATHS}
+_PATHS = {"PYTHONPATH": str(ROOT)}
 """As in the processes of `Warm`: it is a part of the environment."""
 _Found = TypeVar("_Found")
 _HEADER = (

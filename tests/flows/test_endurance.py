@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import soak_page
-from footprint import Footprints, Held
 from m5ws.repository import checkpoints, runs
-from workspaces import Workspace, make_workspace
+from tests.support.campaigns import soak_page
+from tests.support.ranks.footprint import Footprints, Held
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.long
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from checkouts import commit_all
 from m5ws.records.ledger import Imported, RankEnded
 from m5ws.repository.ledger import ledger
 from m5ws.tracking.mlflow import description, tags
-from workspaces import make_workspace
+from tests.support.workspace.checkouts import commit_all
+from tests.support.workspace.workspaces import make_workspace
 
 _MODULES = ("greeting", "late", "inworker", "idle")
 _SCRIPT = """\

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import soak_page
-from checkouts import commit_all
-from workspaces import Workspace, make_workspace
+from tests.support.campaigns import soak_page
+from tests.support.workspace.checkouts import commit_all
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _SETTINGS = """\
 name = "small"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from checkouts import commit_all
-from recorded_traces import EXPECTED, Recorder
-from workspaces import Workspace, make_workspace
+from tests.support.records.recorded_traces import EXPECTED, Recorder
+from tests.support.workspace.checkouts import commit_all
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _FAULTS = """\
 dropout_1: 0.1

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from base_runs import BaseRuns
 from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.runs import listing
 from m5ws.store.local import LocalStore
-from workspaces import Workspace, make_workspace
+from tests.support.ranks.base_runs import BaseRuns
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from checkouts import git
-from workspaces import Workspace, make_workspace
+from tests.support.workspace.checkouts import git
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 def test_the_checkout_is_changed_and_the_remote_removed_while_the_run_goes_on(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from m5ws.attest import attest
 from m5ws.repository import checkpoints, outputs
-from workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _SCRIPT = """
 import sys

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import soak_page
-from faulty_runs import STEPS, Runs, variables
-from forks import ForkParents
 from m5ws.errors import M5Error
-from planted_faults import CAUSES, Said, judged, plant
+from tests.support.campaigns import soak_page
+from tests.support.faults.faulty_runs import STEPS, Runs, variables
+from tests.support.faults.planted_faults import CAUSES, Said, judged, plant
+from tests.support.ranks.forks import ForkParents
 
 pytestmark = pytest.mark.long
 

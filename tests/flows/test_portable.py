@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from workspaces import make_workspace
+from tests.support.workspace.workspaces import make_workspace
 
 
 def test_a_portable_run_is_reproduced_and_what_was_promised_is_said(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import wheels
-from checkouts import commit_all, write
 from m5ws.environment import recorded
 from m5ws.environment.observe import own_package
 from m5ws.launch import mounts
@@ -21,6 +19,8 @@ from m5ws.records.environment import Observed
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from tests.conftest import loud_skip
+from tests.support.files import wheels
+from tests.support.workspace.checkouts import commit_all, write
 
 pytestmark = pytest.mark.services
 

@@ -10,7 +10,7 @@ import pytest
 from m5ws.cli.terminal import verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.records.ledger import AnyEvent
-from workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _RECORD = "    step.record(loss=loss"
 

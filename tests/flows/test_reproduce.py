@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from base_runs import BaseRuns
-from workspaces import Workspace, train_tokenizer
+from tests.support.ranks.base_runs import BaseRuns
+from tests.support.workspace.workspaces import Workspace, train_tokenizer
 
 
 @pytest.fixture(scope="module", params=["fsdp", "zero"])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from histories import assert_equal
 from m5ws.records.ledger import RankStarted, Step
 from m5ws.repository.ledger.ledger import decode_event
 from m5ws.repository.ledger.spool import SpoolReader
-from workspaces import Workspace, make_workspace
+from tests.support.records.histories import assert_equal
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _TIMEOUT_S = 120
 

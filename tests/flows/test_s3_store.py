@@ -9,8 +9,8 @@ import pytest
 
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from s3_servers import S3Server
-from workspaces import Workspace, make_workspace
+from tests.support.s3.s3_servers import S3Server
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import soak_page
-from base_runs import BaseRuns
 from m5ws.repository import runs
-from workspaces import Workspace, make_workspace
+from tests.support.campaigns import soak_page
+from tests.support.ranks.base_runs import BaseRuns
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 @pytest.fixture(scope="module", params=["fsdp", "zero"])

@@ -9,7 +9,7 @@ import pytest
 
 from m5ws.repository import checkpoints
 from m5ws.runs import state
-from workspaces import make_workspace
+from tests.support.workspace.workspaces import make_workspace
 
 _LIMIT_S = 240.0
 _SLOW = """\

@@ -11,9 +11,9 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import history
 from m5ws.runs.outputs import saved_outputs
 from m5ws.store import open_store
-from proxies import FaultProxy
-from s3_servers import S3Server
-from workspaces import Workspace, make_workspace
+from tests.support.network.proxies import FaultProxy
+from tests.support.s3.s3_servers import S3Server
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _DIRECTORY = """
 def away():

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from checkouts import git
-from forks import ForkLauncher
 from m5ws import workspace as workspaces
 from m5ws.launch import mounts
 from m5ws.repository import runs
 from m5ws.runs import work_directories
 from tests.conftest import loud_skip
-from workspaces import Workspace, make_workspace
+from tests.support.ranks.forks import ForkLauncher
+from tests.support.workspace.checkouts import git
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _PLACES = """
 import json, os, pickle

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from workspaces import make_workspace
+from tests.support.workspace.workspaces import make_workspace
 
 
 def test_another_number_of_ranks_starts_alike_and_parts_by_the_order_of_reduction(tmp_path: Path) -> None:

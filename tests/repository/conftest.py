@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hostile import Commands, World
+from tests.support.faults.hostile import Commands, World
 
 
 @pytest.fixture(scope="module")

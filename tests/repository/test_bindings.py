@@ -9,9 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import command_line
-import referenced
-from counting_store import CountingStore
 from m5ws.errors import Misplaced
 from m5ws.records import codec
 from m5ws.records.base import Placed
@@ -23,7 +20,10 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import refusals
 from m5ws.runs import history
-from referenced import DIVERGED, EQUAL, OTHER, A, B, World
+from tests.support.gc import referenced
+from tests.support.gc.referenced import DIVERGED, EQUAL, OTHER, A, B, World
+from tests.support.stores.counting_store import CountingStore
+from tests.support.workspace import command_line
 
 ROWS = {row.pattern: row for row in referenced.rows()}
 BOUND = [pattern for pattern, row in ROWS.items() if row.bound and not pattern.startswith("objects/")]

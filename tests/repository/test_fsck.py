@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import planted
 from m5ws.records.checkpoint import Content
 from m5ws.records.snapshot import Annotation
 from m5ws.repository import bindings, buffers, checkpoints, snapshots
@@ -12,6 +11,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 
 @pytest.fixture

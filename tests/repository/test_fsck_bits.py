@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import soak_page
-from bit_flips import Bits, Flip, Tally
-from filled_store import Scale, fill
 from m5ws.records.store import Format
 from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from tests.support.campaigns import soak_page
+from tests.support.faults.bit_flips import Bits, Flip, Tally
+from tests.support.records.filled_store import Scale, fill
 
 _LARGE = Scale(
     large=60,

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import planted
-from dying_store import Died, DyingStore
-from gc_world import publish, upload
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
@@ -22,10 +19,13 @@ from m5ws.repository.publishing import gc_plans, publishing
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.snapshot.config import overrides
-from memory_store import MemoryStore
-from sleeping_store import SleepingStore
-from turns import Serial
-from workspaces import make_workspace
+from tests.support.gc.gc_world import publish, upload
+from tests.support.gc.turns import Serial
+from tests.support.records import planted
+from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.stores.memory_store import MemoryStore
+from tests.support.stores.sleeping_store import SleepingStore
+from tests.support.workspace.workspaces import make_workspace
 
 RUN = "a" * 12
 

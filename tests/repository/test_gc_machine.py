@@ -5,13 +5,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gc_world import World
 from m5ws.errors import M5Error
 from m5ws.records.gc import Rules
 from m5ws.repository.gc import execute as gc_execute
 from m5ws.repository.gc import gc
 from m5ws.repository.repository import Repository
-from turns import Actor, Serial, TurnStore
+from tests.support.gc.gc_world import World
+from tests.support.gc.turns import Actor, Serial, TurnStore
 
 _CONTENTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), min_size=1, max_size=3, unique=True)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kills import Kills, Scale
 from m5ws.records.gc import Rules
 from m5ws.records.store import Format
 from m5ws.repository import snapshots
@@ -14,7 +13,9 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from warm import PATHS, Warm
+from tests.support.faults.kills import Kills, Scale
+from tests.support.paths import ROOT
+from tests.support.ranks.warm import Warm
 
 _SCRIPT = Path(__file__).parent / "scripts" / "gc_process.py"
 _ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ _FORMAT = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
 def _start(*arguments: object) -> "subprocess.Popen[str]":
     command = [sys.executable, str(_SCRIPT), *map(str, arguments)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env={"PYTHONPATH": PATHS}
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env={"PYTHONPATH": str(ROOT)}
     )
 
 

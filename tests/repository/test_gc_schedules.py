@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gc_world import Lie, World, honest
 from m5ws.store.interface import Buffer, ObjectStat
-from passing_store import PassingStore
-from turns import Actor
+from tests.support.gc.gc_world import Lie, World, honest
+from tests.support.gc.turns import Actor
+from tests.support.stores.passing_store import PassingStore
 
 _CONTENTS = [bytes([65 + number]) * 10 for number in range(5)]
 

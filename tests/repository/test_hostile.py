@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from hostile import RUN, World, packed, plain
 from m5ws.records import codec
 from m5ws.records.ledger import Batch
 from m5ws.records.tree import Entry, Slice, Tree
 from m5ws.repository.checkpoints import name
 from m5ws.repository.ledger.spool import chain, genesis
+from tests.support.faults.hostile import RUN, World, packed, plain
 
 
 def _refused_everywhere(world: World, tree: str, saying: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hostile import RUN, World
 from m5ws.repository.checkpoints import name
+from tests.support.faults.hostile import RUN, World
 
 PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from hostile import RUN, World, packed, plain
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.gc import Garbage, GcPlan, PlanPart, Retirements, Rules
@@ -20,6 +19,7 @@ from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.repository.checkpoints import name
 from m5ws.repository.ledger.spool import chain, genesis
+from tests.support.faults.hostile import RUN, World, packed, plain
 
 PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)

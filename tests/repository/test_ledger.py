@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import planted
 from m5ws.errors import CorruptObject, Fenced
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
@@ -17,6 +16,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs.delivery import DELIVERED, Delivery
+from tests.support.records import planted
 
 
 def _steps(first: int, last: int) -> list[bytes]:

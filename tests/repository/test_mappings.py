@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import settling
 from m5ws.repository.files import mappings, trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
+from tests.support.faults import settling
 
 _SIZE = 3 * mmap.PAGESIZE
 

@@ -9,9 +9,6 @@ from typing import cast
 
 import pytest
 
-import planted
-from counting_store import CountingStore
-from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Slice, Tree
@@ -22,6 +19,9 @@ from m5ws.repository.repository import Repository
 from m5ws.store.cache.cache import Cached
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
+from tests.support.stores.flowing_store import FlowingStore
 
 _SMALL = Format(chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
 _SIZES = (0, 1, 100, 5000, 16383, 16384, 65535, 65536, 65537, 3 * 65536, 10 * 65536 + 17)

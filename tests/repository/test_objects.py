@@ -5,7 +5,7 @@ import pytest
 from m5ws.repository import objects
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from passing_store import PassingStore
+from tests.support.stores.passing_store import PassingStore
 
 
 def test_what_was_seen_to_be_there_is_remembered_up_to_a_limit(

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import planted
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.gc import Rules
@@ -22,8 +21,9 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.snapshot.config import overrides
-from passing_store import PassingStore
-from small_files import FORM, Workspace, annotate
+from tests.support.files.small_files import FORM, Workspace, annotate
+from tests.support.records import planted
+from tests.support.stores.passing_store import PassingStore
 
 
 class Two(Workspace):

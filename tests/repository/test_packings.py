@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import planted
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.base import Digest
 from m5ws.records.gc import Rules
@@ -29,8 +28,9 @@ from m5ws.repository.publishing.publishing import Vanished
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.store.local import LocalStore
-from passing_store import PassingStore
-from small_files import FORM, Workspace, annotate, read
+from tests.support.files.small_files import FORM, Workspace, annotate, read
+from tests.support.records import planted
+from tests.support.stores.passing_store import PassingStore
 
 
 def test_a_changed_file_alone_is_sent(tmp_path: Path) -> None:

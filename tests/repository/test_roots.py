@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import planted
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import Rules
@@ -18,6 +17,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
+from tests.support.records import planted
 
 RUN = "a" * 12
 _LABELS = [checkpoints.name(step, 1) for step in range(10, 110, 10)]

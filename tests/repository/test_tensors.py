@@ -13,7 +13,7 @@ from m5ws.records.checkpoint import Shard, Tensor
 from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Box, Layout, Parts, Reader, layout
-from memory_store import MemoryStore
+from tests.support.stores.memory_store import MemoryStore
 
 
 def stored(repo: Repository, data: bytes, cuts: list[int]) -> tuple[Slice, ...]:

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import mlflow_runs as written
-import planted
-from dying_store import Died, DyingStore
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
@@ -17,6 +14,9 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.store.local import LocalStore
+from tests.support.records import mlflow_runs as written
+from tests.support.records import planted
+from tests.support.stores.dying_store import Died, DyingStore
 
 _RUN: Kind = "run"
 

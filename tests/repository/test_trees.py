@@ -26,8 +26,8 @@ from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
-from passing_store import PassingStore
-from settling import settle
+from tests.support.faults.settling import settle
+from tests.support.stores.passing_store import PassingStore
 
 _SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-import planted
 from m5ws.errors import CorruptObject
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 
 
 def test_a_file_that_was_not_located_is_an_error_and_no_empty_file(repo: Repository, tmp_path: Path) -> None:

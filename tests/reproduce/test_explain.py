@@ -7,7 +7,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-import planted
 from m5ws.launch.interface import Process
 from m5ws.launch.local import LaunchFailed
 from m5ws.records.environment import Declared, Observed, Origin
@@ -23,7 +22,8 @@ from m5ws.reproduce.explain.explain import Case, Replayed, explained, judged, wi
 from m5ws.reproduce.explain.locate import Look
 from m5ws.runs import run, supervise
 from m5ws.runs.history import History
-from orders import orders
+from tests.support.ranks.orders import orders
+from tests.support.records import planted
 
 STEP = 40
 

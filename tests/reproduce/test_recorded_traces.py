@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-import recorded_traces
-from recorded_traces import EXPECTED
+from tests.support.records import recorded_traces
+from tests.support.records.recorded_traces import EXPECTED
 
 
 @pytest.mark.parametrize("name", EXPECTED)

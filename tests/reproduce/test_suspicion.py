@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import recorded_traces
 from m5ws.cli.terminal import explanation
 from m5ws.environment.drift import rated
 from m5ws.records.explanation import Explanation, Place, Side
@@ -19,7 +18,8 @@ from m5ws.reproduce.explain import explain
 from m5ws.reproduce.explain.explain import Case, Replayed
 from m5ws.reproduce.verdict import hints as signs
 from m5ws.reproduce.verdict.reason import reason
-from recorded_traces import EXPECTED
+from tests.support.records import recorded_traces
+from tests.support.records.recorded_traces import EXPECTED
 
 _FAULT = re.compile(r"hardware|fault of|flipped a bit")
 _UNREPEATED = re.compile(r"not deterministic|does not repeat|not seeded|nondeterministic|another order")

@@ -13,7 +13,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs.delivery import Delivery
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
-from passing_store import PassingStore
+from tests.support.stores.passing_store import PassingStore
 
 _RUN = "a" * 12
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import planted
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankEnded, RankStarted, Step
 from m5ws.repository.ledger import ledger
@@ -17,6 +16,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs import recovery, state
 from m5ws.runs.delivery import Delivery
+from tests.support.records import planted
 
 _RUN = "a" * 12
 _HOST = "node-17"

@@ -5,8 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import mlflow_runs as written
-import planted
 from m5ws.checkpoints import resolve
 from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
@@ -20,6 +18,8 @@ from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, transfer
 from m5ws.runs import fork, run
 from m5ws.store.local import LocalStore
+from tests.support.records import mlflow_runs as written
+from tests.support.records import planted
 
 
 def _checkpoint(repo: Repository, record: Run, step: int, attempt: int = 1, form: str = "dcp/1") -> str:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-import planted
-from counting_store import CountingStore
 from m5ws.records import codec
 from m5ws.records.ledger import AttemptEnded, Event, RankEnded, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, state
 from m5ws.store.local import LocalStore
-from passing_store import PassingStore
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
+from tests.support.stores.passing_store import PassingStore
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import planted
 from m5ws.errors import Fenced
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
@@ -22,6 +21,7 @@ from m5ws.reproduce import segments
 from m5ws.runs import history, recovery, resume_check, state, work_directories
 from m5ws.runs.delivery import DELIVERED, Delivery
 from m5ws.runs.outputs import unrecorded
+from tests.support.records import planted
 
 _RUN = "a" * 12
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import planted
 from m5ws.checkpoints import listing
 from m5ws.errors import Fenced, Misplaced
 from m5ws.records.base import Digest
@@ -26,6 +25,7 @@ from m5ws.reproduce import refusals
 from m5ws.runs import history, state
 from m5ws.runs.outputs import restored_outputs, saved_outputs, unrecorded
 from m5ws.store.local import LocalStore
+from tests.support.records import planted
 
 _RUN = "a" * 12
 

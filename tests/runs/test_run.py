@@ -10,7 +10,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import run
 from m5ws.snapshot import snapshot
 from m5ws.workspace import find
-from workspaces import make_workspace
+from tests.support.workspace.workspaces import make_workspace
 
 _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
 

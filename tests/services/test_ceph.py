@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import ceph as ceph_server
-from ceph import Ceph
-from fault_plan import Settings
-from proxies import DelayLine, FaultProxy
-from s3_client import answer_of, connect, fresh_bucket
+from tests.support.network.fault_plan import Settings
+from tests.support.network.proxies import DelayLine, FaultProxy
+from tests.support.s3 import ceph as ceph_server
+from tests.support.s3.ceph import Ceph
+from tests.support.s3.s3_client import answer_of, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
 

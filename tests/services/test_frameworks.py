@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 import m5ws
-from checkouts import commit_all, write
 from tests.conftest import loud_skip
+from tests.support.workspace.checkouts import commit_all, write
 
 pytestmark = pytest.mark.services
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ceph import Ceph
-from filled_store import Scale, fill
 from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.store.s3.location import parse
 from m5ws.store.s3.store import S3Store
-from s3_client import REGION, connect, fresh_bucket
+from tests.support.records.filled_store import Scale, fill
+from tests.support.s3.ceph import Ceph
+from tests.support.s3.s3_client import REGION, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
 

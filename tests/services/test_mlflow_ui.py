@@ -17,8 +17,6 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
-import mlflow_runs as written
-from chromium import Browser, executable
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Verdict
 from m5ws.repository import runs
@@ -28,6 +26,8 @@ from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
+from tests.support.machine.chromium import Browser, executable
+from tests.support.records import mlflow_runs as written
 
 pytestmark = pytest.mark.services
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ceph import Ceph
-from policies import PAGES, template, together
-from s3_client import answer_of, connect, fresh_bucket
 from tests.conftest import loud_skip
+from tests.support.s3.ceph import Ceph
+from tests.support.s3.policies import PAGES, template, together
+from tests.support.s3.s3_client import answer_of, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
 

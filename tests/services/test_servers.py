@@ -1,6 +1,6 @@
 """docs/reference/servers.md says what the servers do that are here: each cell is asked of the server itself.
 
-`PYTHONPATH=.:tests/support python tests/services/test_servers.py` writes the cells anew.
+`PYTHONPATH=. python tests/services/test_servers.py` writes the cells anew.
 """
 
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ceph import Ceph, Keys, hold
-from s3_client import connect
-from s3_servers import S3Server
-from s3_servers import moto as run_moto
-from server_checks import CHECKS, Server
 from tests.conftest import loud_skip
+from tests.support.s3.ceph import Ceph, Keys, hold
+from tests.support.s3.s3_client import connect
+from tests.support.s3.s3_servers import S3Server
+from tests.support.s3.s3_servers import moto as run_moto
+from tests.support.s3.server_checks import CHECKS, Server
 
 pytestmark = pytest.mark.services
 

@@ -1,7 +1,7 @@
 """The S3 store over a way that breaks: everything succeeds with verified bytes, or fails with one clear error.
 
 A short sample in ordinary runs; all kinds of faults at all rates in `make soak`, which writes docs/soak.md. By hand:
-`PYTHONPATH=.:tests/support python tests/services/test_store_faults.py --kind stall --rate 0.5` prints seeds and counts.
+`PYTHONPATH=. python tests/services/test_store_faults.py --kind stall --rate 0.5` prints seeds and counts.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-import soak_page
-from campaign_result import Result
-from ceph import Ceph, hold
-from fault_plan import KINDS, Counters, Settings
 from m5ws.store.interface import ObjectStore
-from proxies import FaultProxy
-from s3_client import REGION, connect, fresh_bucket
-from store_campaign import Campaign, Open
 from tests.conftest import loud_skip
+from tests.support.campaigns import soak_page
+from tests.support.campaigns.campaign_result import Result
+from tests.support.campaigns.store_campaign import Campaign, Open
+from tests.support.network.fault_plan import KINDS, Counters, Settings
+from tests.support.network.proxies import FaultProxy
+from tests.support.s3.ceph import Ceph, hold
+from tests.support.s3.s3_client import REGION, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
 

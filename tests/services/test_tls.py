@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ceph import Ceph
 from m5ws.errors import M5Error, UsageError
 from m5ws.store import open_store
 from m5ws.store.interface import Homed, ObjectStore
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import StoreUnreachable
-from s3_client import REGION, connect, fresh_bucket
+from tests.support.s3.ceph import Ceph
+from tests.support.s3.s3_client import REGION, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
 

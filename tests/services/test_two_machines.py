@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-import namespaces
-from checkouts import commit_all, git
-from namespaces import ADDRESS, Machine, Network
-from s3_servers import ENVIRONMENT
 from tests.conftest import loud_skip
-from workspaces import Workspace, make_workspace
+from tests.support.network import namespaces
+from tests.support.network.namespaces import ADDRESS, Machine, Network
+from tests.support.s3.s3_servers import ENVIRONMENT
+from tests.support.workspace.checkouts import commit_all, git
+from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.services
 
@@ -28,7 +28,7 @@ _PORT = 9000
 _BUCKET = "team"
 _TIMEOUT_S = 300.0
 _SUPERSEDED = 4
-_MOTO = Path(__file__).parents[1] / "support" / "moto_server.py"
+_MOTO = Path(__file__).parents[1] / "support" / "s3" / "moto_server.py"
 _MAKE_BUCKET = f"""
 import boto3
 client = boto3.client("s3", endpoint_url="http://{ADDRESS}:{_PORT}")

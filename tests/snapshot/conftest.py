@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkouts import commit_all, write
+from tests.support.workspace.checkouts import commit_all, write
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dying_store import Died, DyingStore
 from m5ws.records.store import Format
 from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
@@ -12,7 +11,8 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.store.local import LocalStore
 from m5ws.workspace import Workspace, find
-from workspaces import make_workspace
+from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.workspace.workspaces import make_workspace
 
 _SMALL = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
 

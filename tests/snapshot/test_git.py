@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkouts import commit_all, git
 from m5ws.snapshot.sources.git import Git, without_credentials
 from m5ws.snapshot.sources.git_start import GitError
 from m5ws.snapshot.sources.interface import SourceState
+from tests.support.workspace.checkouts import commit_all, git
 
 
 def write(folder: Path, *names: str) -> None:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import planted
-from checkouts import git, write
 from m5ws.bisect.bisect import Plan, Report
 from m5ws.cli import bisect
 from m5ws.diff import commit_history
@@ -13,6 +11,8 @@ from m5ws.records.commit import CommitsBetween
 from m5ws.records.verdict import Change, Divergence
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.git_history import GitHistory, make_repository
+from tests.support.records import planted
+from tests.support.workspace.checkouts import git, write
 
 _ABSENT = "0123456789" * 4
 

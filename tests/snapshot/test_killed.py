@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kills import Kills, Scale
 from m5ws.records.base import Digest
 from m5ws.records.tree import path_text
 from m5ws.repository import snapshots
@@ -17,10 +16,11 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.local import LocalStore
-from warm import Warm
+from tests.support.faults.kills import Kills, Scale
+from tests.support.ranks.warm import Warm
 
 if TYPE_CHECKING:
-    from s3_servers import S3Server
+    from tests.support.s3.s3_servers import S3Server
 
 _SCRIPT = Path(__file__).parent / "scripts" / "killed_process.py"
 _ROUND = 25

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import captures
-from checkouts import write
 from m5ws.environment.observe import distributions
 from m5ws.environment.observe.machine import Machine
 from m5ws.records.environment import Origin
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.local_installs import LocalInstalls, local
+from tests.support.workspace import captures
+from tests.support.workspace.checkouts import write
 
 _IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
 _LOCAL = {

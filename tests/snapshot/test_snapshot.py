@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from captures import say, take
-from checkouts import git, write
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from settling import settle
+from tests.support.faults.settling import settle
+from tests.support.paths import ROOT
+from tests.support.workspace.captures import say, take
+from tests.support.workspace.checkouts import git, write
 
 
 def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> None:
@@ -83,8 +84,7 @@ def hook(event, arguments):
         if not own and not Path(arguments[0]).is_dir():
             opened.append(arguments[0])
 sys.addaudithook(hook)
-sys.path.insert(0, sys.argv[2])
-from captures import take
+from tests.support.workspace.captures import take
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 captured = take(root, Repository.open(LocalStore(root.parent / "store")))
@@ -96,9 +96,9 @@ print(captured.unchanged, opened, sorted(heavy & {name.split(".")[0] for name in
 def test_an_unchanged_second_snapshot_reads_no_file_and_loads_nothing_heavy(root: Path, repo: Repository) -> None:
     settle(root)
     take(root, repo)
-    support = Path(__file__).parents[1] / "support"
-    command = [sys.executable, "-c", _UNCHANGED, str(root), str(support)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", _UNCHANGED, str(root)]
+    inherited = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=inherited)
     assert done.stdout == "True [] []\n"
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from captures import say, take
-from checkouts import git, write
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState
+from tests.support.workspace.captures import say, take
+from tests.support.workspace.checkouts import git, write
 
 
 class Meddling(Git):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import captures
-from checkouts import git
 from m5ws.errors import NotFound
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
@@ -21,7 +19,9 @@ from m5ws.snapshot.snapshot import Captured
 from m5ws.snapshot.sources.dvc import DatasetModified, Dvc
 from m5ws.snapshot.sources.interface import TrackedDataset
 from m5ws.store.local import LocalStore
-from settling import settle
+from tests.support.faults.settling import settle
+from tests.support.workspace import captures
+from tests.support.workspace.checkouts import git
 
 pytest.importorskip("dvc")
 

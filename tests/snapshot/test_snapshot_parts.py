@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from captures import names, say, take
-from checkouts import write
 from m5ws.errors import ConfigError, M5Error, NotFound
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config.edit import BadConfigFile
+from tests.support.workspace.captures import names, say, take
+from tests.support.workspace.checkouts import write
 
 
 def test_every_file_is_in_exactly_one_part(root: Path, repo: Repository) -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from captures import SECRET, Machine, take
-from checkouts import git
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.tree import Packing
@@ -16,8 +14,10 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from settling import settle
-from small_files import annotate
+from tests.support.faults.settling import settle
+from tests.support.files.small_files import annotate
+from tests.support.workspace.captures import SECRET, Machine, take
+from tests.support.workspace.checkouts import git
 
 
 def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:

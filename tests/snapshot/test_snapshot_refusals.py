@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from captures import SECRET, names, say, take
-from checkouts import write
 from m5ws.repository import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_scan import SecretsFound
 from m5ws.snapshot.inspection import LinksOutside, NotTheContent
+from tests.support.workspace.captures import SECRET, names, say, take
+from tests.support.workspace.checkouts import write
 
 
 def stored_bytes(repo: Repository) -> bytes:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from captures import say, take
-from checkouts import write
 from m5ws.errors import M5Error, MissingExtra, NotFound
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.tokenizer import Tokenizers
+from tests.support.workspace.captures import say, take
+from tests.support.workspace.checkouts import write
 
 
 class Counting(Tokenizers):

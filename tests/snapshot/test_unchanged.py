@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from captures import Machine, say
-from checkouts import git, write
 from m5ws.config.settings import Settings
 from m5ws.repository.files import trees
 from m5ws.repository.files.writer import FileChanged
@@ -18,8 +16,10 @@ from m5ws.snapshot.sources.dvc import Dvc
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState
 from m5ws.store.local import LocalStore
-from settling import age, end_second, settle
-from workspace_changes import CHANGES, THE_SAME, make, quietly
+from tests.support.faults.settling import age, end_second, settle
+from tests.support.workspace.captures import Machine, say
+from tests.support.workspace.checkouts import git, write
+from tests.support.workspace.workspace_changes import CHANGES, THE_SAME, make, quietly
 
 SAID = say(config={"files": ["config.yaml", "local.yaml", "conf/*.yaml"]}, data={"paths": ["data"]})
 

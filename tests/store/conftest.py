@@ -7,8 +7,8 @@ import pytest
 from m5ws.store.s3.location import parse
 from m5ws.store.s3.retry import Patience
 from m5ws.store.s3.store import S3Store
-from s3_servers import descriptions_read_once
-from scripted_s3 import ScriptedS3
+from tests.support.s3.s3_servers import descriptions_read_once
+from tests.support.s3.scripted_s3 import ScriptedS3
 
 
 @pytest.fixture

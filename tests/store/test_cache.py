@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from counting_store import CountingStore
-from flowing_store import FlowingStore
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
@@ -19,6 +17,8 @@ from m5ws.store.cache import cache
 from m5ws.store.cache.cache import Cached, cached
 from m5ws.store.interface import Buffer, Near, OnDisk
 from m5ws.store.local import Draft, LocalStore
+from tests.support.stores.counting_store import CountingStore
+from tests.support.stores.flowing_store import FlowingStore
 
 _MIB = 2**20
 

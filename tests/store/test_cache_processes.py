@@ -17,7 +17,7 @@ from m5ws.store.cache import cache
 from m5ws.store.cache.cache import Cached
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
-from warm import PATHS
+from tests.support.paths import ROOT
 
 _READER = Path(__file__).parent / "scripts" / "reader.py"
 _KIB = 2**10
@@ -30,7 +30,7 @@ def _start(base: Path, limit: int, seed: int, rounds: int, *more: object, within
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": PATHS},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
 

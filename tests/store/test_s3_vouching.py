@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from filled_store import Scale, fill
 from m5ws.errors import NotFound
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
@@ -25,8 +24,9 @@ from m5ws.store.s3.errors import AccessDenied
 from m5ws.store.s3.location import parse
 from m5ws.store.s3.retry import Patience
 from m5ws.store.s3.store import S3Store
-from s3_servers import ENVIRONMENT
-from scripted_s3 import ScriptedS3
+from tests.support.records.filled_store import Scale, fill
+from tests.support.s3.s3_servers import ENVIRONMENT
+from tests.support.s3.scripted_s3 import ScriptedS3
 
 _AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
 _SCALE = Scale(large=10, large_bytes=8192, small=5, small_bytes=400, saved_bytes=8192, snapshots=2)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-import mlflow_runs as written
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.records import mlflow_runs as written
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-import mlflow_runs as written
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Course, Divergence, JointVerdict, Recheck, Verdict
 from m5ws.repository import runs
@@ -17,6 +16,7 @@ from m5ws.tracking.mlflow.client import TrackerError
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.records import mlflow_runs as written
 
 
 def _finished(repo: Repository, run: Run) -> Run:

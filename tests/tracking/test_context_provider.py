@@ -12,7 +12,7 @@ from m5ws.records import codec
 from m5ws.tracking.mlflow.context_provider import M5Context
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
-from orders import orders
+from tests.support.ranks.orders import orders
 
 _SCRIPT = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('loss', 0.25, step=3)\n"
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-import mlflow_runs as written
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.records import mlflow_runs as written
 
 _WRITES = ("create", "log", "set", "update", "finalize")
 

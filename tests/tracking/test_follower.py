@@ -15,8 +15,6 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
-import mlflow_runs as written
-import planted
 from m5ws.records import exact
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
@@ -25,6 +23,8 @@ from m5ws.tracking.mlflow import follower as mlflow_follower
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.records import mlflow_runs as written
+from tests.support.records import planted
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -9,8 +9,6 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-import mlflow_runs as written
-import planted
 from m5ws.records.ledger import OutputsStored
 from m5ws.records.run import Parent, Run
 from m5ws.repository.ledger import ledger
@@ -19,6 +17,8 @@ from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.records import mlflow_runs as written
+from tests.support.records import planted
 
 
 def _page(client: MlflowClient, run: Run) -> Any:

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from mlflow.utils.validation import _validate_param, _validate_tag
 
-import mlflow_runs as written
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Change, Verdict
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow import description, tags
 from m5ws.tracking.mlflow import params as mlflow_params
+from tests.support.records import mlflow_runs as written
 
 
 def _subject(repo: Repository, tmp_path: Path, config: str = written.CONFIG) -> tags.Subject:

@@ -10,9 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import forks
-import planted
-import zero_lab
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.determinism import environment
@@ -27,7 +24,9 @@ from m5ws.repository.repository import Repository
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import context
 from m5ws.training.runtime.stop import Stop
-from orders import orders
+from tests.support.ranks import forks, zero_lab
+from tests.support.ranks.orders import orders
+from tests.support.records import planted
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import planted
-from dying_store import Died, DyingStore
 from m5ws.records.store import Format
 from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
@@ -18,7 +16,9 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import Active
 from m5ws.training.runtime.stop import Stop
 from m5ws.training.state.staging import Buffers
-from orders import orders
+from tests.support.ranks.orders import orders
+from tests.support.records import planted
+from tests.support.stores.dying_store import Died, DyingStore
 
 _RUN = "a" * 12
 

@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-import forks
 from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
@@ -25,6 +24,7 @@ from m5ws.training.backends import dcp
 from m5ws.training.backends.base import Piece
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state.plain_state import RestoreError, StateError
+from tests.support.ranks import forks
 
 HERE = Path(__file__).parent
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from forks import ForkParents
 from m5ws.records.checkpoint import Content
 from m5ws.records.launch import Saving
 from m5ws.records.ledger import State
 from m5ws.repository.repository import Repository
-from zero_lab import found, lab
+from tests.support.ranks.forks import ForkParents
+from tests.support.ranks.zero_lab import found, lab
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES = ("zero1-bf16", "zero2-bf16", "zero3-bf16", "zero3-parameters", "zero0-fp32")

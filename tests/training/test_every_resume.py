@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import forks
-import planted
-import soak_page
 from m5ws.records import codec
 from m5ws.records.launch import Saving
 from m5ws.repository.repository import Repository
-from orders import orders
+from tests.support.campaigns import soak_page
+from tests.support.ranks import forks
+from tests.support.ranks.orders import orders
+from tests.support.records import planted
 
 _SCRIPT = Path(__file__).parent / "scripts" / "every_resume.py"
 _ROOT = Path(__file__).parents[2]

@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-import planted
-import safetensors_reader
-from exports import bits, export, loaded_by_torch, recorded
 from m5ws.checkpoints import resolve
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
@@ -22,6 +19,9 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends import dcp
+from tests.support.files import safetensors_reader
+from tests.support.files.exports import bits, export, loaded_by_torch, recorded
+from tests.support.records import planted
 from tests.training.conftest import Runner
 
 RUN = "000000000001"

@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 import torch
 
-import forks
-import safetensors_reader
-from exports import bits, export, loaded_by_torch, recorded
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from tests.support.files import safetensors_reader
+from tests.support.files.exports import bits, export, loaded_by_torch, recorded
+from tests.support.ranks import forks
 from tests.training.conftest import Runner
 
 HERE = Path(__file__).parent

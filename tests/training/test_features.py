@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import forks
-import planted
 from m5ws.records import codec
 from m5ws.records.launch import Saving
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from orders import orders
+from tests.support.ranks import forks
+from tests.support.ranks.orders import orders
+from tests.support.records import planted
 
 _SCRIPT = Path(__file__).parent / "scripts" / "matrix.py"
 _LONG = (pytest.mark.long,)

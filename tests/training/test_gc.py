@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import planted
 from m5ws.records.gc import Rules
 from m5ws.repository import checkpoints
 from m5ws.repository.files import trees
@@ -11,7 +10,8 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from sleeping_store import SleepingStore
+from tests.support.records import planted
+from tests.support.stores.sleeping_store import SleepingStore
 from tests.training.test_crash import _RUN, _save
 
 

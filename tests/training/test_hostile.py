@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 
-import planted
 from m5ws.errors import CorruptObject, M5Error
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content, Shard
@@ -23,6 +22,7 @@ from m5ws.training.runtime.context import Active
 from m5ws.training.state import content_check
 from m5ws.training.state.plain_state import RestoreError, decode
 from m5ws.training.state.staging import Live
+from tests.support.records import planted
 
 _HUGE = 2**40
 

@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import soak_page
-from kills import Scale
 from m5ws.records import codec
 from m5ws.records.determinism import environment
 from m5ws.records.environment import Determinism
@@ -19,7 +17,9 @@ from m5ws.records.ledger import CheckpointPublished, State, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
-from warm import Warm
+from tests.support.campaigns import soak_page
+from tests.support.faults.kills import Scale
+from tests.support.ranks.warm import Warm
 
 _SCRIPT = Path(__file__).parent / "scripts" / "killed_ranks.py"
 _RANKS = 2

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-import kinds
 import m5ws
 from m5ws.records.checkpoint import Content
 from m5ws.repository import tensors
@@ -18,6 +17,7 @@ from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
 from m5ws.training.state.staging import Buffers, Live
+from tests.support.records import kinds
 
 BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 

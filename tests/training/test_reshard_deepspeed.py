@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from forks import ForkParents
 from m5ws.records.ledger import State
 from m5ws.repository.repository import Repository
-from zero_lab import SCRIPTS, found, lab
+from tests.support.ranks.forks import ForkParents
+from tests.support.ranks.zero_lab import SCRIPTS, found, lab
 
 CASES = ("zero1-bf16", "zero2-fp32", "zero3-bf16", "zero3-parameters")
 MORE = ("zero2-round-robin", "zero1-no-offload", "zero3-no-offload", "zero0-fp32")

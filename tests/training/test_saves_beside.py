@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import m5ws
-import planted
-from loops import train
 from m5ws.errors import Fenced
 from m5ws.records.launch import Saving
 from m5ws.records.ledger import CheckpointPublished, Step
@@ -18,6 +16,8 @@ from m5ws.repository.repository import Repository
 from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
 from m5ws.training.checkpoint.background_save import TooManyFailures
+from tests.support.ranks.loops import train
+from tests.support.records import planted
 
 
 class Gated(LocalStore):

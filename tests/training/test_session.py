@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import m5ws
-import planted
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State, Step
@@ -15,6 +14,7 @@ from m5ws.repository import checkpoints
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.state.plain_state import RestoreError, StateError
+from tests.support.records import planted
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import soak_page
-from loops import train
 from m5ws.records.launch import Saving
 from m5ws.records.ledger import Step
 from m5ws.repository import checkpoints
@@ -27,12 +25,14 @@ from m5ws.store.interface import ObjectStore
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import TooManyFailures
 from m5ws.training.runtime import context
-from proxies import FaultProxy
 from tests.conftest import loud_skip
-from troubles import TROUBLES, Directory, Server, file_system
+from tests.support.campaigns import soak_page
+from tests.support.faults.troubles import TROUBLES, Directory, Server, file_system
+from tests.support.network.proxies import FaultProxy
+from tests.support.ranks.loops import train
 
 if TYPE_CHECKING:
-    from s3_servers import S3Server
+    from tests.support.s3.s3_servers import S3Server
 
 _STEPS = 14
 _SAID = {

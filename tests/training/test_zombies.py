@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-import soak_page
 from m5ws.checkpoints import resolve
 from m5ws.errors import UsageError
 from m5ws.records.gc import Rules
@@ -20,10 +19,11 @@ from m5ws.repository.gc import gc
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.interface import ObjectStore
-from zombies import WAKES, Told, Tries
+from tests.support.campaigns import soak_page
+from tests.support.faults.zombies import WAKES, Told, Tries
 
 if TYPE_CHECKING:
-    from s3_servers import S3Server
+    from tests.support.s3.s3_servers import S3Server
 
 _HEADER = (
     (

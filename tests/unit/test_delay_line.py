@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from proxies import DelayLine, FaultProxy
-from trivial_server import TrivialServer, content
+from tests.support.network.proxies import DelayLine, FaultProxy
+from tests.support.network.trivial_server import TrivialServer, content
 
 pytestmark = pytest.mark.soak
 

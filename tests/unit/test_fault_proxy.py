@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -9,14 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fault_plan import KINDS, Plan, Settings
-from proxies import FaultProxy
-from trivial_server import TrivialServer, content
+from tests.support.network.fault_plan import KINDS, Plan, Settings
+from tests.support.network.proxies import FaultProxy
+from tests.support.network.trivial_server import TrivialServer, content
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.soak
 
@@ -270,9 +271,15 @@ def test_many_connections_at_once_do_not_mix(proxy: FaultProxy) -> None:
 
 
 def test_a_proxy_ends_with_the_process_that_started_it() -> None:
-    support = Path(__file__).parents[1] / "support"
-    code = "import os, proxies; print(proxies.FaultProxy('127.0.0.1:1').port, flush=True); os._exit(9)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=support, capture_output=True, text=True, timeout=30)
+    made = "proxies.FaultProxy('127.0.0.1:1')"
+    code = f"import os; from tests.support.network import proxies; print({made}.port, flush=True); os._exit(9)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:

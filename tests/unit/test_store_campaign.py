@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from broken_store import BREAKS, BrokenStore
-from campaign_result import Result
 from m5ws.store.local import LocalStore
-from store_campaign import Campaign
+from tests.support.campaigns.campaign_result import Result
+from tests.support.campaigns.store_campaign import Campaign
+from tests.support.stores.broken_store import BREAKS, BrokenStore
 
 pytestmark = pytest.mark.soak
 

@@ -5,11 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from forks import ForkLauncher, ForkParents
 from m5ws.launch.interface import Launcher
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest
+from tests.support.ranks.forks import ForkLauncher, ForkParents
 
 kind, file = sys.argv[1:]
 launcher: Launcher = LocalLauncher(os.environ) if kind == "real" else ForkLauncher(ForkParents(), os.environ)

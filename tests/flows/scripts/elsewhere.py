@@ -4,11 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-import command_line
-from forks import ForkParents
 from m5ws.records import determinism
 from m5ws.records.environment import Determinism
 from m5ws.runs import delivery, supervise
+from tests.support.ranks.forks import ForkParents
+from tests.support.workspace import command_line
 
 _PARENTS = ForkParents()
 _LOOK_S = 0.2

@@ -4,7 +4,6 @@ import random
 import sys
 from pathlib import Path
 
-import planted
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
 from m5ws.records.gc import Rules
@@ -16,6 +15,7 @@ from m5ws.repository.gc import execute, gc
 from m5ws.repository.publishing.publishing import Vanished, repeated
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from tests.support.records import planted
 
 
 def repository(store: str) -> Repository:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import m5ws.store.s3.store  # noqa: F401  # what is imported here is there in every process that is forked
-from captures import Machine
 from m5ws.config.settings import ConfigSettings, DataSettings, Settings
 from m5ws.records.store import Format
 from m5ws.repository import snapshots
@@ -17,6 +16,7 @@ from m5ws.snapshot import collect, inspection, snapshot
 from m5ws.snapshot.sources.git import Git
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
+from tests.support.workspace.captures import Machine
 
 _FORMAT = Format(chunk_bytes=32 * 2**10, pack_bytes=8 * 2**10, small_bytes=8 * 2**10)
 _SETTINGS = Settings(config=ConfigSettings(files=()), data=DataSettings(paths=("data",), dvc=False))

@@ -11,11 +11,11 @@ import resource
 import sys
 from pathlib import Path
 
-from counting_store import CountingStore
 from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.store.cache.cache import Cached
 from m5ws.store.local import LocalStore
+from tests.support.stores.counting_store import CountingStore
 
 
 def main(store: str, cache: str, limit: str, seed: str, rounds: str, fsize: str = "") -> None:

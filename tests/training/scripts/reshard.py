@@ -23,8 +23,8 @@ from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
 from m5ws.training.state.staging import Buffers
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-import kinds
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.support.records import kinds
 
 # Smaller than the model's tensors, so that they are cut on the grid; an odd size, so that cuts fall within rows.
 CHUNK_BYTES, SMALL_BYTES = 1000, 300

@@ -1,0 +1,163 @@
+"""Runs of a tiny training in one workspace, made and verified by m5ws itself, with ranks that are forks.
+
+What is planted in a run is in a file that no snapshot has, and is there while the run is made; the library `ruler`,
+which the training uses, is a distribution of two versions, installed in a folder outside the workspace.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from m5ws import workspace
+from m5ws.environment.interface import Observer
+from m5ws.errors import M5Error
+from m5ws.records.determinism import environment
+from m5ws.records.environment import Declared, Determinism, Observed
+from m5ws.reproduce import reproduce, segments
+from m5ws.reproduce.segments import Joint
+from m5ws.runs import run, supervise
+from m5ws.snapshot import snapshot
+from tests.support.ranks.forks import ForkLauncher, ForkParents
+from tests.support.workspace.checkouts import commit_all
+
+STEPS, EVERY = 40, 8
+SCRIPT = Path(__file__).parents[2] / "flows" / "scripts" / "planted_fault.py"
+_ROOT = Path(__file__).parents[3]
+_SETTINGS = f"""\
+name = "faulty"
+
+[run]
+command = ["train.py"]
+checkpoint_every = {EVERY}
+fingerprint_every = 1
+
+[mlflow]
+enabled = false
+"""
+_RULER = """\
+def length(step):
+    return {length} if step == {step} else 1.0
+"""
+
+
+class _Seen:
+    """`Observer` that looks once for each state of the machine: a look costs more than a replay here."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.installed: dict[str, str] = {}
+        self._looked: dict[object, Observed] = {}
+
+    def observe(self, environment: Mapping[str, str]) -> Observed:
+        """Return what was seen with these variables, but for those that name the attempt."""
+        own = frozenset((name, value) for name, value in environment.items() if name != "M5WS_CONTEXT")
+        state = (own, frozenset(self.installed.items()))
+        if state not in self._looked:
+            self._looked[state] = self._observer.observe(environment)
+        return self._looked[state]
+
+    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
+        """As the observer does."""
+        return self._observer.declare(root, lock_files, image)
+
+
+class Runs:
+    """A workspace, its store, and the processes that stand for its ranks' launcher."""
+
+    def __init__(self, folder: Path, parents: ForkParents, variables: Mapping[str, str]) -> None:
+        self.root, self.site, self._told = folder / "w", Path(variables["SITE"]), Path(variables["PLANTED"])
+        self.root.mkdir(parents=True)
+        shutil.copy(SCRIPT, self.root / "train.py")
+        (self.root / "m5ws.toml").write_text(_SETTINGS)
+        (self.root / ".gitignore").write_text(".m5ws/\n")
+        commit_all(self.root)
+        self.here = workspace.find(self.root, variables)
+        self.repo = self.here.repository(create=True)
+        ports = self.here.ports(self.repo)
+        seen = _Seen(ports.observer)
+        self.ports = msgspec.structs.replace(ports, launcher=ForkLauncher(parents, variables), observer=seen)
+        self._seen = seen
+        self.restore()
+        here = self.here
+        given = (here.source(), here.datasets(), here.tokenizers(), here.observer(), here.index_path)
+        self._snapshot = snapshot.take(here.root, here.settings, self.repo, *given, None).id
+
+    def install(self, name: str, version: str, code: str) -> None:
+        """Install a version of a distribution in the place of any other."""
+        if version == "1.0" and self._seen.installed.get(name) == version:
+            return
+        for old in self.site.glob(f"{name}*"):
+            shutil.rmtree(old)
+        (self.site / name).mkdir(parents=True)
+        (self.site / name / "__init__.py").write_text(code)
+        folder = self.site / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        self._seen.installed[name] = version
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def restore(self) -> None:
+        """Install what runs are trained with."""
+        self.install("ruler", "1.0", _RULER.format(length=1.0, step=0))
+        self.install("gauge", "1.0", "")
+
+    def upgrade(self, step: int, length: float) -> None:
+        """Install the `ruler` that gives another length at one step."""
+        self.install("ruler", "2.0", _RULER.format(length=length, step=step))
+
+    def train(self, *attempts: Mapping[str, Any], seed: int, nproc: int) -> str:
+        """Make a run whose attempts have these faults, the last of which ends well; return its id."""
+        spec = run.spec(self.here.settings.run, run.Options(seed=seed, nproc=nproc))
+        made = run.new_run(self._snapshot, spec)
+        for fault in attempts or ({},):
+            with self._planted(fault):
+                result = supervise.execute(self.ports, self._plan(made))
+        assert result.outcome == "finished", f"{result.message}: {self._logs(made.id)}"
+        return made.id
+
+    def verify(self, run_id: str, parallel: int = 1) -> Joint | M5Error:
+        """Replay every segment, and return what they say together, or the error that says what is damaged."""
+        request = reproduce.Request(original=run_id, env="warn")
+
+        def one(segment: Any) -> Any:
+            part = msgspec.structs.replace(request, segment=segment)
+            plan = reproduce.plan(self.ports, part, self.here.home, self.here.root)
+            return reproduce.execute(self.ports, part, plan, lambda _: None)
+
+        try:
+            wanted = segments.of_run(self.repo, run_id)
+            found = segments.replay(wanted, one, parallel, lambda _: None, threading.Event().set)
+        except M5Error as error:
+            return error
+        return segments.join(run_id, found, len(wanted))
+
+    def _plan(self, made: Any) -> run.Plan:
+        return run.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
+
+    @contextmanager
+    def _planted(self, fault: Mapping[str, Any]) -> Iterator[None]:
+        if fault:
+            self._told.write_text(json.dumps(fault))
+        try:
+            yield
+        finally:
+            self._told.unlink(missing_ok=True)
+
+    def _logs(self, run_id: str) -> str:
+        found = sorted((self.here.home / "runs" / run_id).rglob("*.log"))
+        return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in found)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Return the environment of everything: where the libraries and the planted fault are, and what fixes bits."""
+    site = folder / "site"
+    site.mkdir(parents=True)
+    paths = os.pathsep.join([str(_ROOT), str(site)])
+    own = {"SITE": str(site), "PLANTED": str(folder / "planted.json"), "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+    return {**os.environ, **environment(Determinism()), **own}

@@ -1,0 +1,214 @@
+"""A world with a hostile store in it, and m5ws commands in a process that has little memory.
+
+Everything that is not meant to change is listed before and after: names, modes, sizes, times and inodes.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from m5ws.records import codec
+from m5ws.records.base import Record, Sealed
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AttemptStarted, Batch, Event
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Annotation
+from m5ws.records.store import Format
+from m5ws.records.tree import Entry, Tree
+from m5ws.repository.checkpoints import name
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+
+_SCRIPT = Path(__file__).parents[2] / "repository" / "scripts" / "commands.py"
+_PATIENCE_S = 120
+RUN = "a" * 12
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How a command ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error:")]
+
+
+class Commands:
+    """A process that runs m5ws commands; one that does not answer is killed, and the test fails."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"MALLOC_ARENA_MAX": "1", "XDG_CACHE_HOME": "/nonexistent"},
+        )
+
+    def __call__(self, *arguments: str) -> Answer:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(arguments).encode() + b"\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], _PATIENCE_S)
+        if not ready:
+            self.close()
+            raise AssertionError(f"m5ws {' '.join(arguments)} hangs")
+        line = process.stdout.readline()
+        assert line, f"m5ws {' '.join(arguments)} ended its process"
+        return msgspec.json.decode(line, type=Answer)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class World:
+    """A workspace whose store is hostile, a victim's files, and `out`, where all that is asked for goes."""
+
+    def __init__(self, root: Path, commands: Commands) -> None:
+        self.root = root
+        self.victim = root / "victim"
+        self.workspace = root / "workspace"
+        self.out = root / "out"
+        self.store_dir = self.workspace / ".m5ws" / "store"
+        for folder in (self.victim / "folder", self.store_dir, self.out):
+            folder.mkdir(parents=True)
+        for canary in (self.victim / "canary", self.victim / "folder" / "old"):
+            canary.write_text("mine")
+            os.utime(canary, (1, 1))
+        (self.workspace / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
+        # Whatever is not empty is a large file, whose parts its entry tells.
+        self.repo = Repository.create(LocalStore(self.store_dir), Format(small_bytes=1))
+        self._commands = commands
+
+    def m5ws(self, *arguments: str) -> Answer:
+        """Run a command; nothing but `out` and the store may have changed, and there is no more than one error."""
+        before = self._listing()
+        answer = self._commands("-C", str(self.workspace), *arguments)
+        assert self._listing() == before, f"{arguments} changed what is not its own"
+        assert "Traceback" not in answer.err and answer.status != 70, answer.err
+        assert len(answer.errors) <= 1 and "MemoryError" not in answer.err, answer.err
+        return answer
+
+    def refused(self, *arguments: str, saying: str, status: int | None = None) -> None:
+        """Run a command that must end with one clear error and say what to do."""
+        answer = self.m5ws(*arguments)
+        assert answer.status in ((2, 3) if status is None else (status,)), (arguments, answer)
+        assert len(answer.errors) == 1 and saying in answer.err, (arguments, answer)
+        assert "hint:" in answer.err, answer.err
+
+    def fine(self, *arguments: str) -> str:
+        answer = self.m5ws(*arguments)
+        assert answer.status == 0 and not answer.errors, (arguments, answer)
+        return answer.out
+
+    def damage(self) -> list[Any]:
+        """Return what fsck says is damaged."""
+        answer = self.m5ws("fsck", "--json")
+        assert answer.status in (0, 1) and not answer.errors, answer
+        return list(json.loads(answer.out)["damage"])
+
+    def _listing(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for folder, folders, files in os.walk(self.root):
+            if Path(folder) == self.root:
+                folders.remove("out")
+            if Path(folder) == self.workspace:
+                folders.remove(".m5ws")
+            for entry in (*folders, *files):
+                path = os.path.join(folder, entry)
+                stat = os.lstat(path)
+                found[path] = (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_nlink)
+        return found
+
+    # --- what is planted
+
+    def put(self, data: bytes) -> str:
+        return self.repo.objects.put(data)
+
+    def record(self, record: Record) -> str:
+        return self.repo.objects.put_record(record)
+
+    def place(self, key: str, data: bytes) -> Path:
+        """Put bytes under a key, whatever is there."""
+        path = self.store_dir / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.chmod(0o644)
+        path.write_bytes(data)
+        return path
+
+    def tree(self, *entries: Entry) -> str:
+        return self.record(Tree(entries=entries))
+
+    def file(self, path: bytes, data: bytes = b"hostile") -> Entry:
+        """Return an entry whose claims are true."""
+        return planted.file(self.repo.objects, path, data)
+
+    def link(self, path: bytes, target: bytes) -> Entry:
+        digest = self.repo.objects.digest(target)
+        return Entry(path=path, mode="link", size_bytes=len(target), digest=digest, link=target)
+
+    def snapshot(self, code: str, config: str | None = None) -> str:
+        """Publish a snapshot of these trees, as a hostile author would: nothing is checked."""
+        digest = self.record(planted.snapshot(code, config=config or self.tree()))
+        return self.publish(digest)
+
+    def publish(self, snapshot: str) -> str:
+        self.place(f"snapshots/{snapshot}/00000000001000-00000000", codec.encode(Annotation(created_s=1.0)))
+        return snapshot
+
+    def run(self, pinned: str, run: str = RUN, lies: Mapping[str, object] = MappingProxyType({})) -> str:
+        """Publish a run, which is right but for what `lies` say."""
+        record = plain(Run(id=run, snapshot=pinned, spec=LaunchSpec(command=("x",))))
+        self.place(f"runs/{run}/run", codec.sealed(packed(record | dict(lies))))
+        return run
+
+    def sound(self) -> str:
+        """Publish a sound snapshot, with a run of it and a checkpoint of files; return the snapshot."""
+        snapshot = self.snapshot(self.tree(self.file(b"x", b"print(1)")))
+        self.run(snapshot)
+        self.batch(AttemptStarted(attempt=1, host="h", observed=self.record(Observed())))
+        content = self.record(Content(format="files/1", world=1, tree=self.tree(self.file(b"out", b"1"))))
+        checkpoint = self.record(Checkpoint(run=RUN, snapshot=snapshot, attempt=1, step=1, content=content))
+        self.place(f"runs/{RUN}/checkpoints/{name(1, 1)}", f"{checkpoint}\n".encode())
+        return snapshot
+
+    def batch(self, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Publish the first batch of a chain, which is right but for what `lies` say."""
+        stored = [codec.encode(event) for event in events]
+        head = previous = genesis(RUN, 1, rank)
+        for event in stored:
+            head = chain(head, event)
+        batch = Batch(
+            run=RUN, attempt=1, rank=rank, seq=0, previous=previous, head=head, events=tuple(map(msgspec.Raw, stored))
+        )
+        self.place(f"runs/{RUN}/ledger/0001/{rank}/00000000", packed(plain(batch) | dict(lies)))
+
+
+def plain(record: Record) -> dict[str, Any]:
+    """Return a record as plain data, to be made hostile."""
+    data = codec.encode(record)
+    return dict(msgspec.msgpack.decode(data[:-32] if isinstance(record, Sealed) else data))
+
+
+def packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)

@@ -1,0 +1,283 @@
+"""Faults of ten kinds, each planted at a random step of a run, and what must be said of each.
+
+What is *right* is a matter of words: the reason names the kind's own cause. One that names another instead is wrong,
+one that names none of them is unknown.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from m5ws.errors import M5Error
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.ledger import State, Step
+from m5ws.records.verdict import Verdict
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
+from m5ws.repository.objects import key
+from m5ws.repository.repository import Repository
+from m5ws.reproduce.segments import Joint
+from m5ws.reproduce.verdict.hints import MARK
+from m5ws.runs import history
+from tests.support.faults.faulty_runs import EVERY, STEPS, Runs
+from tests.support.records.told_run import batches, forge_end, write
+
+CAUSES = {
+    "bit of a weight": r"alone changed: .* memory that flipped a bit",
+    "batch": r"the data: samples of another content",
+    "order of samples": r"the order of the data is another|or in another order",
+    "optimizer's beta": r"the optimizer's betas",
+    "library version": r"distribution\.ruler: 1\.0 → 2\.0",
+    "threads": r"used 2 threads in step \d+, and 1 in the replay",
+    "dropout off": r"dropout that was on in one and off in the other",
+    "RNG draw after resume": r"the resume was not exact",
+    "checkpoint": r"checkpoint \d+-0001 (was exchanged after|cannot be read)|object [0-9a-f]{64}",
+    "ledger event": r"batch runs/\S+ does not have the events|was edited after the run|only the record differs",
+}
+DECOY = r"distribution\.gauge: \S+ → \S+ is the only recorded change"
+_WEIGHTS = 16 * 48 + 48 + 48 * 8 + 8
+
+
+class Planted(msgspec.Struct, frozen=True):
+    """A run with a fault: which kind, and the first step that it shows in, after the segment's `first`."""
+
+    kind: str
+    run: str
+    step: int
+    what: str = ""
+
+    @property
+    def first(self) -> int:
+        return (self.step - 1) // EVERY * EVERY
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What was said of a planted fault. `cause` is right, unknown or wrong; `certain`, said as if it were certain."""
+
+    found: bool
+    segment: bool
+    step: bool
+    cause: str
+    certain: bool
+    words: str
+
+
+def judged(planted: Planted, answer: Joint | M5Error) -> Said:
+    """Hold what was said of a run against what was planted in it."""
+    if isinstance(answer, M5Error):
+        words, segment, step = str(answer), _range(str(answer), planted), _range(str(answer), planted)
+        found = True
+    else:
+        bad = next((one for one in answer.verdicts if one.outcome != "sampled"), None)
+        found, words = bad is not None, bad.reason or "" if bad is not None else ""
+        segment = bad is not None and bad.segment is not None and bad.segment.first == planted.first
+        step = bad is not None and _step(bad) == planted.step
+    named = {kind for kind, pattern in CAUSES.items() if re.search(pattern, words)}
+    cause = "right" if planted.kind in named else "wrong" if named or re.search(DECOY, words) else "unknown"
+    certain = cause != "right" and (MARK in words or re.search(DECOY, words) is not None)
+    return Said(found, segment, step, cause, certain, words)
+
+
+def _step(bad: Verdict) -> int:
+    """Return the step that a verdict names: of a checkpoint that is not right, the one after it."""
+    assert bad.segment is not None
+    return bad.first.step if bad.first is not None else bad.segment.first + 1
+
+
+def _range(words: str, planted: Planted) -> bool:
+    """Return whether an error that says what is damaged names where: the batch, or the segment."""
+    if planted.what and planted.what in words:
+        return True
+    found = re.search(r"steps (\d+)-(\d+) is false", words)
+    return found is not None and (int(found[1]), int(found[2])) == (planted.first + 1, planted.first + EVERY)
+
+
+# --- how each is planted ------------------------------------------------------------------------------------------
+
+
+def plant(kind: str, runs: Runs, draw: random.Random) -> Planted:
+    """Make a run with a fault at a random step."""
+    nproc = 2 if draw.random() < 0.2 else 1
+    return _KINDS[kind](runs, draw, draw.randrange(1, STEPS + 1), {"seed": draw.randrange(10**6), "nproc": nproc})
+
+
+def _simple(kind: str, name: str, more: Callable[[random.Random], dict[str, Any]]) -> "_Plant":
+    def planting(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+        fault = {"kind": name, "step": step, "rank": draw.randrange(given["nproc"]), **more(draw)}
+        if name == "beta":
+            del fault["rank"]
+        return Planted(kind, runs.train(fault, **given), step)
+
+    return planting
+
+
+def _order(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    """Swap two batches, or two samples of different batches or of one; the first of them is in `step`."""
+    step = min(step, STEPS - 1)
+    first = 4 * (step - 1)
+    if draw.random() < 0.5:
+        places, width = [first, 4 * draw.randrange(step, STEPS)], 4
+    else:
+        one = first + draw.randrange(4)
+        places, width = [one, draw.choice([place for place in range(first, 4 * STEPS) if place != one])], 1
+    fault = {"kind": "order", "step": step, "places": places, "width": width, "rank": draw.randrange(given["nproc"])}
+    return Planted("order of samples", runs.train(fault, **given), step)
+
+
+def _threads(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    """Use two threads from a step to its segment's end; a run without tells the first step that differs for it.
+
+    Where two threads happen to give the bits of one, nothing is wrong: another seed is drawn.
+    """
+    until = (step + EVERY - 1) // EVERY * EVERY
+    fault = {"kind": "threads", "step": step, "until": until, "threads": 2, "rank": draw.randrange(given["nproc"])}
+    apart = None
+    while apart is None:
+        given["seed"] = draw.randrange(10**6)
+        run, twin = runs.train(fault, **given), runs.train(**given)
+        apart = _apart(runs.repo, run, twin)
+    return Planted("threads", run, apart)
+
+
+def _apart(repo: Repository, run: str, twin: str) -> int | None:
+    """Return the first step whose record differs."""
+    one, other = (history.load(repo, name) for name in (run, twin))
+    for step in range(1, STEPS + 1):
+        for rank in one.steps:
+            here, there = ((side.steps[rank][step], side.states[rank][step]) for side in (one, other))
+            if here[0].quantities != there[0].quantities or here[1].tensors != there[1].tensors:
+                return step
+    return None
+
+
+def _draw(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    """Stop an attempt in `step`, and draw one number too many when the next one has restored its checkpoint."""
+    step = max(step, EVERY + 1)
+    resumed = (step - 1) // EVERY * EVERY + 1
+    fault = {"kind": "draw", "step": resumed, "rank": draw.randrange(given["nproc"])}
+    run = runs.train({"kind": "stop", "step": step}, fault, **given)
+    return Planted("RNG draw after resume", run, resumed)
+
+
+def _library(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    run = runs.train(**given)
+    runs.upgrade(step, draw.choice([1.001, 0.5, 1.0 + 2**-20]))
+    return Planted("library version", run, step)
+
+
+def _checkpoint(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    """Edit the checkpoint before a step: a byte of an object, a byte with all digests, or another run's state."""
+    run, after = runs.train(**given), max(EVERY, (step - 1) // EVERY * EVERY)
+    label = checkpoints.name(after, 1)
+    record = checkpoints.load(runs.repo, run, label)
+    way = draw.choice(["byte", "digests", "state"])
+    if way == "byte":
+        _flip_stored(runs, record)
+    elif way == "digests":
+        _exchange(runs, run, label, msgspec.structs.replace(record, content=_edited(runs.repo, record, draw)))
+    else:
+        other = runs.train(seed=given["seed"] + 1, nproc=given["nproc"])
+        content = checkpoints.load(runs.repo, other, label).content
+        _exchange(runs, run, label, msgspec.structs.replace(record, content=content))
+    return Planted("checkpoint", run, after + 1)
+
+
+def _flip_stored(runs: Runs, record: Checkpoint) -> None:
+    """Flip a bit of a stored object that no other checkpoint has."""
+    content = runs.repo.objects.get_record(record.content, Content)
+    part = _bias(content).shards[0].parts[0]
+    file = runs.root / ".m5ws" / "store" / key(part.object)
+    data = bytearray(file.read_bytes())
+    data[part.offset] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
+def _edited(repo: Repository, record: Checkpoint, draw: random.Random) -> str:
+    """Store a content with a bit of a weight flipped, and digests that fit, and return its digest."""
+    content = repo.objects.get_record(record.content, Content)
+    bias = _bias(content)
+    part = bias.shards[0].parts[0]
+    data = bytearray(repo.objects.read(part))
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    digest = repo.objects.put(bytes(data))
+    new = msgspec.structs.replace(part, object=digest, offset=0, digest=digest)
+    shards = (msgspec.structs.replace(bias.shards[0], parts=(new,)), *bias.shards[1:])
+    changed = msgspec.structs.replace(bias, shards=shards)
+    tensors = tuple(changed if one is bias else one for one in content.tensors)
+    return repo.objects.put_record(msgspec.structs.replace(content, tensors=tensors))
+
+
+def _bias(content: Content) -> Any:
+    return next(tensor for tensor in content.tensors if tensor.name == "model.last.bias")
+
+
+def _exchange(runs: Runs, run: str, label: str, record: Checkpoint) -> None:
+    store, where = runs.repo.store, checkpoints.key(run, label)
+    store.delete(where)
+    store.create(where, f"{runs.repo.objects.put_record(record)}\n".encode())
+
+
+def _ledger(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
+    """Edit an event of a step: its bytes alone, with its chain computed anew, or with the attempt's end as well."""
+    run, way = runs.train(**given), draw.choice(["bytes", "chain", "all"])
+    told = batches(runs.repo, run, "0")
+    quantity = draw.choice(["loss", "grad_norm", "batch", "tensor"])
+    place = next(
+        (seq, number)
+        for seq, events in enumerate(told)
+        for number, event in enumerate(events)
+        if _is_of(ledger.decode_event(event), step, quantity)
+    )
+    event = ledger.decode_event(told[place[0]][place[1]])
+    assert isinstance(event, Step | State)
+    told[place[0]][place[1]] = codec.encode(_false(event, quantity))
+    write(runs.repo, run, "0", told, forged=way != "bytes")
+    if way == "all":
+        forge_end(runs.repo, run)
+    return Planted("ledger event", run, step, f"/0001/0/{place[0]:08d}" if way == "bytes" else "")
+
+
+def _is_of(event: object, step: int, quantity: str) -> bool:
+    kind = State if quantity == "tensor" else Step
+    return isinstance(event, kind) and event.step == step
+
+
+def _false(event: Step | State, quantity: str) -> Step | State:
+    """Return an event that says something else, as like the truth as can be."""
+    if isinstance(event, State):
+        name = "model.last.bias"
+        return msgspec.structs.replace(event, tensors=event.tensors | {name: _other(event.tensors[name])})
+    if quantity == "batch":
+        return msgspec.structs.replace(event, batch=_other(event.batch or ""))
+    value = (float.fromhex(event.quantities[quantity]) * (1 + 2**-20)).hex()
+    return msgspec.structs.replace(event, quantities=event.quantities | {quantity: value})
+
+
+def _other(digest: str) -> str:
+    return digest[:-1] + ("0" if digest[-1] != "0" else "1")
+
+
+_Plant = Callable[[Runs, random.Random, int, dict[str, int]], Planted]
+_KINDS: dict[str, _Plant] = {
+    "bit of a weight": _simple(
+        "bit of a weight", "weight", lambda draw: {"element": draw.randrange(_WEIGHTS // 2), "bit": draw.randrange(31)}
+    ),
+    "batch": _simple("batch", "batch", lambda draw: {"element": draw.randrange(64), "bit": draw.randrange(12, 31)}),
+    "order of samples": _order,
+    "optimizer's beta": _simple(
+        "optimizer's beta",
+        "beta",
+        lambda draw: {"betas": draw.choice([[0.8, 0.999], [0.9, 0.99], [0.95, 0.999], [0.9, 0.9999]])},
+    ),
+    "library version": _library,
+    "threads": _threads,
+    "dropout off": _simple("dropout off", "dropout", lambda draw: {"way": draw.randrange(2)}),
+    "RNG draw after resume": _draw,
+    "checkpoint": _checkpoint,
+    "ledger event": _ledger,
+}

@@ -1,0 +1,49 @@
+"""The age of files: the index trusts one that is older than a tick of the file system's clock, git one than its index.
+
+Times that can be set are given, not waited for. A ctime cannot be set: what is left to wait for is a tick of the file
+system's clock, and for git, which compares whole seconds, the end of the second of the last change.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from m5ws.filesystem import stamp
+from m5ws.repository.files.index import settled
+from tests.support.workspace.checkouts import git
+
+_DAY_NS = 86_400 * 10**9
+
+
+def settle(folder: Path) -> None:
+    """Return once every file's last change is so old that the index remembers it."""
+    files = [*_files(folder)]
+    while not all(settled(stamp(path.lstat()), time.time_ns()) for path in files):
+        time.sleep(0.001)
+
+
+def age(folder: Path) -> None:
+    """Have all files be two days old, and git's index, which knows them as they are, one day; then settle.
+
+    So git believes the stamps that it noted, and m5ws git. What git does not see is another content with the old time
+    and length, written within the second of the ctime that it noted: before such a change, `end_second`.
+    """
+    now_ns = time.time_ns()
+    for path in _files(folder):
+        if ".m5ws" not in path.parts:
+            os.utime(path, ns=(now_ns, now_ns - 2 * _DAY_NS), follow_symlinks=False)
+    git(folder, "update-index", "-q", "--refresh")
+    os.utime(folder / ".git" / "index", ns=(now_ns, now_ns - _DAY_NS))
+    settle(folder)
+
+
+def end_second(folders: Iterable[Path]) -> None:
+    """Return once the second of the last change in any of these folders is over."""
+    last_s = max(path.lstat().st_ctime_ns for folder in folders for path in _files(folder)) // 10**9
+    while time.time_ns() // 10**9 <= last_s:
+        time.sleep(0.001)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if not path.is_dir() and ".git" not in path.parts)

@@ -1,0 +1,136 @@
+"""Writers and gc on one store, and the model of what must be there: for schedules of single operations."""
+
+from collections.abc import Callable, Sequence
+
+from m5ws.errors import M5Error
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Rules
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.store import Format
+from m5ws.records.tree import Tree
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.publishing.gc_plans import Patience
+from m5ws.repository.publishing.publishing import Vanished, repeated
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStore
+from tests.support.gc.turns import Actor, Serial, TurnStore
+from tests.support.records import planted
+from tests.support.stores.memory_store import MemoryStore
+
+Lie = Callable[[ObjectStore], ObjectStore]
+"""Wraps an actor's store, to break one step of the protocol by what it answers."""
+
+
+def honest(store: ObjectStore) -> ObjectStore:
+    return store
+
+
+def upload(repo: Repository, contents: Sequence[bytes]) -> Snapshot:
+    """Make files and their tree durable, as `snapshot` does, and return the snapshot; nothing is published."""
+    files = {b"%04d" % place: content for place, content in enumerate(contents)}
+    if repo.format.small_bytes > 1:
+        return planted.snapshot(planted.packed(repo, files))
+    entries = [planted.file(repo.objects, path, content) for path, content in files.items()]
+    tree = repo.objects.put_record(Tree(entries=tuple(entries)))
+    repo.locations.add_tree(tree, None)
+    return planted.snapshot(tree)
+
+
+def publish(repo: Repository, contents: Sequence[bytes]) -> str:
+    """Upload and publish a snapshot of these contents and return its id; gc in the way makes it do so again."""
+
+    def attempt() -> str:
+        observed = repo.objects.put_record(Observed(facts={"machine": str(len(contents) % 2)}))
+        return planted.publish(repo, upload(repo, contents), Serial, observed=observed)
+
+    while True:
+        try:
+            return repeated(attempt)
+        except Vanished:
+            continue
+
+
+class World:
+    """A store, what was published in it, and actors. `returned` maps each published snapshot to all it needs.
+
+    Files are in packs, or, where they are not `packed`, large ones, which takes fewer operations.
+    """
+
+    def __init__(self, writers_lie: Lie = honest, gc_lies: Lie = honest, *, packed: bool = True) -> None:
+        self.store = MemoryStore()
+        self.repo = Repository.create(self.store, Format() if packed else Format(small_bytes=1))
+        self.returned: dict[str, set[str]] = {}
+        self.expected: dict[str, set[str]] = {}
+        self.began: dict[str, int] = {}
+        self.failures: list[str] = []
+        self._lies = (writers_lie, gc_lies)
+        self._holders = 0
+
+    def needs(self, contents: Sequence[bytes]) -> set[str]:
+        """Return the keys of what a snapshot of these contents needs, by the model and not by the store."""
+        model = Repository(MemoryStore(), self.repo.format)
+        snapshot = publish(model, contents)
+        needed = {stat.key for stat in model.store.list("objects/")}
+        self.expected[snapshot] = needed
+        return needed
+
+    def writer(self, name: str, jobs: Sequence[tuple[Sequence[bytes], bool]]) -> Actor:
+        """Start an actor that publishes each job's contents, or only uploads them."""
+
+        def act(actor: Actor) -> None:
+            for contents, whole in jobs:
+                # A process of its own for each job.
+                repo = Repository(self._lies[0](TurnStore(self.store, actor)), self.repo.format)
+                repo.patience = Patience(limit_s=1e9, pause=actor.pause)
+                if whole:
+                    needed = self.needs(contents)
+                    self.returned[publish(repo, contents)] = needed
+                else:
+                    upload(repo, contents)
+                self.began[actor.name] = self.began.get(actor.name, 0) + 1
+
+        return Actor(name, act)
+
+    def gc(self, name: str, rounds: int, grace: Callable[[Actor], None]) -> Actor:
+        """Start an actor that plans and executes `rounds` times; `grace` is called in between."""
+
+        def act(actor: Actor) -> None:
+            for _ in range(rounds):
+                repo = Repository(self._lies[1](TurnStore(self.store, actor)), self.repo.format)
+                try:
+                    planned = gc.plan(repo, Rules(), 0.0, workers=Serial, part_objects=3)
+                    if planned.id is not None:
+                        grace(actor)
+                        execute.execute(repo, planned.id, name, grace_s=0.0, workers=Serial)
+                except M5Error as error:
+                    # A reference that a late writer is still repairing: gc deletes nothing then.
+                    self.failures.append(str(error))
+
+        return Actor(name, act)
+
+    def broken(self) -> list[str]:
+        """Return what is missing of snapshots whose publication has returned."""
+        return sorted(need for needed in self.returned.values() for need in needed if need not in self.store.objects)
+
+    def missing(self, reference: str) -> set[str]:
+        """Return what is missing of the snapshot that a reference stands for."""
+        return self.expected[reference.split("/")[1]] - self.store.objects.keys()
+
+    def settle(self) -> None:
+        """Execute what is planned, then plan and execute again, until nothing can be deleted."""
+        while (due := execute.due(self.repo, 0.0)) is not None:
+            execute.execute(self.repo, due.plan, "settling", grace_s=0.0, take_over=True, workers=Serial)
+        while (planned := gc.plan(self.repo, Rules(), 0.0, workers=Serial)).id is not None:
+            execute.execute(self.repo, planned.id, "settling", grace_s=0.0, workers=Serial)
+
+    def ends_well(self) -> None:
+        """Assert that all that was published is there, that nothing else is, and that fsck finds the same."""
+        assert not self.broken()
+        self.settle()
+        needed = set().union(*self.returned.values())
+        left = {stat.key for stat in self.store.list("objects/")}
+        assert left == needed
+        report = fsck.check(self.repo)
+        assert report.clean, report.damage
+        assert report.unreachable == 0

@@ -1,0 +1,202 @@
+"""A workspace whose store holds at least two references of every kind, and the table of kinds of docs/format.md."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
+from m5ws.records.environment import Observed
+from m5ws.records.gc import Done, Executing, Keep, Rules
+from m5ws.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Event,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import JointVerdict, Outcome, Verdict
+from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository.files import trees
+from m5ws.repository.gc import gc
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import gc_plans as plans
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+
+FORMAT = Path(__file__).parents[3] / "docs" / "format.md"
+A, B = "a" * 12, "b" * 12
+EQUAL, DIVERGED, OTHER = "c" * 12, "d" * 12, "e" * 12
+"""Two replays of A, and one of B."""
+SPEC = LaunchSpec(command=("train.py",), trainer="python", outputs=("out",))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A kind of reference: the form of its keys, its record, and what must match."""
+
+    pattern: str
+    record: str
+    match: str
+    against: str
+
+    @property
+    def bound(self) -> bool:
+        return not self.match.startswith("nothing")
+
+    def fits(self, key: str) -> bool:
+        form = re.sub(r"<\w+>", "[^/]+", self.pattern.replace(".", r"\."))
+        return re.fullmatch(form + ".*" if form.endswith("/") else form, key) is not None
+
+
+def rows() -> list[Row]:
+    """Return the table of the section "Bindings"."""
+    section = FORMAT.read_text().split("## Bindings")[1].split("\n## ")[0]
+    return [Row(*cells) for cells in _cells(section)]
+
+
+def patterns() -> list[str]:
+    """Return the forms of keys in the table of the section "Keys"."""
+    return [cells[0] for cells in _cells(FORMAT.read_text().split("## Keys")[1].split("\n## ")[0])]
+
+
+def _cells(section: str) -> list[list[str]]:
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [[cells[0].strip("`"), cells[1].strip("`"), *cells[2:]] for cells in found]
+
+
+class World:
+    """The workspace. `put` writes bytes under a key, `undo` restores the bytes from before the first of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store_dir = root / ".m5ws" / "store"
+        self.store_dir.mkdir(parents=True)
+        (root / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
+        self.repo = Repository.create(LocalStore(self.store_dir, durable=False))
+        self._before: dict[str, bytes] = {}
+        _fill(self.repo, root)
+
+    @property
+    def keys(self) -> list[str]:
+        return [stat.key for stat in self.repo.store.list("")]
+
+    def of(self, row: Row) -> list[str]:
+        return [key for key in self.keys if row.fits(key)]
+
+    def get(self, key: str) -> bytes:
+        return (self.store_dir / key).read_bytes()
+
+    def put(self, key: str, data: bytes) -> None:
+        self._before.setdefault(key, self.get(key))
+        (self.store_dir / key).chmod(0o644)
+        (self.store_dir / key).write_bytes(data)
+
+    def swap(self, one: str, other: str) -> None:
+        data = self.get(one)
+        self.put(one, self.get(other))
+        self.put(other, data)
+
+    def undo(self) -> None:
+        before, self._before = self._before, {}
+        for key, data in before.items():
+            (self.store_dir / key).write_bytes(data)
+
+
+def _fill(repo: Repository, root: Path) -> None:
+    for number, name in enumerate((A, B), 1):
+        code = planted.tree(repo, root / name, {"train.py": f"print({number})\n"})
+        snapshot = planted.snapshot(code)
+        planted.publish(repo, snapshot, created_s=number + 0.125, message=f"{name} first")
+        pinned = planted.publish(repo, snapshot, created_s=number + 0.5, message=f"{name} later")
+        _train(repo, planted.run(repo, name, pinned, spec=SPEC, created_s=float(number)), 3 - number)
+    _replay(repo, runs.load(repo, A), EQUAL, "reproduced")
+    _replay(repo, runs.load(repo, A), DIVERGED, "diverged")
+    _replay(repo, runs.load(repo, B), OTHER, "reproduced")
+    for name, labels in ((A, (1, 2)), (B, (1,))):
+        for step in labels:
+            checkpoints.keep(repo, name, checkpoints.name(step, 1))
+        for when in (1.0, 2.0):
+            runs.publish_joint(repo, JointVerdict(run=name, outcome="sampled", reason="", of=2, created_s=when))
+        for number in range(2):
+            _copy(repo, runs.load(repo, name), number)
+
+
+def _train(repo: Repository, run: Run, attempts: int) -> None:
+    """Write the ledger of a run, of which each attempt does two steps and saves after each."""
+    made: list[str] = []
+    for attempt in range(1, attempts + 1):
+        planted.begin(repo, run.id, attempt, inherits=tuple(made), resume=made[-1] if made else None)
+        rank = ledger.Writer(repo, run.id, attempt, "0")
+        told: list[Event] = [RankStarted(rank=0, world=1, pid=1)]
+        for step in (2 * attempt - 1, 2 * attempt):
+            _append(rank, *told, _step(run, step, 2 * attempts), State(step=step))
+            saved = _save(repo, run, attempt, step, {"0": rank.head})
+            told, made = [saved], [*made, saved.name]
+        _append(rank, *told, RankEnded(rank=0))
+        ended = AttemptEnded(outcome="interrupted", exit_code=130, heads={"0": rank.head})
+        planted.append(repo, run.id, attempt, ledger.LAUNCHER, ended)
+
+
+def _step(run: Run, step: int, total: int) -> Step:
+    return Step(step=step, quantities={"loss": f"{run.snapshot[:8]}{step}"}, total=total)
+
+
+def _save(repo: Repository, run: Run, attempt: int, step: int, heads: dict[str, Digest]) -> CheckpointPublished:
+    part = planted.whole(repo.objects, f"{run.snapshot[:6]}{step:02d}".encode())
+    shard = Shard(offsets=(0,), sizes=(2,), parts=(part,))
+    tensor = Tensor(name="model.weight", dtype="float32", shape=(2,), shards=(shard,))
+    content = repo.objects.put_record(Content(format="dcp/1", world=1, tensors=(tensor,)))
+    record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=step, content=content, ledger=heads)
+    name, digest = checkpoints.name(step, attempt), checkpoints.publish(repo, record)
+    return CheckpointPublished(step=step, name=name, checkpoint=digest, content=content)
+
+
+def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
+    """Publish a replay of one step, whose ledger is one batch a chain, and its verdict."""
+    replay = planted.run(
+        repo, name, run.snapshot, spec=SPEC, purpose="reproduce", reproduces=run.id, created_s=run.created_s + 10
+    )
+    saved = _save(repo, replay, 1, 1, {})
+    rank = ledger.Writer(repo, name, 1, "0")
+    _append(rank, RankStarted(rank=0, world=1, pid=1), _step(replay, 1, 1), State(step=1), saved, RankEnded(rank=0))
+    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    ended = AttemptEnded(outcome="finished", exit_code=0, heads={"0": rank.head})
+    planted.append(repo, name, 1, ledger.LAUNCHER, started, ended)
+    runs.publish_verdict(repo, Verdict(run=run.id, replay=name, outcome=outcome, compared={"steps": 2}, created_s=20.0))
+
+
+def _copy(repo: Repository, run: Run, number: int) -> None:
+    tree = planted.packed(repo, {b"out/a": f"{run.id} {number}".encode()})
+    content = repo.objects.put_record(
+        Content(format="files/1", world=1, tree=tree, packing=trees.packing_of(repo.objects, repo.locations, tree))
+    )
+    made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, moment=f"{number:06d}", content=content)
+    outputs.publish(repo, made)
+
+
+def plan(repo: Repository) -> None:
+    """Add plans of gc: two that are being executed, with parts and keeps, and two that are done."""
+    for number in range(4):
+        repo.objects.put(f"left behind {number}".encode())
+    for rules in (Rules(last=1), Rules(every=2)):
+        name = gc.plan(repo, rules, -60.0, part_objects=4).id
+        assert name is not None
+        for number in range(2):
+            keep = Keep(digests=bytes([number]) * 32)
+            bindings.create(repo.store, f"{plans.folder(name, 'keep')}{number}", keep)
+        bindings.create(repo.store, plans.executing_key(name), Executing(holder=name, host="h"))
+    for name in ("20200101T000000Z-00000000", "20200102T000000Z-00000000"):
+        bindings.create(repo.store, plans.done_key(name), Done(checkpoints=0, objects=0, size_bytes=0, spared=0))
+
+
+def _append(writer: ledger.Writer, *events: Event) -> None:
+    writer.append([codec.encode(event) for event in events])

@@ -1,0 +1,139 @@
+"""A long way on loopback: a process that relays TCP and gives each byte to the other side a fixed time later.
+
+Bytes are delayed, not serialised: what is on its way does not hold up what follows, as on a long wire without loss.
+A new connection costs one round trip more, as TCP's handshake does. What a long wire also has and this one lacks is
+slow start and a limited rate. `python tests/support/network/delay_line.py HOST:PORT RTT_MS` prints its port as
+JSON and ends when its stdin does.
+"""
+
+import asyncio
+import sys
+from collections import deque
+
+_BUFFER_BYTES = 1 << 20
+# What may be on its way in one direction: at 25 ms one way, more than 2.5 GB/s. Beyond it the sender is held up.
+_ON_ITS_WAY_BYTES = 64 << 20
+
+
+class End(asyncio.BufferedProtocol):
+    """One end of a relayed connection: what it receives is written to `peer`, `delay_s` later."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._queue: deque[tuple[float, bytes | None]] = deque()
+        self._queued = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._blocked = False
+        self._loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self.peer: End | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._later(bytes(memoryview(self._buffer)[:nbytes]))
+        if self._queued > _ON_ITS_WAY_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._later(None)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if exc is not None and self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.abort()
+        else:
+            self._later(None)
+
+    def pause_writing(self) -> None:
+        if self.peer is not None:
+            self.peer.hold(blocked=True)
+
+    def resume_writing(self) -> None:
+        if self.peer is not None:
+            self.peer.hold(blocked=False)
+
+    def hold(self, *, blocked: bool) -> None:
+        """Say whether the other side takes bytes."""
+        self._blocked = blocked
+        if not blocked:
+            self._deliver()
+
+    def _later(self, data: bytes | None) -> None:
+        self._queue.append((self._loop.time() + self._delay_s, data))
+        self._queued += len(data or b"")
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._queue[0][0], self._deliver)
+
+    def _deliver(self) -> None:
+        """Write what is due; come back when the next is."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        target = self.peer.transport if self.peer is not None else None
+        now = self._loop.time()
+        while self._queue and self._queue[0][0] <= now and not self._blocked:
+            _, data = self._queue.popleft()
+            self._queued -= len(data or b"")
+            if target is None or target.is_closing():
+                continue
+            if data is not None:
+                target.write(data)
+            elif self.transport is None:
+                target.close()
+            elif target.can_write_eof():
+                target.write_eof()
+        if self._queued < _ON_ITS_WAY_BYTES // 2 and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+        if self._queue and not self._blocked:
+            self._timer = self._loop.call_at(self._queue[0][0], self._deliver)
+
+
+class Near(End):
+    """The client's end: it is joined to the server once a handshake over the wire would be done."""
+
+    def __init__(self, delay_s: float, target: tuple[str, int]) -> None:
+        super().__init__(delay_s)
+        self._target = target
+        self._joining: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.pause_reading()
+        self._joining = self._loop.create_task(self._join())
+
+    async def _join(self) -> None:
+        await asyncio.sleep(2 * self._delay_s)
+        try:
+            _, far = await self._loop.create_connection(lambda: End(self._delay_s), *self._target)
+        except OSError:
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        self.peer, far.peer = far, self
+        if self.transport is None:
+            if far.transport is not None:
+                far.transport.close()
+        else:
+            self.transport.resume_reading()
+
+
+async def run(target: tuple[str, int], rtt_s: float) -> None:
+    """Serve until stdin ends."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Near(rtt_s / 2, target), "127.0.0.1", 0, backlog=1024)
+    print(f'{{"port": {server.sockets[0].getsockname()[1]}}}', flush=True)
+    await asyncio.to_thread(sys.stdin.buffer.read)
+
+
+if __name__ == "__main__":
+    host, _, port = sys.argv[1].rpartition(":")
+    asyncio.run(run((host, int(port)), float(sys.argv[2]) / 1000))

@@ -1,0 +1,114 @@
+"""What tests put straight into a store: trees, snapshots, runs, their ledgers and checkpoints.
+
+Each is right, and holds as little as it can: a test names only what it is about.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Declared, Determinism, Observed
+from m5ws.records.ledger import AttemptStarted, Event
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.snapshot import Annotation, Code, Snapshot
+from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
+from m5ws.repository import checkpoints, runs, snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.ledger import ledger
+from m5ws.repository.objects import Objects
+from m5ws.repository.repository import Repository
+from tests.support.workspace.checkouts import write
+
+
+def whole(objects: Objects, data: bytes) -> Slice:
+    """Store bytes as an object of their own, and return the slice that is all of it."""
+    digest = objects.put(data)
+    return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+
+
+def file(objects: Objects, path: bytes, data: bytes) -> Entry:
+    """Store a file as an object of its own, and return its entry in a tree."""
+    part = whole(objects, data)
+    return Entry(path=path, mode="file", size_bytes=len(data), digest=part.digest, parts=(part,))
+
+
+def packed(repo: Repository, files: Mapping[bytes, bytes]) -> Digest:
+    """Store small files, each in a pack of its own, where they lie, and their tree; return the tree's digest."""
+    parts = {path: whole(repo.objects, data) for path, data in files.items() if data}
+    packs = {
+        part.object: Pack(object=part.object, files=bytes.fromhex(part.digest), sizes_bytes=(part.size_bytes,))
+        for part in parts.values()
+    }
+    packing = repo.objects.put_record(Packing(packs=tuple(packs.values()))) if packs else None
+    entries = [
+        Entry(path=path, mode="file", size_bytes=len(data), digest=repo.objects.digest(data))
+        for path, data in sorted(files.items())
+    ]
+    digest = repo.objects.put_record(Tree(entries=tuple(entries)))
+    repo.locations.add_tree(digest, packing)
+    return digest
+
+
+def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Digest:
+    """Write files below `folder`, store them as a tree, and return its digest."""
+    write(folder, files)
+    return trees.write_tree(repo.objects, repo.locations, sources(folder, files)).digest
+
+
+def sources(folder: Path, names: Iterable[str]) -> list[SourceFile]:
+    """Return files of `folder` as a tree takes them, by their paths below it."""
+    return [SourceFile(path=name.encode(), location=folder / name) for name in names]
+
+
+def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **fields: object) -> Snapshot:
+    """Return a record of nothing but code and config, which is the same tree, and of what `fields` say."""
+    record = Snapshot(
+        code=Code(commit=commit, dirty=dirty, tree=code),
+        config=code,
+        tokenizer=None,
+        datasets=(),
+        declared=Declared(),
+        determinism=Determinism(),
+    )
+    return msgspec.structs.replace(record, **fields)
+
+
+def publish(
+    repo: Repository, record: Snapshot, workers: Callable[[], Executor] = snapshots.thread, **said: object
+) -> Digest:
+    """Publish a snapshot, with an annotation that says little but `said`, and return its id."""
+    annotation = msgspec.structs.replace(Annotation(created_s=1.0), **said)
+    return snapshots.publish(repo, record, annotation, workers=workers)
+
+
+def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: object) -> Run:
+    """Publish a run of a snapshot, which need not be there, and return it."""
+    record = Run(id=run_id, snapshot=pinned, spec=LaunchSpec(command=("x.py",)))
+    record = msgspec.structs.replace(record, **fields)
+    runs.publish(repo, record)
+    return record
+
+
+def append(repo: Repository, run_id: str, attempt: int, rank: str, *events: Event) -> None:
+    """Publish events as the next batch of a chain."""
+    ledger.Writer(repo, run_id, attempt, rank).append([codec.encode(event) for event in events])
+
+
+def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | None = None, **fields: object) -> None:
+    """Publish what an attempt's launcher says first, on a machine of which nothing is known unless it is named."""
+    seen = observed or repo.objects.put_record(Observed())
+    started = AttemptStarted(attempt=attempt, host="h", observed=seen)
+    append(repo, run_id, attempt, ledger.LAUNCHER, msgspec.structs.replace(started, **fields))
+
+
+def checkpoint(repo: Repository, run_id: str, step: int, content: Content, **fields: object) -> Digest:
+    """Publish a checkpoint of a run's first attempt, unless `fields` say another, and return its record's digest."""
+    pinned, stored = runs.load(repo, run_id).snapshot, repo.objects.put_record(content)
+    record = Checkpoint(run=run_id, snapshot=pinned, attempt=1, step=step, content=stored)
+    return checkpoints.publish(repo, msgspec.structs.replace(record, **fields))

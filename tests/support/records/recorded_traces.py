@@ -1,0 +1,87 @@
+"""What two replays saw, kept from real runs of tests/flows/test_explain.py so that it is judged without running again.
+
+When what is recorded has changed, write them anew:
+`make test-services ARGS="tests/flows/test_explain.py --update-golden"`.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from m5ws.records.explanation import Cause, Place
+from m5ws.reproduce.explain import causes, locate
+from m5ws.reproduce.explain.causes import Evidence
+from m5ws.runs.history import History
+
+FOLDER = Path(__file__).parents[2] / "data" / "traces"
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What is found when a setting is changed: phase, module, quantity and step of the first difference; the causes."""
+
+    change: str
+    place: tuple[str, str | None, str, int]
+    causes: tuple[str, ...]
+
+
+EXPECTED = {
+    "dropout": Expected(
+        "dropout_1=0.3", ("forward", "blocks.1.drop", "output 0", 1), ("dropout RNG", "changed config")
+    ),
+    "scale": Expected("scale=1.25", ("forward", "blocks.1", "input 0", 1), ("changed config",)),
+    "gradient": Expected("gradient=1.5", ("backward", "blocks.1", "gradient 0", 1), ("changed config",)),
+    "flip_step": Expected("flip_step=6", ("state", "blocks.1.up", "parameter weight", 6), ("changed config",)),
+    "draw_step": Expected(
+        "draw_step=3", ("random numbers", "", "generator torch", 3), ("dropout RNG", "changed config")
+    ),
+    "order": Expected("order=turned", ("batch", None, "batch", 1), ("data order", "changed config")),
+}
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The steps that were looked into, and all that was held against each other."""
+
+    first: int
+    last: int
+    evidence: Evidence
+
+    def judged(self) -> tuple[Place | None, tuple[Cause, ...]]:
+        """Find the place and its causes again, from what was seen alone."""
+        place = locate.first(self.evidence.one, self.evidence.two, range(self.first, self.last + 1))
+        if place is None:
+            return None, ()
+        return place, causes.found(msgspec.structs.replace(self.evidence, place=place))
+
+
+def load(name: str) -> Recorded:
+    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Recorded)
+
+
+class Recorder:
+    """Keeps what `causes.found` is asked in a test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._asked: list[Evidence] = []
+        found = causes.found
+
+        def kept(evidence: Evidence) -> tuple[Cause, ...]:
+            self._asked.append(evidence)
+            return found(evidence)
+
+        monkeypatch.setattr(causes, "found", kept)
+
+    def write(self, name: str, first: int, last: int) -> None:
+        """Write down the last that was asked, with the steps that were looked into."""
+        FOLDER.mkdir(exist_ok=True)
+        asked = self._asked[-1]
+        for look in (asked.one, asked.two):
+            _keep_states(look.history, first, last)
+        _keep_states(asked.recorded, first, last)
+        (FOLDER / f"{name}.json").write_bytes(msgspec.json.encode(Recorded(first, last, asked)) + b"\n")
+
+
+def _keep_states(history: History, first: int, last: int) -> None:
+    """Drop the states before and after the steps that were looked into: they are most of a history's bytes."""
+    for rank, states in history.states.items():
+        history.states[rank] = {step: state for step, state in states.items() if first - 1 <= step <= last}

@@ -1,0 +1,165 @@
+"""A small run of two ranks with a checkpoint, its replay and a verdict, in a store in memory; and what forgers do."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    Batch,
+    CheckpointPublished,
+    Event,
+    Notice,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository import buffers, checkpoints, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.repository import Repository
+from tests.support.records import planted
+from tests.support.stores.memory_store import MemoryStore
+
+RUN, REPLAY = "7c1d00000001", "7c1d00000002"
+SAVED = 5
+"""So many events of each rank were there when the checkpoint was made."""
+
+
+def made() -> Repository:
+    """Return a store with both runs. The replay's ledger is the original's but for its name."""
+    repo = Repository.create(MemoryStore())
+    tree = planted.packed(repo, {b"train.py": b"print(1)"})
+    snapshot = planted.publish(repo, planted.snapshot(tree))
+    spec = LaunchSpec(command=("train.py",), nproc=2)
+    run = Run(id=RUN, snapshot=snapshot, spec=spec, created_s=1.0)
+    replay = Run(id=REPLAY, snapshot=snapshot, spec=spec, purpose="reproduce", reproduces=RUN, created_s=2.0)
+    for one in (run, replay):
+        runs.publish(repo, one)
+        _train(repo, one)
+    verdict = Verdict(run=RUN, replay=REPLAY, outcome="reproduced", compared={"quantities": 6}, created_s=3.0)
+    runs.publish_verdict(repo, verdict)
+    return repo
+
+
+def _train(repo: Repository, run: Run) -> None:
+    observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
+    launcher = ledger.Writer(repo, run.id, 1, LAUNCHER)
+    launcher.append(_stored([AttemptStarted(time_s=1.0, attempt=1, host="node", observed=observed)]))
+    ranks = {rank: ledger.Writer(repo, run.id, 1, str(rank)) for rank in range(2)}
+    for rank, writer in ranks.items():
+        before: list[Event] = [RankStarted(time_s=2.0, rank=rank, world=2, pid=rank + 1)]
+        before += [Step(time_s=2.0 + step, step=step, quantities={"loss": (1 / step).hex()}) for step in (1, 2, 3)]
+        before.append(State(time_s=6.0, step=3, generators={"torch": f"{rank:064x}"}))
+        writer.append(_stored(before[:2]))
+        writer.append(_stored(before[2:]))
+        assert writer.events == SAVED
+    blob = buffers.write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
+    content = repo.objects.put_record(Content(format="dcp/1", world=2, blobs={"w": blob}))
+    heads = {str(rank): writer.head for rank, writer in ranks.items()}
+    checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content, ledger=heads)
+    digest, name = checkpoints.publish(repo, checkpoint), checkpoints.name(3, 1)
+    published = CheckpointPublished(time_s=7.0, step=3, name=name, checkpoint=digest, content=content)
+    ranks[0].append(_stored([published, RankEnded(time_s=8.0, rank=0)]))
+    ranks[1].append(_stored([RankEnded(time_s=8.0, rank=1)]))
+    heads = {str(rank): writer.head for rank, writer in ranks.items()}
+    noticed = Notice(time_s=9.0, kind="environment", message="another library")
+    ended = AttemptEnded(time_s=10.0, outcome="finished", exit_code=0, heads=heads)
+    launcher.append(_stored([noticed, ended]))
+
+
+def _stored(events: list[Event]) -> list[bytes]:
+    return [codec.encode(event) for event in events]
+
+
+@contextmanager
+def undone(repo: Repository) -> Iterator[None]:
+    """Undo, at the end, all that is done to a store."""
+    assert isinstance(repo.store, MemoryStore)
+    kept = dict(repo.store.objects)
+    yield
+    repo.store.objects.clear()
+    repo.store.objects.update(kept)
+
+
+Batches = list[list[bytes]]
+
+
+def batches(repo: Repository, run: str, rank: str) -> Batches:
+    """Return a chain's events, in their stored bytes, by batch."""
+    return [[bytes(event) for event in batch.events] for batch in ledger.read(repo, run, 1, rank)]
+
+
+def write(repo: Repository, run: str, rank: str, told: Batches, *, forged: bool) -> None:
+    """Replace a chain by other events: with the heads that it had, or, `forged`, with a chain computed anew."""
+    prefix = f"runs/{run}/ledger/0001/{rank}/"
+    before = list(ledger.read(repo, run, 1, rank))
+    for name in repo.store.names(prefix):
+        repo.store.delete(prefix + name)
+    head = genesis(run, 1, rank)
+    for seq, events in enumerate(one for one in told if one):
+        start = head
+        for event in events:
+            head = chain(head, event)
+        previous, last = (start, head) if forged or seq >= len(before) else (before[seq].previous, before[seq].head)
+        raw = tuple(map(msgspec.Raw, events))
+        batch = Batch(run=run, attempt=1, rank=rank, seq=seq, previous=previous, head=last, events=raw)
+        repo.store.create(f"{prefix}{seq:08d}", codec.encode(batch))
+
+
+def forge_end(repo: Repository, run: str) -> None:
+    """Have the launcher say that the ranks' chains end where they do now, in a chain of its own that holds together."""
+    told = batches(repo, run, LAUNCHER)
+    ended = ledger.decode_event(told[-1][-1])
+    assert isinstance(ended, AttemptEnded)
+    heads = {rank: list(ledger.read(repo, run, 1, rank))[-1].head for rank in ended.heads}
+    told[-1][-1] = codec.encode(msgspec.structs.replace(ended, heads=heads))
+    write(repo, run, LAUNCHER, told, forged=True)
+
+
+def _place(told: Batches, number: int) -> tuple[int, int]:
+    for seq, events in enumerate(told):
+        if number < len(events):
+            return seq, number
+        number -= len(events)
+    raise IndexError(number)
+
+
+def edited(told: Batches, number: int) -> None:
+    """Change one event, as little as can be: by a microsecond of its time."""
+    seq, place = _place(told, number)
+    event = ledger.decode_event(told[seq][place])
+    told[seq][place] = codec.encode(msgspec.structs.replace(event, time_s=event.time_s + 1e-6))
+
+
+def dropped(told: Batches, number: int) -> None:
+    seq, place = _place(told, number)
+    del told[seq][place]
+
+
+def reordered(told: Batches, number: int) -> None:
+    """Swap an event with the next one, of the next batch too; the last with the first."""
+    seq, place = _place(told, number)
+    after, there = _place(told, (number + 1) % sum(map(len, told)))
+    told[seq][place], told[after][there] = told[after][there], told[seq][place]
+
+
+def replayed(told: Batches, number: int) -> None:
+    """Write an event a second time, at the end."""
+    seq, place = _place(told, number)
+    told[-1].append(told[seq][place])
+
+
+HARMS: dict[str, Callable[[Batches, int], None]] = {
+    harm.__name__: harm for harm in (edited, dropped, reordered, replayed)
+}
+EVENTS = {LAUNCHER: 3, "0": 7, "1": 6}

@@ -1,0 +1,23 @@
+"""A store that is far away: it hands objects on as they arrive, and can damage them on the way."""
+
+from collections.abc import Callable
+
+from m5ws.store.interface import Buffer, ObjectStore
+from tests.support.stores.counting_store import CountingStore
+
+_PIECE_BYTES = 10_000
+
+
+class FlowingStore(CountingStore):
+    """`Flowing` on another store; `flows` are the keys that were read so. `damage` changes what arrives."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.flows: list[str] = []
+        self.damage: Callable[[bytes], bytes] = bytes
+
+    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+        self.flows.append(key)
+        data = self.damage(self._inner.get(key))
+        for start in range(0, len(data), _PIECE_BYTES):
+            sink(data[start : start + _PIECE_BYTES])
