@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check the prose of docstrings, comments, messages and documents by the rules of CONTRIBUTING.md ("Prose").
 
-`.ci/prose [PATH …]` prints each line that breaks a rule, and exits with 1 if there is one. `--count` prints the number of
-each package instead. The rules find habits, and do not replace a reader.
+`.ci/prose.py [PATH …]` prints each line that breaks a rule, and exits with 1 if there is one. `--count` prints the
+number of each package instead. The rules find habits, and do not replace a reader.
 """
 
 import ast
@@ -39,8 +39,8 @@ def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     docs = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
-                docs.add(node.body[0].value)
+            first = node.body[0] if node.body else None
+            docs |= {first.value} if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value, node in docs
