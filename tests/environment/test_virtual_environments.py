@@ -182,7 +182,7 @@ def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
 def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
     copy = own_package.copy(tmp_path / "kept")
     assert own_package.copy(tmp_path / "kept") == copy and len(list((tmp_path / "kept").iterdir())) == 1
-    code = "from m5ws.adapters import own_package as own; print(own.__file__, own.code())"
+    code = "from m5ws.environment.observe import own_package as own; print(own.__file__, own.code())"
     needed = os.pathsep.join([str(copy), str(Path(blake3.__file__).parents[1])])
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed}
