@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from m5ws.config.flatten import flatten
 from m5ws.diff import trees as tree_diff
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments
@@ -20,7 +21,6 @@ from m5ws.records.verdict import Change
 from m5ws.repository import lineage, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.config.flatten import flatten
 
 _LISTED = 20
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from m5ws.config.flatten import parse
 from m5ws.snapshot.config import merge
-from m5ws.snapshot.config.flatten import parse
 from m5ws.snapshot.config.merge import Keys, Unmixable, differing, merged
 
 _NAMES = st.sampled_from(["lr", "steps", "model", "betas", "on", "x.y"])

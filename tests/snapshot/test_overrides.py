@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import overrides
-from m5ws.snapshot.config.flatten import flatten
 from tests.support.records import planted
 
 CONFIG = b"""\

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from m5ws.records import exact
 from m5ws.records.run import Run
@@ -137,8 +139,9 @@ def test_a_finished_run_is_delivered_whole(
     assert all("\n" not in value for key, value in tags.items() if key != "mlflow.note.content")
     assert f"m5ws reproduce {run.id}" in tags["mlflow.note.content"]
     params = page.data.params
-    assert (params["model.width"], params["model.layers"], params["train.lr"]) == ("64", "[2, 3]", "0.0003")
-    assert (params["launch.nproc"], params["launch.seed"], params["train.warmup"]) == ("2", "7", "null")
+    assert [params[f"model.{key}"] for key in ("width", "layers.0", "layers.1")] == ["64", "2", "3"]
+    assert [params[f"launch.{key}"] for key in ("nproc", "seed")] == ["2", "7"]
+    assert (params["train.lr"], params["train.warmup"]) == ("0.0003", "null")
     datasets = {one.dataset.name: one for one in page.inputs.dataset_inputs}
     assert datasets["corpus"].dataset.digest == written.DVC_HASH
     assert len(datasets["data"].dataset.digest) == 32
@@ -349,3 +352,36 @@ def test_starting_a_follower_loads_no_mlflow() -> None:
     probe = f"import sys; import {modules}; print('mlflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class _Refusing:
+    """A client whose server refuses one step."""
+
+    def __init__(self, client: MlflowClient, step: int) -> None:
+        self._client, self._step = client, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def log_batch(self, run_id: str, **parts: Any) -> None:
+        if any(metric.step == self._step for metric in parts.get("metrics", ())):
+            raise MlflowException("no such step", INVALID_PARAMETER_VALUE)
+        self._client.log_batch(run_id, **parts)
+
+
+def test_a_step_that_cannot_be_delivered_holds_up_no_other(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 3))
+    for rank in range(2):
+        step = written.step(3, rank=rank)
+        planted.append(repo, run.id, 1, str(rank), msgspec.structs.replace(step, quantities={"loss": "no number"}))
+    written.train(repo, run, range(4, 40))
+    written.end(repo, run)
+    follower = Follower(tracker.options(run.id, once=True), lambda _: _Refusing(client, 20))
+    follower.advance(last=True)
+    assert [text.partition(":")[0] for text in follower.refused] == ["step 3", "step 20"]
+    steps = [step for step, _ in _history(client, run, "m5ws/loss")]
+    assert steps == [1, 2, *range(4, 20), *range(21, 40)]
+    assert _page(client, run).info.status == "FINISHED"

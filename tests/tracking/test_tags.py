@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from mlflow.utils.validation import _validate_param, _validate_tag
 
+from m5ws.config.flatten import flatten
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Change, Verdict
 from m5ws.repository.repository import Repository
@@ -45,6 +46,13 @@ def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_pa
     assert params["naïve _β_.1.z"] == "2"
     assert params["empty"] == "{}"
     assert any(len(value) <= 6000 and "sha256" in value for value in params.values())
+
+
+def test_parameters_have_the_keys_that_diff_and_set_have(repo: Repository, tmp_path: Path) -> None:
+    config = "a: {b: [1, [2, 3]], c: {}}\nd: text\n"
+    params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
+    assert {key for key in params if not key.startswith("launch.")} == set(flatten("c.yaml", config.encode()) or ())
+    assert (params["a.b.1.0"], params["d"]) == ("2", "text")
 
 
 @pytest.mark.parametrize("config", ["{", "a: [", "- 1\n- 2\n", "", "just text", "a: &x [*x]\n"])

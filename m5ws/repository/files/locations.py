@@ -1,9 +1,9 @@
 """The packings of trees that a process has written, or that annotations of loaded snapshots name."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from m5ws.errors import UNREADABLE, CorruptObject, M5Error, NotFound
@@ -14,6 +14,7 @@ from m5ws.repository import bindings, concurrency, presence
 from m5ws.repository.files import packings
 from m5ws.repository.objects import Objects
 
+_log = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 
 
@@ -119,12 +120,18 @@ class PackLocations:
         found: dict[Digest, dict[Slice, None]] = {}
         named: dict[Digest, None] = {}
         for tree in list(self._snapshots):
-            with suppress(M5Error, OSError):
+            try:
                 named |= dict.fromkeys(self.annotated(tree))
+            except (M5Error, OSError) as error:
+                _log.debug("annotations of tree %s: %s", tree, error)
         for digest in named:
-            with suppress(M5Error, OSError):
-                for part in packings.slices(self._objects.get_record(digest, Packing), digest):
-                    found.setdefault(part.digest, {})[part] = None
+            try:
+                slices = list(packings.slices(self._objects.get_record(digest, Packing), digest))
+            except (M5Error, OSError) as error:
+                _log.debug("packing %s: %s", digest, error)
+                continue
+            for part in slices:
+                found.setdefault(part.digest, {})[part] = None
         return {digest: list(parts) for digest, parts in found.items()}
 
 

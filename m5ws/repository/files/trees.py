@@ -259,15 +259,19 @@ def _read_together(objects: Objects, others: Mapping[Slice, Sequence[Slice]]) ->
         lacking = {part: place for part, place in wanted.items() if part not in found}
         # What has one file alone is read in part.
         if len(lacking) > 1:
-            with suppress(M5Error, OSError):
+            try:
                 found |= dict(zip(lacking, objects.pieces(pack, list(lacking.values())), strict=True))
+            except (M5Error, OSError) as error:
+                _log.debug("pack %s: %s", pack, error)
     return found
 
 
 def _read_one_of(objects: Objects, places: Sequence[Slice], trouble: M5Error | OSError) -> memoryview:
     for place in places:
-        with suppress(M5Error, OSError):
+        try:
             return memoryview(objects.read(place))
+        except (M5Error, OSError) as error:
+            _log.debug("pack %s: %s", place.object, error)
     raise trouble
 
 

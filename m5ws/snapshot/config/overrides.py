@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation
@@ -26,7 +27,6 @@ from m5ws.repository.files.materialise import materialise
 from m5ws.repository.publishing.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import edit
-from m5ws.snapshot.config.flatten import flatten
 
 _FORM = re.compile(r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL)
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."

@@ -20,6 +20,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -126,12 +127,14 @@ class Follower:
         self._subject: tags.Subject | None = None
         self._described: object = None
         self._listed = 0
+        self.refused: list[str] = []
 
     def advance(self, *, last: bool = False, look: bool = True) -> None:
         """Read new events, if `look`, and deliver all. `last`: the supervisor is gone, so nothing will follow."""
         for attempt, rank, event in self._tail.poll() if look else ():
-            self._take(attempt, rank, event)
-        self._queue.extend(self._points.take())
+            with self._skipping(f"an event of rank {rank}"):
+                self._take(attempt, rank, event)
+        self._queue.extend(self._points.take(self._skipping))
         waited = time.monotonic() - self._born > _ADOPT_S
         if last or waited or self._queue or self._checkpoints or self._ended:
             try:
@@ -184,13 +187,39 @@ class Follower:
             page.settle("RUNNING", None)
         self._describe(page, subject, last)
         while self._queue:
-            for _ in range(page.send([*_front(self._queue)])):
+            for _ in range(self._send(page, [*_front(self._queue)])):
                 self._queue.popleft()
         # Last: hundreds of checkpoints take seconds, and what a person waits for is there by then.
         self._settle(page, last)
         if self._listed < len(self._checkpoints):
-            page.publish(subject, [made(event, self._last_step) for event in self._checkpoints[self._listed :]])
+            with self._skipping("checkpoints"):
+                page.publish(subject, [made(event, self._last_step) for event in self._checkpoints[self._listed :]])
             self._listed = len(self._checkpoints)
+
+    def _send(self, page: Any, points: Sequence[Point]) -> int:
+        """Send points from the front of the queue, and return how many need not be sent again.
+
+        A point that MLflow refuses is left out, so that it holds up no other: it is found by halves.
+        """
+        try:
+            return int(page.send(points))
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            if len(points) > 1:
+                return self._send(page, points[: len(points) // 2])
+            self.refused.append(f"step {points[0].step}: {error}")
+            return 1
+
+    @contextmanager
+    def _skipping(self, part: str) -> Iterator[None]:
+        """Note an error that would be the same at the next try, and go on; let others through."""
+        try:
+            yield
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self.refused.append(f"{part}: {error}")
 
     def _open(self, subject: tags.Subject) -> Any:
         if self._page is None:
@@ -211,7 +240,8 @@ class Follower:
             # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
             found = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
             joint = runs.joint(self._repo, subject.run.id) if found else None
-            page.describe(self._repo, subject, found, tags.notice_tag(self._notices), joint)
+            with self._skipping("description"):
+                page.describe(self._repo, subject, found, tags.notice_tag(self._notices), joint)
             self._described = known
 
     def _settle(self, page: Any, last: bool) -> None:
@@ -222,6 +252,16 @@ class Follower:
             page.settle("KILLED", int(self._latest_s * 1000))
 
 
+def is_refusal(error: Exception) -> bool:
+    """Return True if the same call would fail again: MLflow refuses its content, or the code is wrong."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        return error.error_code == "INVALID_PARAMETER_VALUE"
+    wrong = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    return isinstance(error, wrong) and not isinstance(error, OSError)
+
+
 def _connect(tracking_uri: str) -> Any:
     from mlflow import MlflowClient
 
@@ -229,7 +269,7 @@ def _connect(tracking_uri: str) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Follow a run to its end; return 0 if everything was delivered, else 1 and say on stderr what was not."""
+    """Follow a run to its end. Return 0 if everything was delivered, else 1, with the missing parts on stderr."""
     options = _options(arguments)
     _prepare_process()
     follower = Follower(options)
@@ -248,8 +288,10 @@ def main(arguments: Sequence[str]) -> int:
         if last:
             break
         look, last = _wait(follower.page_due_s() if failure is None else retry_s)
+    for refusal in follower.refused:
+        print(f"MLflow refuses {refusal}", file=sys.stderr)
     if failure is None:
-        return 0
+        return int(bool(follower.refused))
     again = shlex.join(msgspec.structs.replace(options, once=True).argv)
     uri = secret_scan.masked(options.tracking_uri)
     print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)

@@ -5,8 +5,8 @@ it is read. So how far a delivery came is one pair, the attempt and step of the 
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import msgspec
 
@@ -65,8 +65,11 @@ class Points:
             case AttemptEnded():
                 self._over.add(attempt)
 
-    def take(self) -> Iterator[Point]:
-        """Yield the points that have become ready; call it when all that is there has been added."""
+    def take(self, skipping: Callable[[str], AbstractContextManager[None]] = nullcontext) -> Iterator[Point]:
+        """Yield the points that have become ready; call it when all that is there has been added.
+
+        `skipping` is entered for each step by its name; if it swallows an error, the step is no point.
+        """
         for attempt in sorted(self._pending):
             steps = self._pending[attempt]
             over = attempt in self._over
@@ -76,10 +79,12 @@ class Points:
                     if over:
                         continue
                     return
-                point, bits = _point(attempt, step, steps.pop(step))
-                if self._given.get(step) != bits:
-                    self._given[step] = bits
-                    yield point
+                by_rank = steps.pop(step)
+                with skipping(f"step {step}"):
+                    point, bits = _point(attempt, step, by_rank)
+                    if self._given.get(step) != bits:
+                        self._given[step] = bits
+                        yield point
             if over:
                 del self._pending[attempt]
 

@@ -1,4 +1,4 @@
-"""What MLflow shows as parameters: the config files' keys, flattened, and the launch spec.
+"""Parameters of an MLflow run: the flat keys of the config files, and the launch spec.
 
 MLflow keeps a parameter for good and refuses odd names and long values, so both are fitted here; the
 snapshot has the whole config, MLflow a view of it.
@@ -8,10 +8,10 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from m5ws.config.flatten import leaves, parse
 from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
@@ -19,7 +19,6 @@ from m5ws.tracking.mlflow.tags import Subject
 
 _VALUE_CHARACTERS = 6000
 _NAME_CHARACTERS = 250
-_DEPTH = 20
 _KEYS = 2000
 _ODD = re.compile(r"[^/\w.\- :]")
 
@@ -30,9 +29,9 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
-        flat = _flatten(_parse(entry, trees.read_file(repo.objects, repo.locations, entry)))
+        flat = _flat(entry, trees.read_file(repo.objects, repo.locations, entry))
         for key, value in itertools.islice(flat, _KEYS):
-            found[metric_name(f"{prefix}{key}")] = _cut(value)
+            found[metric_name(f"{prefix}{key}")] = _cut(_scalar(value))
     return found | {metric_name(key): _cut(value) for key, value in _launch(subject).items()}
 
 
@@ -61,47 +60,15 @@ def _launch(subject: Subject) -> dict[str, str]:
     return launch | {f"launch.environment.{key}": value for key, value in spec.environment.items()}
 
 
-def _parse(entry: Entry, data: bytes) -> object:
-    """Return a config file's content; a file that no parser knows is one parameter, its digest."""
-    from ruamel.yaml.error import YAMLError
-
-    path = PurePosixPath(entry.name)
-    parse = _PARSERS.get(path.suffix.lower())
+def _flat(entry: Entry, data: bytes) -> Iterator[tuple[str, object]]:
+    """Yield the keys and values of a config file; a file that cannot be parsed is one parameter, its digest."""
+    name = PurePosixPath(entry.name).name
     try:
-        return parse(data) if parse else {path.name: entry.digest}
-    except (ValueError, YAMLError):
+        # At once: a YAML file that contains itself ends in a RecursionError.
+        yield from [(key or name, value) for key, value in leaves(parse(entry.name, data))]
+    except (ValueError, RecursionError):
         # The script may read a dialect that this parser does not.
-        return {path.name: entry.digest}
-
-
-def _yaml(data: bytes) -> object:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe", pure=True).load(data)
-
-
-_PARSERS: dict[str, Callable[[bytes], object]] = {
-    ".yaml": _yaml,
-    ".yml": _yaml,
-    ".json": json.loads,
-    ".toml": lambda data: tomllib.loads(data.decode()),
-}
-
-
-def _flatten(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and values. YAML can hold itself: what lies deeper than any config is a mark."""
-    name = ".".join(path)
-    nested = isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value)
-    if len(path) > _DEPTH:
-        yield name, "…"
-    elif isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, (*path, str(key)))
-    elif isinstance(value, list) and nested:
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, (*path, str(index)))
-    elif path:
-        yield name, _scalar(value)
+        yield name, entry.digest
 
 
 def _scalar(value: object) -> str:

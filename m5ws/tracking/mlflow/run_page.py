@@ -101,6 +101,7 @@ class Page:
             rows = [row for row in rows if row[:3] not in known]
         metrics = [Metric(key, value, time_ms, step) for key, step, time_ms, value in rows]
         last = batch[-1].position
+        self._doubtful = True
         # Delivered from here on.
         self._client.log_batch(self.run_id, metrics=metrics, tags=[RunTag(DELIVERED_TAG, _written(last))])
         self.position, self._before, self._doubtful = last, batch[-1], False

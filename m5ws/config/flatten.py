@@ -1,6 +1,6 @@
 """Config files as flat keys: `optimizer.lr` → `0.001`, so that a difference has a name.
 
-Values are written as JSON, so that `1` and `"1"` differ. YAML is read by version 1.2's rules, and never builds
+`m5ws diff`, `--set` and MLflow's parameters all have these keys. YAML is read by version 1.2's rules, and never builds
 an object.
 """
 
@@ -13,16 +13,16 @@ from pathlib import PurePosixPath
 def flatten(name: str, data: bytes) -> dict[str, str] | None:
     """Return the keys of the config file `name` (.yaml, .yml, .json, .toml); None if it is not one or not valid.
 
-    Keys of nested tables are joined by dots, items of lists are numbered; an empty table or list is a value.
+    Values are JSON, so `1` and `"1"` differ.
     """
     try:
-        return dict(_walk((), parse(name, data)))
+        return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in leaves(parse(name, data))}
     except (ValueError, RecursionError):
         return None
 
 
 def parse(name: str, data: bytes) -> object:
-    """Return what a config file holds, as plain values. Raises ValueError: not valid, or a suffix that is not known."""
+    """Return the content of a config file as plain values. Raises ValueError for invalid files and unknown suffixes."""
     suffix, text = PurePosixPath(name).suffix.lower(), data.decode("utf-8")
     if suffix == ".json":
         return json.loads(text)
@@ -39,12 +39,16 @@ def parse(name: str, data: bytes) -> object:
     raise ValueError(f"{suffix} is not a config file")
 
 
-def _walk(path: tuple[str, ...], value: object) -> Iterator[tuple[str, str]]:
+def leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:
+    """Yield the keys and values of a parsed file.
+
+    Keys of nested tables are joined by dots, items of lists are numbered; an empty table or list is a value.
+    """
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _walk((*path, str(key)), inner)
+            yield from leaves(inner, (*path, str(key)))
     elif isinstance(value, list) and value:
         for number, inner in enumerate(value):
-            yield from _walk((*path, str(number)), inner)
+            yield from leaves(inner, (*path, str(number)))
     else:
-        yield ".".join(path), json.dumps(value, ensure_ascii=False, default=str)
+        yield ".".join(path), value

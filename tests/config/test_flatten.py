@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.snapshot.config.flatten import flatten
+from m5ws.config.flatten import flatten
 
 YAML = b"""
 optimizer:
