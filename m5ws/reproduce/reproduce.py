@@ -140,7 +140,8 @@ def execute(
     listeners = _Listeners(watch=watch, progress=progress, again=again, told=told)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
-    stopped, interrupted = result.outcome == "interrupted" and (result.asked or not enough), False
+    stopped = result.outcome == "interrupted" and (result.asked or not enough)
+    interrupted: str | None = None
     if stopped and not (comparison.settled() or comparison.exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
@@ -152,16 +153,13 @@ def execute(
         if stopped or not request.recheck:
             verdict = recheck.left_out(verdict)
         else:
-            try:
-                verdict = _rechecked(ports, request, planned, comparison, verdict, listeners)
-            except KeyboardInterrupt:
-                verdict, interrupted = recheck.left_out(verdict), True
+            verdict, interrupted = _rechecked(ports, request, planned, comparison, verdict, listeners)
     verdict = msgspec.structs.replace(verdict, expected=expected)
-    if request.explain and not (stopped or interrupted):
-        verdict = _explained(ports, planned, comparison, verdict, listeners)
+    if request.explain and not stopped and interrupted is None:
+        verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     _publish(ports, home, verdict)
-    if interrupted:
-        raise Interrupted(f"the second replay was stopped; the first one {verdict.outcome}: {verdict.reason}")
+    if interrupted is not None:
+        raise Interrupted(f"{interrupted} was stopped; the first replay {verdict.outcome}: {verdict.reason}")
     return verdict
 
 
@@ -204,23 +202,29 @@ def _rechecked(
     comparison: Comparison,
     verdict: Verdict,
     listeners: _Listeners,
-) -> Verdict:
-    """Return the verdict after a second replay, from the same start up to the step that differs."""
+) -> tuple[Verdict, str | None]:
+    """Make a second replay, from the same start up to the step that differs.
+
+    Return the verdict, and the name of the second replay if the user stopped it.
+    """
     assert verdict.first is not None
     part = recheck.part(planned.run, comparison, verdict.first)
     home, author_dir = _home(planned), Path(planned.context.author_dir)
     try:
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
     except (M5Error, OSError) as error:
-        return recheck.judged(verdict, Recheck(reason=str(error)))
+        return recheck.judged(verdict, Recheck(reason=str(error))), None
     if listeners.again is not None:
         listeners.again(verdict.first, second.run.id)
-    found = recheck.replay(
-        ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
-    )
-    if found.repeats and recheck.suspects(verdict):
-        found = _from_start(ports, request, planned, verdict.first, found, listeners)
-    return recheck.judged(verdict, found)
+    try:
+        found = recheck.replay(
+            ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
+        )
+        if found.repeats and recheck.suspects(verdict):
+            found = _from_start(ports, request, planned, verdict.first, found, listeners)
+    except KeyboardInterrupt:
+        return recheck.left_out(verdict), "the second replay"
+    return recheck.judged(verdict, found), None
 
 
 def _from_start(
@@ -251,15 +255,17 @@ def _from_start(
 
 def _explained(
     ports: supervise.Ports, planned: run.Plan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
-) -> Verdict:
-    """Return the verdict with what a look into the steps where it diverged shows; without steps there is no look."""
+) -> tuple[Verdict, str | None]:
+    """Return the verdict, with an explanation if it has a step that differs, and its name if the user stopped it."""
     first = verdict.first
     if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
-        return verdict
+        return verdict, None
     case = explain.Case(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
-    found = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
-    verdict = msgspec.structs.replace(verdict, explanation=found)
-    return recheck.looked_into(verdict, found) if _repeats_inputs(ports, planned.run) else verdict
+    explanation, stopped = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
+    verdict = msgspec.structs.replace(verdict, explanation=explanation)
+    if _repeats_inputs(ports, planned.run):
+        verdict = recheck.looked_into(verdict, explanation)
+    return verdict, "the explanation" if stopped else None
 
 
 def _home(planned: run.Plan) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.cli.terminal import verdict
+from m5ws.cli.terminal import explanation, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.records.ledger import AnyEvent
 from tests.support.workspace.workspaces import Workspace, make_workspace
@@ -108,12 +108,34 @@ def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdic
     monkeypatch.setattr(verdict, "again", lambda _first, replay: second.append(replay))
     monkeypatch.setattr(RunProgress, "watch", pressed)
     done = workspace.m5ws("reproduce", run, expect=130)
-    assert done.stdout == "" and "the second replay was stopped; the first one diverged" in done.stderr
+    assert done.stdout == "" and "the second replay was stopped; the first replay diverged" in done.stderr
     first = re.search(r"replaying \w+ as (\w+)", done.stderr)
     assert first is not None
     kept = workspace.json("show", first[1])["verdict"]
     assert (kept["outcome"], kept["recheck"]) == ("diverged", None) and "without a second replay" in kept["reason"]
     assert workspace.json("show", second[0])["verdict"] is None
+
+
+def test_ctrl_c_in_an_explanation_ends_the_command_and_keeps_the_verdict(
+    faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, run = faulty
+    begun: list[str] = []
+    watch = RunProgress.watch
+
+    def pressed(shown: RunProgress, rank: str, event: AnyEvent) -> bool:
+        if begun:
+            raise KeyboardInterrupt
+        return bool(watch(shown, rank, event))
+
+    monkeypatch.setattr(explanation, "told", lambda side, _steps: begun.append(side.replay))
+    monkeypatch.setattr(RunProgress, "watch", pressed)
+    done = workspace.m5ws("reproduce", run, "--explain", "--no-recheck", expect=130)
+    assert done.stdout == "" and "the explanation was stopped; the first replay diverged" in done.stderr
+    first = re.search(r"replaying \w+ as (\w+)", done.stderr)
+    assert first is not None and len(begun) == 1
+    kept = workspace.json("show", first[1])["verdict"]
+    assert kept["outcome"] == "diverged" and "stopped" in str(kept["explanation"]["sides"])
 
 
 def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Workspace, str]) -> None:

@@ -65,19 +65,23 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 def explained(
     case: Case, watch: supervise.Watch | None = None, progress: Progress | None = None, told: Told | None = None
-) -> Explanation:
-    """Replay the steps up to the divergence with a look inside; return what that shows, and what failed in it."""
+) -> tuple[Explanation, bool]:
+    """Replay the steps up to the divergence and record their modules.
+
+    Return the explanation, with the failures that limit it, and True if the user stopped it.
+    """
     first, last = window(case)
     try:
         return _looked_into(case, (first, last), watch, progress, told)
     except (M5Error, OSError) as error:
         # The verdict stands without it, and took a replay.
-        return Explanation(first=first, last=last, sides=(), limits=(f"the look was not finished: {error}",))
+        limit = f"the explanation was not finished: {error}"
+        return Explanation(first=first, last=last, sides=(), limits=(limit,)), False
 
 
 def _looked_into(
     case: Case, steps: tuple[int, int], watch: supervise.Watch | None, progress: Progress | None, told: Told | None
-) -> Explanation:
+) -> tuple[Explanation, bool]:
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
     sides: list[Replayed] = []
@@ -92,7 +96,7 @@ def _looked_into(
         found, asked = _replayed(case, side, base, steps, (watch, progress, told))
         sides.append(found)
         missing = _STOPPED if asked else _NOTHING if sides[0].look is None else None
-    return judged(case, steps, *sides)
+    return judged(case, steps, *sides), missing == _STOPPED
 
 
 def window(case: Case) -> tuple[int, int]:
