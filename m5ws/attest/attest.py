@@ -33,6 +33,7 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
+from m5ws.reproduce.verdict.joint import joint_outcome
 
 if TYPE_CHECKING:
     from m5ws.records.checkpoint import Checkpoint
@@ -47,7 +48,7 @@ def build(repo: Repository, run_id: str) -> Statement:
     run = runs.load(repo, named.reproduces) if named.reproduces is not None else named
     chosen, others = _verdicts(repo, run, None if named is run else named.id)
     parts = _segments(repo, run.id)
-    outcome, reason = claims.together([verdict for _, verdict in chosen], parts)
+    outcome, reason = joint_outcome([verdict for _, verdict in chosen], parts)
     of_runs = [run.id, *(replay.id for replay, _ in chosen)]
     rechecks = [verdict.recheck for _, verdict in chosen if verdict.recheck is not None]
     again = (replay for one in rechecks for replay in (one.replay, one.start))

@@ -9,10 +9,10 @@ import msgspec
 
 from m5ws.attest.interface import Signatures, Signed
 from m5ws.records.attestation import PAYLOAD_TYPE, CheckpointLine, Envelope, Predicate, Statement, from_base64, pae
-from m5ws.records.run import Segment
-from m5ws.records.verdict import Outcome, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
+from m5ws.reproduce.verdict.joint import joint_outcome
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,27 +44,6 @@ def _bytes(text: str) -> bytes:
         return b""  # What is no base64 is no signature.
 
 
-def together(verdicts: Sequence[Verdict], parts: Sequence[Segment]) -> tuple[Outcome, str]:
-    """Return what verdicts say together of a run that has the segments `parts`, and on what ground. Pure."""
-    for bad in ("diverged", "nondeterministic"):
-        for verdict in verdicts:
-            if verdict.outcome == bad:
-                return verdict.outcome, f"{verdict.segment or 'the whole run'}: {verdict.reason or bad}"
-    if any(verdict.segment is None and verdict.outcome == "reproduced" for verdict in verdicts):
-        return "reproduced", "the whole run was replayed, and everything that was compared is equal, bit for bit"
-    equal = [verdict.segment for verdict in verdicts if verdict.segment is not None and verdict.outcome == "sampled"]
-    if parts and parts[0].checkpoint is None and all(part in equal for part in parts):
-        return "reproduced", f"all {len(parts)} segments are equal, and each ends with the checkpoint of the next"
-    for verdict in verdicts:
-        if verdict.outcome == "consistent":
-            return "consistent", verdict.reason or "it lies within a tolerance"
-    if equal:
-        steps = ", ".join(str(one) for one in sorted(equal, key=lambda one: (one.first, one.last)))
-        of = f" of {parts[-1].last} steps" if parts else ""
-        return "sampled", f"equal, given the checkpoints they start from: {steps}{of}"
-    return "not comparable", next((verdict.reason for verdict in verdicts if verdict.reason), "nothing was compared")
-
-
 def plain(verdict: Verdict) -> dict[str, object]:
     """Return all that a verdict says, as JSON has it."""
     found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(verdict))
@@ -86,7 +65,7 @@ def said(statement: Statement) -> list[Finding]:
             found.append(Finding(what=line.record.name, detail="it is a verdict on something else"))
     if not verdicts:
         found.append(Finding(what="verdicts", detail="there are none"))
-    elif (outcome := together(verdicts, told.segments)[0]) != told.outcome:
+    elif (outcome := joint_outcome(verdicts, told.segments)[0]) != told.outcome:
         found.append(Finding(what="outcome", detail=f"it says {told.outcome}, and its verdicts say {outcome}"))
     subjects = {one.name for one in statement.subject}
     needed = (f"runs/{told.run}/run", key(told.snapshot), *_named(told.checkpoints))

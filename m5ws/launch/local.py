@@ -18,6 +18,7 @@ from m5ws.launch.interface import Process
 from m5ws.records.launch import LaunchRequest, open_log
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LaunchFailed(M5Error):
@@ -134,9 +135,12 @@ def _prepared(parent: int, mount: tuple[str, str] | None) -> None:
 
     A scheduler may send SIGUSR2, a time limit's warning, to all processes. It would kill torchrun, and so the ranks in
     the middle of their last checkpoint: torchrun ignores it, and ranks take it themselves.
+
+    This runs in a fork of a process that has threads, so it makes system calls alone: it imports and loads nothing. The
+    kernel counts as the parent the thread that forked, which is the one that supervises the attempt to its end.
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(143)
     if mount is not None:

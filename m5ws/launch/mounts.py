@@ -8,17 +8,18 @@ import ctypes
 import os
 import sys
 
+# Loaded before a fork: a child of a process with threads must not wait for a lock that a thread held.
+_libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 
 def enter(folder: str, path: str) -> None:
     """Have this process and its children see `folder` at `path`, an empty folder, and be there. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.unshare(_CLONE_NEWNS), "unshare")
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     # Or the mount would be everybody's.
-    _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mount /")
-    _check(libc.mount(os.fsencode(folder), os.fsencode(path), None, _MS_BIND, None), f"mount {path}")
+    _check(_libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mount /")
+    _check(_libc.mount(os.fsencode(folder), os.fsencode(path), None, _MS_BIND, None), f"mount {path}")
     os.chdir(path)
 
 

@@ -20,6 +20,7 @@ from m5ws.records.run import Segment
 from m5ws.records.verdict import EXIT_CODES, JointVerdict, Outcome, Verdict
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.repository import Repository
+from m5ws.reproduce.verdict.joint import joint_outcome
 from m5ws.runs import history, recovery
 from m5ws.tracking.interface import Tracker
 
@@ -124,19 +125,19 @@ def replay(
     return [verdicts[first] for first in sorted(verdicts)]
 
 
-def join(run: str, verdicts: Sequence[Verdict], of: int) -> Joint:
-    """Return what verdicts of segments say together: the worst of them, or, if all segments are equal, of the run."""
-    count = len(verdicts)
-    found = {verdict.outcome for verdict in verdicts}
-    for bad in ("diverged", "nondeterministic", "not comparable"):
-        if bad in found:
-            first = next(verdict for verdict in verdicts if verdict.outcome == bad)
-            reason = f"{first.segment}: {first.reason or bad}"
-            return Joint(run=run, outcome=bad, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
-    if count == of:
-        reason = "every segment is equal, bit for bit, and ends with the checkpoint that the next one starts from"
-        return Joint(run=run, outcome="reproduced", segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
-    return Joint(run=run, outcome="sampled", segments=count, of=of, verdicts=tuple(verdicts), reason=_chance(count, of))
+def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joint:
+    """Return the joint verdict of replays of some of a run's segments, `every`.
+
+    It is stricter than `joint_outcome` in one point: a segment that was asked for and not compared counts as a failure.
+    """
+    outcome, reason = joint_outcome(verdicts, every)
+    incomparable = next((verdict for verdict in verdicts if verdict.outcome == "not comparable"), None)
+    if incomparable is not None and outcome not in ("diverged", "nondeterministic"):
+        outcome, reason = incomparable.outcome, f"{incomparable.segment}: {incomparable.reason or incomparable.outcome}"
+    elif outcome == "sampled" and len(verdicts) < len(every):
+        reason = f"{reason}. {_chance(len(verdicts), len(every))}"
+    count, of = len(verdicts), len(every)
+    return Joint(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
 
 
 def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
@@ -169,12 +170,13 @@ def publish(repo: Repository, tracker: Tracker | None, found: JointVerdict, home
 
 
 def _chance(count: int, of: int) -> str:
-    """Say how likely a sample of `count` segments of `of` would have shown a fault."""
+    """Return a sentence on how likely a sample of `count` segments of `of` would have shown a fault."""
     bad = max(1, round(of / 10))
     seen = 1 - math.comb(of - bad, count) / math.comb(of, count)
+    one, several = f"{count / of:.0%}", f"{seen:.0%}"
     return (
-        f"{count} of {of} segments are equal, given their checkpoints. A fault in one segment would have been seen "
-        f"with a chance of {count / of:.0%}, faults in {bad} of them with {seen:.0%}"
+        f"These are {count} of {of} segments: a fault in one segment would have been seen with a chance of {one},"
+        f" faults in {bad} of them with {several}"
     )
 
 

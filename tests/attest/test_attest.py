@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from m5ws.attest import attest, claims, verify
+from m5ws.attest import attest, verify
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.run import Parent, Run, Segment
 from m5ws.records.verdict import Outcome, Recheck, Verdict
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
+from m5ws.reproduce.verdict.joint import joint_outcome
 from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
 from tests.support.stores.memory_store import MemoryStore
 
@@ -41,13 +42,13 @@ def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
 def test_verdicts_say_together_what_the_worst_of_them_says_and_no_more_than_is_covered(
     found: list[Verdict], outcome: str, reason: str
 ) -> None:
-    said = claims.together(found, _PARTS)
+    said = joint_outcome(found, _PARTS)
     assert said[0] == outcome and reason in said[1]
 
 
 def test_segments_that_do_not_begin_where_the_run_did_do_not_reproduce_it() -> None:
-    assert claims.together([_verdict("sampled", _PARTS[1])], _PARTS[1:])[0] == "sampled"
-    assert claims.together([_verdict("sampled", _PARTS[1])], [])[0] == "sampled"
+    assert joint_outcome([_verdict("sampled", _PARTS[1])], _PARTS[1:])[0] == "sampled"
+    assert joint_outcome([_verdict("sampled", _PARTS[1])], [])[0] == "sampled"
 
 
 def _replay(repo: Repository, name: str, outcome: Outcome, created_s: float, seed: int | None = None) -> None:

@@ -1,12 +1,16 @@
 """The contract of `Launcher`: the launcher that users have, and the forks that most tests have in its place."""
 
+import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +146,36 @@ def test_launches_at_the_same_time_see_folders_of_their_own_at_one_path(launcher
     assert len({file.read_text() for file in files}) == 4 and not any(place.iterdir())
     for process in launched:
         process.stop(_PATIENCE_S)
+
+
+def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
+    """The child of such a process runs Python before it becomes another program, and must not wait for their locks."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    launcher, over = LocalLauncher(os.environ), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            sys.modules.pop("colorsys", None)
+            importlib.import_module("colorsys")
+            logging.getLogger(__name__).debug("%s", [bytearray(1000) for _ in range(100)])
+
+    def launch(number: int) -> int:
+        log = tmp_path / f"{number}.log"
+        request = LaunchRequest(argv=(str(program),), cwd=str(tmp_path), environment={}, log=str(log))
+        return wait(launcher.launch(request))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(launch, range(40))) == {3}
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.long

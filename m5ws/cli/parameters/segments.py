@@ -133,7 +133,7 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
         except BaseException:
             stopped.set()
             raise
-    return segments.join(request.original, found, len(every))
+    return segments.join(request.original, found, every)
 
 
 def several(

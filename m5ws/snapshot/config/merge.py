@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from m5ws.config import flatten
 from m5ws.errors import M5Error
-from m5ws.snapshot.config import edit, flatten
+from m5ws.snapshot.config import edit
 
 Keys = tuple[str | int, ...]
 """Where a value is: the key at each level, the number for items of lists."""

@@ -257,7 +257,7 @@ def is_refusal(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
-        return error.error_code == "INVALID_PARAMETER_VALUE"
+        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
     wrong = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     return isinstance(error, wrong) and not isinstance(error, OSError)
 

@@ -65,7 +65,9 @@ class Points:
             case AttemptEnded():
                 self._over.add(attempt)
 
-    def take(self, skipping: Callable[[str], AbstractContextManager[None]] = nullcontext) -> Iterator[Point]:
+    def take(
+        self, skipping: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
+    ) -> Iterator[Point]:
         """Yield the points that have become ready; call it when all that is there has been added.
 
         `skipping` is entered for each step by its name; if it swallows an error, the step is no point.

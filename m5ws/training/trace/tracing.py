@@ -60,7 +60,7 @@ class Tracer:
             return
         with contextlib.ExitStack() as hooks:
             self._step = _Step(step, self._generators, self._names, self._write)
-            hooks.enter_context(_told_of(self._step.warned))
+            hooks.enter_context(_nondeterminism_warnings(self._step.warned))
             for remove in self._hooks(self._step):
                 hooks.callback(remove)
             try:
@@ -227,8 +227,12 @@ def _setting(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _told_of(warned: Callable[[str], None]) -> Iterator[None]:
-    """Have torch's words on operations that are not deterministic handed on, each time it says them."""
+def _nondeterminism_warnings(warned: Callable[[str], None]) -> Iterator[None]:
+    """Call `warned` with each warning of torch about an operation that is not deterministic.
+
+    Python has one list of filters and one `showwarning` for all threads. So while a step is traced, warnings of other
+    threads pass through here too, and are shown as before.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
         shown = warnings.showwarning

@@ -135,7 +135,7 @@ class Runs:
             found = segments.replay(wanted, one, parallel, lambda _: None, threading.Event().set)
         except M5Error as error:
             return error
-        return segments.join(run_id, found, len(wanted))
+        return segments.join(run_id, found, wanted)
 
     def _plan(self, made: Any) -> run.Plan:
         return run.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
