@@ -19,6 +19,7 @@ PREFIX = "m5ws/"
 TOKENS_PER_S = f"{PREFIX}tokens_per_s"
 STEP_S = f"{PREFIX}step_s"
 
+Skipping = Callable[[str], AbstractContextManager[None]]
 Position = tuple[int, int]
 """(attempt, step): where a point stands in the order of delivery."""
 
