@@ -21,7 +21,7 @@ from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence
 from m5ws.repository import runs
-from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.publishing import repeated
 from m5ws.reproduce import compare, reproduce
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results

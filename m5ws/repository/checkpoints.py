@@ -12,9 +12,8 @@ from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSc
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.ledger import AttemptStarted, CheckpointPublished
-from m5ws.repository import bindings
+from m5ws.repository import bindings, gc_plans, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.publishing import gc_plans, publishing
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 

@@ -9,9 +9,8 @@ import re
 from m5ws.errors import Fenced, ObjectExists
 from m5ws.records.base import Digest
 from m5ws.records.outputs import OutputFiles
-from m5ws.repository import bindings
+from m5ws.repository import bindings, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.publishing import publishing
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 

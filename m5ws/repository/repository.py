@@ -14,10 +14,10 @@ import msgspec
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.records import codec
 from m5ws.records.store import Format
+from m5ws.repository import gc_plans
 from m5ws.repository.files.locations import PackLocations
+from m5ws.repository.gc_plans import Patience, Standings
 from m5ws.repository.objects import Objects
-from m5ws.repository.publishing import gc_plans
-from m5ws.repository.publishing.gc_plans import Patience, Standings
 from m5ws.store.interface import FORMAT, Homed, ObjectStore
 
 T = TypeVar("T")

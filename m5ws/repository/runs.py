@@ -8,8 +8,7 @@ from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, concurrency, presence
-from m5ws.repository.publishing import publishing
+from m5ws.repository import bindings, concurrency, presence, publishing
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 

@@ -13,11 +13,10 @@ import msgspec
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository import bindings, concurrency, presence
+from m5ws.repository import bindings, concurrency, presence, publishing
 from m5ws.repository.files import trees
-from m5ws.repository.publishing import publishing
-from m5ws.repository.publishing.gc_plans import Patience
-from m5ws.repository.publishing.publishing import Vanished
+from m5ws.repository.gc_plans import Patience
+from m5ws.repository.publishing import Vanished
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 

@@ -41,7 +41,7 @@ from m5ws.repository.files.materialise import materialise
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import delivery, inputs, recovery, resume_check, work_directories
 from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved

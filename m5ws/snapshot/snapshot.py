@@ -23,8 +23,8 @@ from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.repository import presence, snapshots
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.writer import FileChanged
-from m5ws.repository.publishing.gc_plans import Patience
-from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.gc_plans import Patience
+from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store

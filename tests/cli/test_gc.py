@@ -7,10 +7,9 @@ import pytest
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import Executing
-from m5ws.repository import checkpoints
+from m5ws.repository import checkpoints, gc_plans
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute
-from m5ws.repository.publishing import gc_plans
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 from tests.support.records import planted

@@ -24,7 +24,7 @@ from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
-from m5ws.repository.publishing.publishing import Vanished
+from m5ws.repository.publishing import Vanished
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.store.local import LocalStore

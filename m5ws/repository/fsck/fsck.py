@@ -6,12 +6,12 @@ there. Objects that nothing names are not damage: a killed writer leaves them, a
 
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.repository import gc_plans
 from m5ws.repository.fsck.damage import Damage, Report, Trouble
 from m5ws.repository.fsck.objects import Holdings
 from m5ws.repository.fsck.records import Records
 from m5ws.repository.fsck.references import FOREIGN, References
 from m5ws.repository.objects import key
-from m5ws.repository.publishing import gc_plans
 from m5ws.repository.repository import Repository
 
 __all__ = ["Damage", "Report", "check"]

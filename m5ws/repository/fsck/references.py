@@ -20,6 +20,7 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import each
 from m5ws.repository.files import packings, trees
 from m5ws.repository.fsck.damage import Damage, Kind
@@ -28,7 +29,6 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, gap
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
-from m5ws.repository.publishing import gc_plans as plans
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
 

@@ -18,12 +18,11 @@ from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
 from m5ws.records.gc import Done, Executing
-from m5ws.repository import bindings
+from m5ws.repository import bindings, gc_plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.gc import store_now
 from m5ws.repository.gc.roots import Workers, threads
 from m5ws.repository.objects import key
-from m5ws.repository.publishing import gc_plans
 from m5ws.repository.repository import Repository
 
 GRACE_S = 24 * 3600.0

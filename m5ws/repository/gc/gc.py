@@ -17,10 +17,10 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest, Placed
 from m5ws.records.gc import Freed, Garbage, GcPlan, Large, PlanPart, Retired, Retirements, Rules
 from m5ws.repository import bindings
+from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.roots import Workers, threads
 from m5ws.repository.objects import is_digest, key
-from m5ws.repository.publishing import gc_plans as plans
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 

@@ -12,9 +12,8 @@ import msgspec
 from m5ws.errors import CorruptObject, Fenced, ObjectExists
 from m5ws.records import codec
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Batch
-from m5ws.repository import bindings, concurrency
+from m5ws.repository import bindings, concurrency, gc_plans, publishing
 from m5ws.repository.ledger.spool import chain, genesis
-from m5ws.repository.publishing import gc_plans, publishing
 from m5ws.repository.repository import Repository
 
 LAUNCHER = "launcher"

@@ -13,11 +13,10 @@ import msgspec
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.repository import presence
+from m5ws.repository import gc_plans, presence, publishing
 from m5ws.repository.concurrency import Job, fly
 from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
-from m5ws.repository.publishing import gc_plans, publishing
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from m5ws.errors import NotFound
 from m5ws.records.launch import UNSAVED
-from m5ws.repository import checkpoints, presence, runs
+from m5ws.repository import checkpoints, presence, publishing, runs
 from m5ws.repository.ledger import ledger
-from m5ws.repository.publishing import publishing
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, transfer
 from m5ws.runs.outputs import saved_outputs

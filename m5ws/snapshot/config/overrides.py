@@ -24,7 +24,7 @@ from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
-from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import edit
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.repository.objects import Objects
-from m5ws.training.backends.base import Plain
+from m5ws.training.state.plain_state import Plain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,8 +10,8 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Tree
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.publishing.gc_plans import Patience
-from m5ws.repository.publishing.publishing import Vanished, repeated
+from m5ws.repository.gc_plans import Patience
+from m5ws.repository.publishing import Vanished, repeated
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.turns import Actor, Serial, TurnStore

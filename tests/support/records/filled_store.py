@@ -15,11 +15,11 @@ from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, buffers, checkpoints, runs
+from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.ledger import ledger
-from m5ws.repository.publishing import gc_plans as plans
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

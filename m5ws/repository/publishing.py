@@ -12,8 +12,8 @@ from typing import TypeVar
 from m5ws.errors import M5Error, NotFound, ObjectExists
 from m5ws.records.gc import Keep
 from m5ws.repository import bindings
-from m5ws.repository.publishing import gc_plans as plans
-from m5ws.repository.publishing.gc_plans import Patience, Standings
+from m5ws.repository import gc_plans as plans
+from m5ws.repository.gc_plans import Patience, Standings
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")

@@ -1,1 +1,0 @@
-"""References: publish, and the gc plans that are in the way."""
