@@ -3,6 +3,7 @@
 import string
 from importlib import resources
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,14 @@ def test_a_fact_that_one_side_never_recorded_is_not_held_against_it() -> None:
     change = one({}, {"threads": "2"})
     assert (change.rating, change.detail) == ("can", "only one side recorded it")
     assert one({"threads": None}, {"threads": "2"}).rating == "does"
+
+
+@given(environments, environments)
+def test_facts_that_could_not_be_observed_are_no_differences(a: Observed, b: Observed) -> None:
+    failed = msgspec.structs.replace(b, facts={"torch.error": "no answer", **dict.fromkeys(NAMES)})
+    for changes in (drift(a, failed), drift(failed, a)):
+        names = {change.name for change in changes if change.part == "environment"}
+        assert "torch.error" in names and not names & {*NAMES, *a.facts} - {"torch.error"}
 
 
 def test_a_variable_that_is_not_there_was_not_set() -> None:
