@@ -1,12 +1,12 @@
-"""The errors m5ws raises on purpose.
+"""Errors that m5ws raises on purpose.
 
-An error names the object it is about and carries what to do next (`hint`). Its `exit_code` is part of
-the command line's contract (docs/reference/exit-codes.md) and never depends on the message.
+An error names the object concerned. `hint` contains the next step for the user. `exit_code` is part of the command
+line's contract (docs/reference/exit-codes.md) and does not depend on the message.
 """
 
 
 class M5Error(Exception):
-    """Something m5ws can explain; printed without a traceback."""
+    """Error that m5ws can explain; printed without a traceback."""
 
     exit_code: int = 2
     hint: str = ""
@@ -18,26 +18,26 @@ class M5Error(Exception):
 
 
 class UsageError(M5Error):
-    """What was asked for does not make sense as asked."""
+    """The request is invalid: a wrong option, combination or value."""
 
 
 class NotFound(M5Error):
-    """A named snapshot, run, file or object is not there."""
+    """A snapshot, run, file or object does not exist."""
 
     exit_code = 3
-    hint = "`m5ws ls` lists what there is."
+    hint = "`m5ws ls` lists snapshots and runs."
 
 
 class AmbiguousId(M5Error):
-    """A prefix stands for more than one snapshot or run."""
+    """A prefix matches more than one snapshot or run."""
 
-    hint = "Give more of its characters."
+    hint = "Give more characters of the id."
 
 
 class ObjectExists(M5Error):
-    """A create found its key taken. Callers that publish content-named bytes take this for success.
+    """The key of a create exists already. Callers that publish content-addressed bytes treat this as success.
 
-    `size_bytes` is the length of what is there, if that was asked for.
+    `size_bytes` is the size of the existing object, if it was read.
     """
 
     def __init__(self, message: str, size_bytes: int | None = None) -> None:
@@ -46,45 +46,45 @@ class ObjectExists(M5Error):
 
 
 class CorruptObject(M5Error):
-    """Bytes read back are not the bytes that were written."""
+    """Checksum mismatch: an object does not have the bytes that its name requires."""
 
     exit_code = 3
-    hint = "Run `m5ws fsck`: it names everything that is damaged and what it harms."
+    hint = "Run `m5ws fsck` to list all damaged objects and the runs and snapshots that need them."
 
 
 class Misplaced(CorruptObject):
-    """A record under the key of another one, or one that another record contradicts."""
+    """A record is stored under the key of another record, or contradicts another record."""
 
 
 class UnknownSchema(M5Error):
-    """A record of a kind or version that this m5ws does not know."""
+    """The kind or version of a record is unknown to this m5ws."""
 
     exit_code = 3
-    hint = "Another version of m5ws wrote it, most likely a newer one: upgrade m5ws."
+    hint = "A newer version of m5ws probably wrote this record. Upgrade m5ws."
 
 
 UNREADABLE = (NotFound, CorruptObject, UnknownSchema)
-"""What reading a record raises that is absent, damaged, or of another version."""
+"""Errors raised for a record that is missing, damaged, or of an unknown version."""
 
 
 class ConfigError(M5Error):
-    """`m5ws.toml` says something m5ws cannot follow."""
+    """`m5ws.toml` is invalid."""
 
 
 class MissingExtra(M5Error):
-    """A library of an optional extra is needed and not installed."""
+    """A library of an optional extra is not installed."""
 
     exit_code = 3
 
     def __init__(self, feature: str, extra: str, *, or_else: str | None = None) -> None:
         super().__init__(
             f"{feature} needs the extra '{extra}', which is not installed",
-            hint=f"Install it: pip install 'm5ws[{extra}]'{f', or {or_else}' if or_else else ''}",
+            hint=f"Run pip install 'm5ws[{extra}]'{f', or {or_else}' if or_else else ''}",
         )
 
 
 class Fenced(M5Error):
-    """A rank of an attempt that has been superseded tried to publish."""
+    """A rank of a superseded attempt tried to publish."""
 
     exit_code = 1
-    hint = "A newer attempt of this run has begun; this process should end."
+    hint = "A newer attempt of this run has started. End this process."

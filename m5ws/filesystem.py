@@ -1,6 +1,6 @@
-"""Files written at once, and the stamps by which files count as unchanged.
+"""Atomic writes, and the stamps that decide whether a file counts as unchanged.
 
-Imports nothing but the standard library's smallest modules: git is started by a module that needs this one.
+Imports only the smallest modules of the standard library, because the module that starts git imports this one.
 """
 
 import operator
@@ -14,22 +14,22 @@ Stamp = tuple[int, int, int, int]
 """Size, mtime and ctime in nanoseconds, inode."""
 
 
-def stamp(found: os.stat_result) -> Stamp:
-    """Return the fields that are equal for a file that counts as unchanged."""
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+def stamp(status: os.stat_result) -> Stamp:
+    """Return the fields that stay equal while a file counts as unchanged."""
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 mode_and_stamp: "Callable[[os.stat_result], tuple[int, ...]]" = operator.attrgetter(
     "st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino"
 )
-"""Returns the mode, then the stamp; called for each file of a workspace, so it is C code."""
+"""Returns the mode, then the stamp. Written in C, because it is called for each file of a workspace."""
 
 
 def write_atomically(path: "str | os.PathLike[str]", data: bytes, *, durable: bool = False) -> None:
-    """Write a file that readers see whole: its old content or `data`.
+    """Write a file atomically: readers get its old content or `data`.
 
-    After a power cut it may be lost; it may be empty too, unless it is to be `durable`. The folder must exist.
-    Raises OSError, and leaves nothing behind then.
+    The folder must exist. A power failure can lose the file, or leave it empty unless it is `durable`. Raises OSError
+    and removes the temporary file on failure.
     """
     folder, name = os.path.split(os.fspath(path))
     temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}")

@@ -1,4 +1,7 @@
-"""Locks among processes on open files. The kernel frees one when its last descriptor closes, also after a kill."""
+"""Locks between processes on open files.
+
+The kernel releases a lock when the last descriptor closes, also after a kill.
+"""
 
 import fcntl
 import math
@@ -8,9 +11,9 @@ _POLL_S = 0.02
 
 
 def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
-    """Lock an open file; return False if another process still holds the lock after `wait_s` seconds.
+    """Lock an open file. Return False if another process still holds the lock after `wait_s` seconds.
 
-    `math.inf` waits in the kernel. Raises OSError where the file system has no locks.
+    With `math.inf` the kernel waits. Raises OSError if the file system has no locks.
     """
     if math.isinf(wait_s):
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Secrets are found before a byte of them reaches the store (promise 9).
+"""Secret detection before any byte reaches the store (promise 9).
 
-What a file is called and what stands in it are judged apart. Values are never printed; a finding names the file,
-the line and what it looks like. A rule rather misses a rare secret than calls ordinary code one.
+Names and contents of files are checked separately. Values are never printed: a match names the file, the line and the
+kind of secret. Rules prefer to miss a rare secret over reporting ordinary code.
 """
 
 import codecs
@@ -17,17 +17,17 @@ import msgspec
 from m5ws.errors import M5Error
 
 SCANNED_BYTES = 1 << 20
-"""So many bytes at each end of a file are searched: of one of twice that size, all."""
+"""Size of the part that is searched at each end of a file. A file of up to twice this size is searched completely."""
 
 SMALL_BYTES = 1 << 16
-"""Files of data are searched up to this size: what a person put there by hand, not what is trained on."""
+"""Data files are searched up to this size. People write files this small by hand; training data is larger."""
 
 
 _SHOWN = 100
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that looks like a secret; `line` is 0 where it is the file as a whole."""
+    """A possible secret. `line` is 0 if the match concerns the whole file."""
 
     path: str
     line: int
@@ -35,25 +35,26 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecretsFound(M5Error):
-    """Files to be captured look like they hold secrets. All of them are named at once."""
+    """Files to capture seem to contain secrets. The error lists all of them."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         lines = [f"  {f.path}:{f.line}: {f.what}" if f.line else f"  {f.path}: {f.what}" for f in findings[:_SHOWN]]
         lines += [f"  and {len(findings) - _SHOWN:,} more"] if len(findings) > _SHOWN else []
         named = list(dict.fromkeys(finding.path for finding in findings))
         paths = ", ".join(f'"{path}"' for path in named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
-        super().__init__("\n".join(("this looks like secrets, and nothing was captured:", *lines)))
+        super().__init__("\n".join(("possible secrets in files; nothing was captured:", *lines)))
         self.hint = (
-            f"Leave the files out ([code] exclude = [{paths}] in m5ws.toml, or .gitignore), or, if they hold no "
+            f"Exclude the files ([code] exclude = [{paths}] in m5ws.toml, or .gitignore). If they contain no "
             f"secret, allow them ([secrets] allow = [{paths}])."
         )
         self.findings = tuple(findings)
 
 
 class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret of a known form. It can be only where one of `keywords` is, in lower case; none of them: anywhere.
+    """A secret with a known form.
 
-    The secret is the first group of `pattern`, else all that matches; `entropy` (bits a character) is the least it has.
+    If there are `keywords` (lower case), a text without any of them is not searched. The secret is the first group of
+    `pattern`, or else the whole match. `entropy` is its minimum, in bits per character.
     """
 
     id: str
@@ -63,7 +64,7 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entropy: float = 0.0
 
     def secrets(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield the secrets in `data`, and where each begins."""
+        """Yield each secret in `data` with its position."""
         for match in _compiled(self.pattern).finditer(data):
             group = 1 if match.re.groups and match[1] else 0
             if self.accepts(match[group]):
@@ -80,7 +81,7 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that is a secret by the name before it; both patterns match all of what they are for."""
+    """A value that is a secret because of the name before it. Both patterns must match completely."""
 
     id: str
     name: str
@@ -99,9 +100,9 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules of secret_rules.toml.
 
-    `token`: secrets that are known by themselves, searched for in words. `text`: those that have spaces or quotes about
-    them, searched for in all of a file. `named`: values, by the names before them. A value with one of `stopwords` in
-    it is a text that people read.
+    `token` lists secrets without spaces or quotes, searched for in words. `text` lists secrets with spaces or quotes,
+    searched for in the whole file. `named` lists values that are secret because of the name before them. A value that
+    contains one of `stopwords` is readable text.
     """
 
     token: tuple[_Rule, ...]
@@ -112,7 +113,7 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def _rules() -> _Rules:
-    """Return all rules; reading them is not for a snapshot of which no file is read."""
+    """Return all rules. Loaded on first use: a snapshot of unchanged files reads no file."""
     from importlib import resources
 
     return msgspec.toml.decode((resources.files("m5ws") / "secret_rules.toml").read_bytes(), type=_Rules)
@@ -129,15 +130,17 @@ def _stopwords() -> re.Pattern[bytes]:
 
 
 _WORD = re.compile(rb"[A-Za-z0-9_.~+/-]{15,}")
-"""The shortest token has 15 bytes. Words of so many are a tenth of a file, and all that rules of tokens look at."""
+"""Words that can be tokens: the shortest token has 15 bytes. Only these words, a tenth of a typical file, are
+searched.
+"""
 _MIXED = re.compile(rb"[A-Z0-9]")
-"""What every random token has, and most names do not."""
+"""Characters in every random token and in few names."""
 _SIGNS = frozenset(b" \t\n\"'`=:,>|\\")
 _BEFORE = 80
 _BETWEEN = b" \t\r\n\"'`=:,>|\\"
 _SIGN = re.compile(rb"[=:]|,|>|\|\|")
 _ENDS = bytes(10 if byte in b"\n,;{}<" else byte for byte in range(256))
-"""What ends the name before a value, towards the left."""
+"""Replaces the bytes that end the name before a value, searched from right to left, by line ends."""
 
 
 _URL_PASSWORD = re.compile(
@@ -180,32 +183,32 @@ _KEY_BODY = re.compile(
     rb"(?:[\s\S]{0,20000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[rn])*[A-Za-z0-9+/=]{16,})*)"
     rb"|PuTTY-User-Key-File-\d[\s\S]{0,20000}?Private-MAC: \w+"
 )
-"""All of a private key; the rules find its first line. Of one that is cut off, all lines that are there."""
+"""A whole private key; the rules match only its first line. A truncated key matches up to its last line."""
 
 
 def named(path: str) -> str | None:
-    """Return what a path alone gives away, or None; `.env` files are judged by their content."""
+    """Return the kind of secret that a path implies, or None. The content of `.env` files decides about those."""
     name = path.rsplit("/", 1)[-1]
     if name in _KEY_FILES or name.lower().endswith(_KEY_STORES):
-        return "a private key, by its name"
+        return "a private key (by file name)"
     if _CREDENTIAL_FILES.search(path):
-        return "a file of credentials, by its name"
+        return "a credentials file (by file name)"
     return None
 
 
 def named_secret(variable: str) -> bool:
-    """Return whether an environment variable's name says that its value is a secret."""
+    """Return True if the name of an environment variable implies a secret value."""
     return _SECRET_NAME.search(variable.encode()) is not None and _HARMLESS.search(variable) is None
 
 
 def is_environment_file(path: str) -> bool:
-    """Return whether a file sets environment variables (`.env`, `.env.local`, `prod.env`, `.envrc`)."""
+    """Return True if a file sets environment variables (`.env`, `.env.local`, `prod.env`, `.envrc`)."""
     name = path.rsplit("/", 1)[-1].lower()
     return name in (".env", ".envrc") or name.startswith((".env.", ".env-", ".env_")) or name.endswith(".env")
 
 
 def findings(path: str, data: bytes) -> list[Finding]:
-    """Return what of a file's content looks like a secret, in the order of lines."""
+    """Return the possible secrets in the content of a file, ordered by line."""
     data = _utf8(data)
     found = list(_environment(path, data)) if is_environment_file(path) else []
     if b"\0" not in data[:8192]:
@@ -215,7 +218,7 @@ def findings(path: str, data: bytes) -> list[Finding]:
 
 
 def findings_in(path: str, file: BinaryIO) -> list[Finding]:
-    """Return what looks like a secret in both ends of a file; what is at its end alone has no line."""
+    """Return the possible secrets in both ends of a file. Matches at the end of a large file have no line."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if size <= 2 * SCANNED_BYTES:
@@ -227,7 +230,7 @@ def findings_in(path: str, file: BinaryIO) -> list[Finding]:
 
 
 def _utf8(data: bytes) -> bytes:
-    """Return text as UTF-8; UTF-16 has a byte order mark, or a zero in every other of its first bytes."""
+    """Return text as UTF-8. UTF-16 is recognised by its byte order mark, or by zeros in every second byte."""
     mark = data[:2]
     if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         kind = "utf-16"
@@ -243,7 +246,7 @@ def _utf8(data: bytes) -> bytes:
 
 
 def masked(text: str) -> str:
-    """Return text for people with what looks like a secret blotted out."""
+    """Return text for people with each possible secret replaced by `***`."""
     data = _KEY_BODY.sub(b"***", text.encode("utf-8", "surrogateescape"))
     for secret in sorted({secret for _, secret, _ in _secrets(data)}, key=len, reverse=True):
         data = data.replace(secret, b"***")
@@ -254,7 +257,7 @@ def masked(text: str) -> str:
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:
-    """Yield what of a text looks like a secret, and where; of several at one place the first."""
+    """Yield each possible secret in a text with its position; the first match at each position."""
     seen = set[int]()
     for what, secret, at in _secrets(data):
         if at not in seen:
@@ -276,9 +279,9 @@ def _contents(data: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yield each secret of a known form or name: what it is, itself, and where it first is."""
+    """Yield each secret with a known form or name: its kind, its bytes, and its first position."""
     words = dict[bytes, int]()
-    # In a notebook, a line end is two characters of a string.
+    # In a notebook, a line end is two characters of a JSON string.
     for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
         words.setdefault(match[0], match.start())
     joined = b"\n%b\n" % b"\n".join(filter(_MIXED.search, words))
@@ -292,7 +295,7 @@ def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _possible(kind: Literal["token", "text"], text: bytes) -> list[_Rule]:
-    """Return the rules of a kind whose keywords a text has."""
+    """Return the rules of a kind that have a keyword in the text."""
     lower = text.lower()
     present = [word for word in _keywords(kind) if word in lower]
     wanted = {rule.id: rule for word in present for rule in _keywords(kind)[word]}
@@ -301,7 +304,7 @@ def _possible(kind: Literal["token", "text"], text: bytes) -> list[_Rule]:
 
 @functools.cache
 def _keywords(kind: str) -> dict[bytes, list[_Rule]]:
-    """Return the rules of a kind by keyword."""
+    """Return the rules of a kind, grouped by keyword."""
     rules = dict[bytes, list[_Rule]]()
     for rule in getattr(_rules(), kind):
         for word in rule.keywords:
@@ -310,7 +313,7 @@ def _keywords(kind: str) -> dict[bytes, list[_Rule]]:
 
 
 def _named_secrets(data: bytes, value: bytes, at: int) -> Iterator[tuple[str, bytes, int]]:
-    """Yield a value at a place in a text if it is a secret by the name before it."""
+    """Yield the value at a position if the name before it makes it a secret."""
     name = _name_before(data[max(0, at - _BEFORE) : at])
     if not _names().search(name) or _example(value):
         return
@@ -321,7 +324,7 @@ def _named_secrets(data: bytes, value: bytes, at: int) -> Iterator[tuple[str, by
 
 
 def _name_before(text: bytes) -> bytes:
-    """Return the name to which what comes after `text` is assigned, in lower case; nothing if there is no sign."""
+    """Return the lower-case name that the next value is assigned to; empty if there is no assignment."""
     left = text.rstrip(_BETWEEN)
     if not _SIGN.search(text, len(left)):
         return b""
@@ -336,18 +339,18 @@ def _names() -> re.Pattern[bytes]:
 _DIGIT = re.compile(rb"\d")
 _LETTER = re.compile(rb"[A-Za-z]")
 _CHANGES = re.compile(rb"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
-"""Random letters and digits change places about every fourth character; what has a meaning, once or twice."""
+"""Random letters and digits alternate about every fourth character; readable values once or twice."""
 _IDENTIFIER = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9a-f]{16,31}")
 _READABLE = re.compile(rb"(?i)passw(?:or)?d|secret|tiger|sensitive")
 _KINDS = tuple(map(re.compile, (rb"[a-z]", rb"[A-Z]", rb"[0-9]", rb"[^A-Za-z0-9]")))
 _WELL_KNOWN = (b"eby8vdm02xnocqflquwjpllm", b"eyjhbgcioijiuzi1niisinr5cci6ikpxvcj9")
-"""Azurite's account key and the usual header of a JSON web token alone."""
+"""Azurite's account key, and the header of a JSON web token without its content."""
 _BY_NAME_ALONE, _PASSWORD = "key-of-a-service", "password"
-"""Rules of values without a form of their own: these must look random besides."""
+"""Rules for values without a form of their own. These values must look random as well."""
 
 
 def _random(name: bytes, value: bytes) -> bool:
-    """Return whether a value can be a key: no text that people read, and no digest, version or name of a thing."""
+    """Return True if a value can be a key: not readable text, a digest, a version or an identifier."""
     if (
         _HARMLESS.search(name.decode("ascii", "replace"))
         or _IDENTIFIER.fullmatch(value)
@@ -366,25 +369,25 @@ def _example(secret: bytes) -> bool:
 
 
 def _strong(password: bytes) -> bool:
-    """Return whether a password in a URL can be somebody's, and is no word of a documentation."""
+    """Return True if a password in a URL can be real, not an example from documentation."""
     mixed = len(password) >= 6 and _DIGIT.search(password) is not None and _LETTER.search(password) is not None
     return mixed and not _READABLE.search(password) and b"," not in password
 
 
 def _password(value: bytes) -> bool:
-    """Return whether a value that is called a password is one: three kinds of characters, and no word."""
+    """Return True if a value named a password can be one: three kinds of characters, and not a word."""
     kinds = sum(kind.search(value) is not None for kind in _KINDS)
     return len(value) >= 10 and kinds >= 3 and _strong(value)
 
 
 def _entropy(value: bytes) -> float:
-    """Return the Shannon entropy, in bits a character."""
+    """Return the Shannon entropy, in bits per character."""
     counts = (value.count(byte) / len(value) for byte in set(value))
     return -sum(share * math.log2(share) for share in counts)
 
 
 def _environment(path: str, data: bytes) -> Iterator[Finding]:
-    """Yield the values that an environment file sets; in an example only those that look like somebody's own."""
+    """Yield values that an environment file sets. In a template, only values that look real."""
     template = _TEMPLATE.search(path.rsplit("/", 1)[-1]) is not None
     for match in _ASSIGNMENT.finditer(data):
         name, value = match[1], match[2].strip(b"\"'")
@@ -406,7 +409,7 @@ def _line(data: bytes, position: int) -> int:
 
 
 def _blot(value: bytes) -> str:
-    """Return enough of a value to find it again, and no more: its public prefix."""
+    """Return the public prefix of a value, followed by `***`."""
     head = re.match(rb"[A-Za-z]{2,10}[_-]|AKIA|ASIA|AIza|-----BEGIN[A-Z ]*", value)
     return f"{_show(head[0]) if head else ''}***"
 

@@ -1,5 +1,5 @@
-"""A store, typed and content-addressed (docs/format.md).
+"""Typed, content-addressed access to a store (docs/format.md).
 
-Invariant: leaves are written before what names them, and a reference is written last. So everything that can be
-reached is whole, whatever was killed when.
+Invariant: objects are written before any object that names them, and a reference is written last. So everything
+reachable is complete, whenever a writer is killed.
 """

@@ -1,7 +1,7 @@
-"""Buffers to slices of stored objects, and back.
+"""Conversion between buffers and slices of stored objects.
 
-Large buffers are cut on a fixed grid of `Format.chunk_bytes`, each piece an object of its own; small ones
-are joined, in the order given, into packs. Which object a byte lands in depends on sizes and order alone.
+Large buffers are split on a fixed grid of `Format.chunk_bytes`, one object per piece. Small buffers are joined into
+packs in the given order. The object of a byte depends only on sizes and order.
 """
 
 import os
@@ -17,29 +17,29 @@ from m5ws.store.interface import Buffer
 _THREADS = max(4, min(16, 2 * (os.cpu_count() or 2)))
 _BUDGET_BYTES = 512 * 2**20
 _DENSE = 4
-"""An object of which a fourth is wanted, or more, is read whole."""
+"""An object is read whole if at least this fraction of it (1/4) is needed."""
 
 Reading = tuple[Slice, memoryview]
-"""A slice, and the memory, of just its length, that it is to be read into."""
+"""A slice, and memory of the same length to read it into."""
 
 
 def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[str, tuple[Slice, ...]]:
-    """Make buffers durable and return, by name, the slices that hold them; an empty buffer has none.
+    """Make buffers durable, and return the slices of each by name. An empty buffer has no slices.
 
-    Chunks and packs of _BUDGET_BYTES together are in flight at most. What the store has is not sent to it. The buffers
-    may be reused once this has returned.
+    At most _BUDGET_BYTES of chunks and packs are in flight. Existing objects are not uploaded. The buffers may be
+    reused afterwards.
     """
-    found: dict[str, list[Slice]] = {}
-    for written in fly(_writing(objects, items, found), _THREADS, _BUDGET_BYTES):
+    slices: dict[str, list[Slice]] = {}
+    for written in fly(_writing(objects, items, slices), _THREADS, _BUDGET_BYTES):
         for name, part in written:
-            found[name].append(part)
-    return {name: tuple(parts) for name, parts in found.items()}
+            slices[name].append(part)
+    return {name: tuple(parts) for name, parts in slices.items()}
 
 
 def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
-    """Fill memory with slices, each verified. Raises NotFound, CorruptObject.
+    """Fill memory with verified slices. Raises NotFound, CorruptObject.
 
-    Many slices of one object are read in one piece; _BUDGET_BYTES are in flight at most.
+    Several slices of one object are read together. At most _BUDGET_BYTES are in flight.
     """
     by_object: dict[str, list[Reading]] = {}
     for reading in readings:
@@ -49,9 +49,12 @@ def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
 
 
 def into(parts: Sequence[Slice], memory: memoryview, what: str) -> list[Reading]:
-    """Return the readings that fill memory with the join of `parts`. Raises CorruptObject if they are not as long."""
+    """Return the readings that fill memory with the concatenated `parts`.
+
+    Raises CorruptObject for another total length.
+    """
     if sum(part.size_bytes for part in parts) != memory.nbytes:
-        raise CorruptObject(f"the parts of {what} are not as long as its shape and type say")
+        raise CorruptObject(f"the stored parts of {what} do not have the length that its shape and type need")
     readings, position = [], 0
     for part in parts:
         readings.append((part, memory[position : position + part.size_bytes]))
@@ -60,14 +63,14 @@ def into(parts: Sequence[Slice], memory: memoryview, what: str) -> list[Reading]
 
 
 def _writing(
-    objects: Objects, items: Iterable[tuple[str, Buffer]], found: dict[str, list[Slice]]
+    objects: Objects, items: Iterable[tuple[str, Buffer]], slices: dict[str, list[Slice]]
 ) -> Iterator[Job[list[tuple[str, Slice]]]]:
-    """Yield what puts chunks of large buffers, and packs of small ones; every name is entered into `found`."""
+    """Yield jobs that store chunks of large buffers and packs of small ones. Each name is added to `slices`."""
     form = objects.format
     pack: list[tuple[str, memoryview]] = []
     size = 0
     for name, buffer in items:
-        found[name] = []
+        slices[name] = []
         view = memoryview(buffer).cast("B")
         if view.nbytes >= form.small_bytes:
             for start in range(0, view.nbytes, form.chunk_bytes):
@@ -91,12 +94,12 @@ def _put_chunk(objects: Objects, name: str, piece: memoryview) -> list[tuple[str
 def _put_pack(objects: Objects, pack: list[tuple[str, memoryview]]) -> list[tuple[str, Slice]]:
     joined = b"".join(view for _, view in pack)
     digest = objects.ensure(joined)
-    found, offset = [], 0
+    parts, offset = [], 0
     for name, view in pack:
         part = Slice(object=digest, offset=offset, size_bytes=view.nbytes, digest=objects.digest(view))
-        found.append((name, part))
+        parts.append((name, part))
         offset += view.nbytes
-    return found
+    return parts
 
 
 def _reading(objects: Objects, groups: Iterable[list[Reading]]) -> Iterator[Job[None]]:

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: one line each, the digest of a `Checkpoint` record.
+"""Checkpoints of a run: one reference each, with the digest of a `Checkpoint` record.
 
-Fencing: attempt n+1 begins with a ledger event that lists the earlier checkpoints it inherits. A rank of
-attempt n that wakes up later may still create its key, but no reader accepts a checkpoint of an earlier
-attempt that the next one did not list. So no clock, lease or lock is needed to keep a zombie out.
+Fencing: attempt n+1 starts with a ledger event that lists the checkpoints it inherits. A late rank of attempt n may
+still create its key. Readers ignore checkpoints of an earlier attempt that the next attempt did not list. So zombies
+are excluded without a clock, lease or lock.
 """
 
 import re
@@ -18,22 +18,25 @@ from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 
 Recorded = Mapping[str, CheckpointPublished]
-"""What a run's ledger records of its checkpoints, by their names."""
+"""The ledger's events about a run's checkpoints, by checkpoint name."""
 
-# Ranks wait for the one that publishes, and give up after minutes; a save that fails is tried again.
+# Other ranks wait minutes for the publishing rank, and a failed save is retried.
 _PATIENCE = gc_plans.Patience(limit_s=60.0)
 
 PINS = "pins/"
-"""Where checkpoints are named that are kept for ever: `pins/<run>/<checkpoint>`, a line as the reference's."""
+"""Prefix of pins, `pins/<run>/<checkpoint>`: checkpoints that are kept for ever.
+
+A pin has the line of the reference.
+"""
 
 
 def name(step: int, attempt: int) -> str:
-    """Return the name of the checkpoint that `attempt` makes after `step`."""
+    """Return the name of the checkpoint of `attempt` after `step`."""
     return f"{step:010d}-{attempt:04d}"
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` has the form of a checkpoint's name."""
+    """Return True if `text` has the form of a checkpoint's name."""
     return re.fullmatch(r"[0-9]{10}-[0-9]{4,}", text) is not None
 
 
@@ -48,7 +51,7 @@ def attempt_of(checkpoint_name: str) -> int:
 
 
 def labelled(key: str) -> tuple[str, str]:
-    """Return the run and the name in the key of a checkpoint's reference, of a pin, or of a copy of output files."""
+    """Return the run and the name in the key of a checkpoint, a pin, or output files."""
     parts = key.split("/")
     return parts[1], parts[-1]
 
@@ -56,8 +59,8 @@ def labelled(key: str) -> tuple[str, str]:
 def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | None = None) -> Digest:
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
-    `began` is what `Objects.begin` says on all ranks. Raises Fenced if a newer attempt has begun, or if another
-    checkpoint has this name; Vanished if gc deleted some of it meanwhile, after which all is to be saved again.
+    `began` is the intersection of `Objects.begin` on all ranks. Raises Fenced if a newer attempt has started, or if
+    another checkpoint has this name. Raises Vanished if gc has deleted some of the content: save all of it again.
     """
     newest = max(ledger.attempts(repo, checkpoint.run), default=0)
     if newest > checkpoint.attempt:
@@ -71,29 +74,29 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
             repo.store.create(key(checkpoint.run, label), _line(record))
         except ObjectExists as error:
             if bindings.line(repo.store, key(checkpoint.run, label)) != record:
-                raise Fenced(f"checkpoint {label} of run {checkpoint.run} is there with another content") from error
+                raise Fenced(f"checkpoint {label} of run {checkpoint.run} exists with different content") from error
 
     publishing.publish(repo, lambda: _needs(repo, record), create, patience=repo.patience or _PATIENCE, began=began)
     return record
 
 
 def keep(repo: Repository, run: str, label: str) -> None:
-    """Keep a checkpoint for ever, whatever retention rules say; nothing undoes it. Raises NotFound, Vanished."""
+    """Keep a checkpoint for ever, against all retention rules; there is no undo. Raises NotFound, Vanished."""
     repo.objects.begin()
     record = digest(repo, run, label)
     if label not in valid(repo, run):
-        raise UsageError(f"checkpoint {label} of run {run} does not count: a newer attempt had begun")
+        raise UsageError(f"checkpoint {label} of run {run} is not valid: a newer attempt had started")
     pin = pin_key(run, label)
     publishing.publish(repo, lambda: _needs(repo, record), lambda: publishing.create_once(repo, pin, _line(record)))
 
 
 def kept(repo: Repository, run: str) -> list[str]:
-    """Return the names of a run's checkpoints that are kept for ever."""
+    """Return the names of a run's pinned checkpoints."""
     return [label for label in repo.store.names(f"{PINS}{run}/") if is_name(label)]
 
 
 def pin_key(run: str, label: str) -> str:
-    """Return the key that keeps a checkpoint for ever."""
+    """Return the key of a checkpoint's pin."""
     return f"{PINS}{run}/{label}"
 
 
@@ -108,10 +111,10 @@ def _line(record: Digest) -> bytes:
 
 
 def find(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> tuple[Digest, Checkpoint]:
-    """Return a checkpoint's record and its digest, held against its key and its event in the ledger.
+    """Return a checkpoint's digest and record, checked against its key and its event in the ledger.
 
-    `recorded`: all that the ledger records, if the caller has read it; else it is looked up, and a ledger that is
-    damaged records nothing. Raises NotFound, CorruptObject, Misplaced.
+    `recorded` has all events of the ledger, if the caller has read them. Otherwise the event is looked up, and a
+    damaged ledger counts as one without events. Raises NotFound, CorruptObject, Misplaced.
     """
     digest, record = read(repo, run, label)
     event = _event(repo, run, label) if recorded is None else recorded.get(label)
@@ -120,7 +123,7 @@ def find(repo: Repository, run: str, label: str, recorded: Recorded | None = Non
 
 
 def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
-    """Return as `find`, held against the key alone: for those who read ledgers for themselves, or not at all."""
+    """Return as `find`, checked against the key only, for callers that read the ledger themselves or not at all."""
     where = key(run, label)
     try:
         digest = bindings.line(repo.store, where)
@@ -130,20 +133,20 @@ def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
 
 
 def load(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Checkpoint:
-    """Return a checkpoint's record; as `find`."""
+    """Return a checkpoint's record; otherwise as `find`."""
     return find(repo, run, label, recorded)[1]
 
 
 def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Digest:
-    """Return the digest of a checkpoint's record; as `find`."""
+    """Return the digest of a checkpoint's record; otherwise as `find`."""
     return find(repo, run, label, recorded)[0]
 
 
 def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None:
-    """Return the event that records a checkpoint, or None.
+    """Return the event about a checkpoint, or None.
 
-    Rank 0 writes it, or the launcher of that attempt or of a later one. Rank 0's chain, the longest, is read last and
-    from its end.
+    Rank 0 writes it, or the launcher of that attempt or of a later one. Rank 0's chain is the longest, so it is read
+    last, from its end.
     """
     try:
         return next((event for event in _published(repo, run, attempt_of(label)) if event.name == label), None)
@@ -152,20 +155,20 @@ def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None
 
 
 def _published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
-    later = [one for one in ledger.attempts(repo, run) if one >= attempt]
-    for chain in [*((one, ledger.LAUNCHER) for one in later), (attempt, "0")]:
+    later = [number for number in ledger.attempts(repo, run) if number >= attempt]
+    for chain in [*((number, ledger.LAUNCHER) for number in later), (attempt, "0")]:
         for batch in ledger.backwards(repo, run, *chain):
-            found = map(ledger.decode_event, batch.events)
-            yield from (event for event in found if isinstance(event, CheckpointPublished))
+            events = map(ledger.decode_event, batch.events)
+            yield from (event for event in events if isinstance(event, CheckpointPublished))
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of everything ever published, fenced ones too, in order of steps."""
+    """Return the names of all published checkpoints in order of steps, fenced ones included."""
     return [label for label in repo.store.names(f"runs/{run}/checkpoints/") if is_name(label)]
 
 
 def valid(repo: Repository, run: str) -> list[str]:
-    """Return the names of the checkpoints that count, in order of steps."""
+    """Return the names of the valid checkpoints, in order of steps."""
     published = set(names(repo, run))
     accepted: set[str] = set()
     for attempt in ledger.attempts(repo, run):
@@ -174,7 +177,7 @@ def valid(repo: Repository, run: str) -> list[str]:
 
 
 def inherited(repo: Repository, run: str, attempt: int) -> set[str]:
-    """Return the earlier checkpoints that an attempt's first event lists."""
+    """Return the earlier checkpoints in an attempt's first event."""
     first = next(iter(ledger.read(repo, run, attempt, ledger.LAUNCHER)), None)
     started = ledger.decode_event(first.events[0]) if first else None
     return set(started.inherits) if isinstance(started, AttemptStarted) else set()

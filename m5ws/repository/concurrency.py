@@ -1,4 +1,4 @@
-"""Jobs in threads, with a bound on the bytes that are in flight: memory does not grow with the work."""
+"""Jobs in threads, with a limit on the bytes in flight, so that memory does not grow with the work."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,31 +12,31 @@ A = TypeVar("A")
 _THREADS = 16
 
 Job = tuple[int, Callable[[], T]]
-"""What a job holds in memory at most, in bytes, and the job."""
+"""The maximum memory of a job in bytes, and the job."""
 
 
 def each(work: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
-    """Return what `work` makes of each item, in order, for work that waits for a store and holds little; as `fly`."""
+    """Yield the results of `work` for each item, in order. For work that waits for a store and needs little memory."""
     jobs = [(0, partial(work, item)) for item in items]
     return fly(jobs, _THREADS, 0) if len(jobs) > 1 else (work() for _, work in jobs)
 
 
 def fly(jobs: Iterable[Job[T]], threads: int, budget_bytes: int) -> Iterator[T]:
-    """Do `jobs` in `threads` threads and yield their results in order.
+    """Run `jobs` in `threads` threads, and yield their results in order.
 
-    A job starts only when all that are in flight hold `budget_bytes` at most together with it, or when it is alone.
-    The first error ends it: jobs that have begun are waited for, others are not begun.
+    A job starts when all jobs in flight hold at most `budget_bytes` with it, or when it is alone. After the first error
+    no job starts, and the jobs in progress are awaited.
     """
     pending: deque[tuple[int, Future[T]]] = deque()
-    held = 0
+    held_bytes = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="m5ws-flight") as pool:
         try:
             for size, job in jobs:
-                while pending and (held + size > budget_bytes or len(pending) > 4 * threads):
+                while pending and (held_bytes + size > budget_bytes or len(pending) > 4 * threads):
                     done, future = pending.popleft()
                     yield future.result()
-                    held -= done
-                held += size
+                    held_bytes -= done
+                held_bytes += size
                 pending.append((size, pool.submit(job)))
             while pending:
                 yield pending.popleft()[1].result()

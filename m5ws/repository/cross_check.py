@@ -1,6 +1,6 @@
-"""What a run's checkpoints and its ledger say of each other: an edit of one shows in the other.
+"""Cross-check of a run's checkpoints and its ledger: an edit of one contradicts the other.
 
-A checkpoint names the heads that the ranks' chains had when it was made, the ledger names each checkpoint's content.
+A checkpoint names the heads of the ranks' chains at its time. The ledger names each checkpoint's content.
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def rewritten(repo: Repository, run: str) -> str | None:
-    """Return in words which part of a run's ledger was computed anew after checkpoints had been made; None if none.
+    """Return a description of the part of a run's ledger that was edited after its checkpoints; None if there is none.
 
-    A chain that does not hold together is not judged here: reading it is an error.
+    A broken chain is not judged here, because reading it raises an error.
     """
     heads: dict[tuple[int, str], dict[Digest, str]] = {}
     for label in checkpoints.valid(repo, run):
@@ -35,7 +35,7 @@ def rewritten(repo: Repository, run: str) -> str | None:
         if unmet := sorted(wanted[head] for head in wanted.keys() - met.keys()):
             passed = max((checkpoints.step_of(wanted[head]) for head in met), default=0)
             return (
-                f"the ledger of rank {rank} was edited after the run: it is not the one that checkpoint {unmet[0]} was "
-                f"made with, so an event of steps {passed + 1}-{checkpoints.step_of(unmet[0])} is false"
+                f"the ledger of rank {rank} was edited after the run: checkpoint {unmet[0]} has another ledger head, "
+                f"so an event of steps {passed + 1}-{checkpoints.step_of(unmet[0])} is false"
             )
     return None

@@ -1,7 +1,7 @@
-"""Plans of `gc` as the store has them, by the section "Deleting" of docs/format.md.
+"""Plans of `gc` in the store, as described in docs/format.md, "Deleting".
 
-A plan's standing is in names beside its folder, so that one `names("gc/")` tells that of all plans: `<plan>.plan` is
-published last of a plan, `<plan>.executing` before anything is deleted, `<plan>.done` after everything is.
+Names beside a plan's folder give its state, so that one `names("gc/")` returns the states of all plans. `<plan>.plan`
+is published after all parts, `<plan>.executing` before the first delete, `<plan>.done` after the last.
 """
 
 import time
@@ -21,7 +21,7 @@ WIDTH = bindings.DIGEST_BYTES
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of plans: published and nothing more, being executed, and done."""
+    """Names of plans by state: published only, being executed, and done."""
 
     open: frozenset[str]
     executing: frozenset[str]
@@ -30,7 +30,7 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Patience:
-    """How a writer waits for a `gc` that is deleting what it needs."""
+    """How a writer waits for a `gc` that is deleting objects it needs."""
 
     limit_s: float = 3600.0
     pause: Callable[[float], None] = time.sleep
@@ -38,29 +38,29 @@ class Patience:
 
 
 def look(store: ObjectStore) -> Standings:
-    """Return how every plan stands, by one request."""
-    found: dict[str, set[str]] = {"plan": set(), "executing": set(), "done": set()}
+    """Return the state of every plan, in one request."""
+    names: dict[str, set[str]] = {"plan": set(), "executing": set(), "done": set()}
     for name in store.names(PREFIX):
         plan, _, standing = name.rpartition(".")
-        if plan and standing in found:
-            found[standing].add(plan)
-    done = frozenset(found["done"])
-    executing = frozenset(found["executing"] - done)
-    return Standings(open=frozenset(found["plan"] - done - executing), executing=executing, done=done)
+        if plan and standing in names:
+            names[standing].add(plan)
+    done = frozenset(names["done"])
+    executing = frozenset(names["executing"] - done)
+    return Standings(open=frozenset(names["plan"] - done - executing), executing=executing, done=done)
 
 
 def head_key(plan: str) -> str:
-    """Return the key that makes a plan one."""
+    """Return the key of a plan's head, which publishes the plan."""
     return f"{PREFIX}{plan}.plan"
 
 
 def executing_key(plan: str) -> str:
-    """Return the key that says a plan is being executed."""
+    """Return the key that marks a plan as being executed."""
     return f"{PREFIX}{plan}.executing"
 
 
 def done_key(plan: str) -> str:
-    """Return the key that says that nothing more is deleted by a plan."""
+    """Return the key that marks a plan as done: it deletes nothing more."""
     return f"{PREFIX}{plan}.done"
 
 
@@ -75,12 +75,12 @@ def part_key(plan: str, kind: str, number: int) -> str:
 
 
 def head(store: ObjectStore, plan: str) -> GcPlan:
-    """Return a plan's head. Raises NotFound once the plan has been cleared away."""
+    """Return a plan's head. Raises NotFound after the plan was deleted."""
     return bindings.record(store, head_key(plan), GcPlan)
 
 
 def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garbage:
-    """Return one part of a plan's objects. Raises NotFound, as above, and CorruptObject, Misplaced."""
+    """Return one part of a plan's objects. Raises NotFound (as `head`), CorruptObject, Misplaced."""
     where = part_key(plan, "garbage", number)
     part = bindings.record(store, where, Garbage)
     bindings.check_part(where, bindings.part_of(where, part), planned)
@@ -88,37 +88,37 @@ def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garb
 
 
 def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[Retired]:
-    """Yield the references of a plan."""
+    """Yield the references that a plan retires."""
     for number in range(planned.references):
         where = part_key(plan, "retired", number)
         yield from bindings.record(store, where, Retirements).checkpoints
 
 
 def named(store: ObjectStore, plan: str, digests: set[bytes]) -> set[bytes]:
-    """Return those of `digests` that a plan names; only parts that could have one are read. Raises NotFound."""
-    found: set[bytes] = set()
+    """Return the `digests` that a plan names. Reads only parts that could contain one. Raises NotFound."""
+    matches: set[bytes] = set()
     wanted = sorted(digests)
     planned = head(store, plan)
     for number, part in enumerate(planned.parts):
         first, last = bytes.fromhex(part.first), bytes.fromhex(part.last)
         if any(first <= digest <= last for digest in wanted):
-            found |= digests.intersection(split(garbage(store, plan, planned, number).digests))
-    return found
+            matches |= digests.intersection(split(garbage(store, plan, planned, number).digests))
+    return matches
 
 
 def keeps(store: ObjectStore, plan: str) -> set[bytes]:
-    """Return all that writers said they are about to name."""
-    found: set[bytes] = set()
+    """Return all objects that writers have marked with a keep."""
+    kept: set[bytes] = set()
     for stat in store.list(folder(plan, "keep")):
-        found.update(split(bindings.record(store, stat.key, Keep).digests))
-    return found
+        kept.update(split(bindings.record(store, stat.key, Keep).digests))
+    return kept
 
 
 def split(joined: bytes) -> Iterator[bytes]:
-    """Yield the digests in bytes that hold nothing else."""
+    """Yield the digests in a concatenation of digests."""
     return (joined[start : start + WIDTH] for start in range(0, len(joined), WIDTH))
 
 
 def packed(digests: Iterable[Digest]) -> set[bytes]:
-    """Return digests as 32 bytes each, as a set of millions must hold them."""
+    """Return digests as 32 bytes each, which a set of millions needs."""
     return {bytes.fromhex(digest) for digest in digests}

@@ -1,4 +1,4 @@
-"""Names that people type: unique prefixes of snapshot and run ids."""
+"""Resolution of id prefixes that users type to snapshots and runs."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,14 +11,14 @@ Kind = Literal["snapshot", "run"]
 
 
 def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", "run")) -> tuple[Kind, str]:
-    """Return the one snapshot or run whose id starts with `prefix`. Raises NotFound, AmbiguousId."""
+    """Return the only snapshot or run with an id that starts with `prefix`. Raises NotFound, AmbiguousId."""
     listings = {"snapshot": snapshots.ids, "run": runs.ids}
     wanted = prefix.strip().lower()
-    found = [(kind, full) for kind in kinds for full in listings[kind](repo) if wanted and full.startswith(wanted)]
-    exact = [match for match in found if match[1] == wanted]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if not found:
-        raise NotFound(f"there is no {' or '.join(kinds)} {prefix!r}")
-    names = ", ".join(f"{kind} {full[:16]}" for kind, full in found[:6])
-    raise AmbiguousId(f"{prefix!r} stands for {len(found)}: {names}{' …' if len(found) > 6 else ''}")
+    matches = [(kind, full) for kind in kinds for full in listings[kind](repo) if wanted and full.startswith(wanted)]
+    exact = [match for match in matches if match[1] == wanted]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if not matches:
+        raise NotFound(f"no {' or '.join(kinds)} matches {prefix!r}")
+    names = ", ".join(f"{kind} {full[:16]}" for kind, full in matches[:6])
+    raise AmbiguousId(f"{prefix!r} matches {len(matches)} ids: {names}{' …' if len(matches) > 6 else ''}")

@@ -1,4 +1,4 @@
-"""Where a run comes from: the checkpoint it starts from, the one that run starts from, and so on to the first run."""
+"""Lineage of a run: the checkpoint it starts from, the one that checkpoint's run starts from, up to the first run."""
 
 from m5ws.records.run import Parent, Run
 from m5ws.repository import runs
@@ -6,25 +6,24 @@ from m5ws.repository.repository import Repository
 
 
 def chain(repo: Repository, record: Run) -> tuple[tuple[Parent, ...], bool]:
-    """Return the checkpoints that a run stands on, the nearest first, and whether that is all of them.
+    """Return the checkpoints in a run's lineage, nearest first, and True if the lineage is complete.
 
-    It is not where a run was copied here without its parent, or its parent cannot be read. Empty for a run that is no
-    fork.
+    It is incomplete if a parent run is missing or unreadable. Empty for a run that is not a fork.
     """
-    found: list[Parent] = []
+    parents: list[Parent] = []
     seen = {record.id}
     at = record
     while at.parent is not None:
-        found.append(at.parent)
-        # Nobody descends from himself: a record that says so was made by hand.
+        parents.append(at.parent)
+        # A cycle is impossible: such a record was edited by hand.
         if at.parent.run in seen:
-            return tuple(found), False
+            return tuple(parents), False
         seen.add(at.parent.run)
         try:
             at = runs.load(repo, at.parent.run)
         except runs.UNREADABLE:
-            return tuple(found), False
-    return tuple(found), True
+            return tuple(parents), False
+    return tuple(parents), True
 
 
 def text(found: tuple[Parent, ...], whole: bool) -> str | None:

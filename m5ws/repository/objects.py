@@ -1,8 +1,7 @@
-"""Objects named by the digest of exactly their bytes.
+"""Objects, named by the digest of exactly their bytes.
 
-Everything that is read is checked against its name before anybody sees it (promise 5), so a damaged
-disk, cache or transfer is an error here and nowhere else. A store that keeps copies near is asked once for
-fresh bytes before that.
+All data is checked against its name before it is used (promise 5). Damage of a disk, cache or transfer raises an error
+here and nowhere else. Before that, a caching store reads the object again from its origin.
 """
 
 import re
@@ -23,9 +22,9 @@ from m5ws.store.interface import Buffer, Flowing, Near, ObjectStore
 R = TypeVar("R", bound=Record)
 _READS = 3
 _ASKED_BYTES = 64 * 2**10
-"""A look costs a round trip, and sending so many bytes for nothing costs more."""
+"""Smaller objects are uploaded without an existence check, which would take as long."""
 _SEEN_MOST = 2**17
-"""A process that saves for months asks again, rather than remember each chunk of each checkpoint."""
+"""Limit of remembered digests, so that a process that saves for months does not remember every chunk."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -35,7 +34,7 @@ def key(digest: Digest) -> str:
 
 
 class Hasher(Protocol):
-    """The store's hash of what comes in pieces."""
+    """The store's hash function, for data in pieces."""
 
     def update(self, data: Buffer, /) -> object: ...
 
@@ -43,11 +42,14 @@ class Hasher(Protocol):
 
 
 class _Damaged(Exception):
-    """What arrives is not the object that was asked for."""
+    """The received bytes are not the requested object."""
 
 
 class _Arriving:
-    """Hands the bytes of an object on, and raises _Damaged before its last ones are believed if it is another."""
+    """Passes on the bytes of an object.
+
+    Raises _Damaged before the last piece is accepted if they are another object.
+    """
 
     def __init__(
         self, hasher: Hasher, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]
@@ -65,18 +67,18 @@ class _Arriving:
         self._hasher.update(piece)
         self._write(self.done, piece)
         self.done += count
-        # A cache keeps what ends without an error: what is known to be wrong by now is not kept.
+        # A cache keeps an object that ends without an error, so damage is detected before the end.
         if self.done == self._size_bytes:
             self.end()
 
     def end(self) -> None:
-        """Check that what arrived is the object."""
+        """Check that the received bytes are the object."""
         if self._size_bytes not in (None, self.done) or self._hasher.hexdigest() != self._digest:
             raise _Damaged
 
 
 class Objects:
-    """The content-addressed part of a store. `done_plans` returns the gc plans that are done; it is called once."""
+    """The content-addressed part of a store. `done_plans` returns the finished gc plans, and is called once."""
 
     def __init__(
         self, store: ObjectStore, form: Format, done_plans: Callable[[], frozenset[str]] = frozenset[str]
@@ -89,9 +91,10 @@ class Objects:
         self._beginning = threading.Lock()
 
     def begin(self) -> frozenset[str]:
-        """Return the gc plans that were done before this process first asked whether an object is there.
+        """Return the gc plans that were done before the first existence check of this process.
 
-        What those deleted, it has never seen; what is seen from now on, any other plan may delete (publishing.py).
+        Objects deleted by those plans were never seen here. Any other plan may delete objects seen later
+        (publishing.py).
         """
         if self._began is None:
             with self._beginning:
@@ -108,7 +111,7 @@ class Objects:
         return blake3.blake3(data).hexdigest()
 
     def hasher(self) -> Hasher:
-        """Return the store's hash, of nothing yet."""
+        """Return a new hasher of the store's hash function."""
         if self.format.hash == "sha256":
             import hashlib
 
@@ -116,32 +119,32 @@ class Objects:
         return blake3.blake3()
 
     def put(self, data: Buffer) -> Digest:
-        """Make `data` durable and return its digest. Bytes that are there already are not written again.
+        """Make `data` durable and return its digest. Existing bytes are not written again.
 
-        Raises CorruptObject if the object that is there has another length: it was damaged after it was written.
+        Raises CorruptObject if the existing object has another length, which means damage after it was written.
         """
         digest = self.digest(data)
         self.place(digest, data)
         return digest
 
     def place(self, digest: Digest, data: Buffer) -> bool:
-        """As `put`, for data whose digest is known; return whether it is new to the store. Raises CorruptObject."""
+        """As `put`, for data with a known digest. Return True if the object is new. Raises CorruptObject."""
         self.begin()
         try:
             self.store.create(key(digest), data)
-        except ObjectExists as there:
+        except ObjectExists as existing:
             size_bytes = memoryview(data).nbytes
-            if there.size_bytes is None:
+            if existing.size_bytes is None:
                 self.has(digest, size_bytes)
             else:
-                _check_length(digest, there.size_bytes, size_bytes)
+                _check_length(digest, existing.size_bytes, size_bytes)
             return False
         return True
 
     def ensure(self, data: Buffer) -> Digest:
-        """As `put`, for bytes that may well be there: they are sent only if they are not, and asked for only once.
+        """As `put`, for bytes that probably exist: one existence check, and an upload only if they are missing.
 
-        That holds for what this process saw since `begin`: what gc deletes after that, publishing finds; see `forget`.
+        The result is remembered. If gc deletes the object later, publishing detects the loss; see `forget`.
         """
         digest = self.digest(data)
         if digest not in self._seen:
@@ -154,28 +157,28 @@ class Objects:
         return digest
 
     def forget(self) -> None:
-        """Forget what was seen to be there: some of it has vanished."""
+        """Forget which objects exist, because some of them were deleted."""
         self._seen.clear()
 
     def has(self, digest: Digest, size_bytes: int | None = None) -> bool:
-        """Return whether an object is there; its length is checked if given. Raises CorruptObject."""
+        """Return True if an object exists; its length is checked if given. Raises CorruptObject."""
         self.begin()
-        found = self.store.stat(key(digest))
-        if found is None:
+        existing = self.store.stat(key(digest))
+        if existing is None:
             return False
         if size_bytes is not None:
-            _check_length(digest, found.size_bytes, size_bytes)
+            _check_length(digest, existing.size_bytes, size_bytes)
         return True
 
     def get(self, digest: Digest) -> bytes:
-        """Return an object's bytes, verified; what is damaged is read again. Raises NotFound, CorruptObject."""
+        """Return an object's bytes, verified; damaged bytes are read again. Raises NotFound, CorruptObject."""
         for data in self._readings(key(digest)):
             if self.digest(data) == digest:
                 return data
-        raise CorruptObject(f"object {digest} does not have the bytes it was written with")
+        raise CorruptObject(f"object {digest} is damaged: its content does not match its name")
 
     def read(self, part: Slice) -> bytes:
-        """Return a slice's bytes, verified by its own digest, as `get` does. Raises NotFound, CorruptObject."""
+        """Return a slice's bytes, verified by the slice's own digest, as `get` does. Raises NotFound, CorruptObject."""
         whole = part.object == part.digest
         where = (key(part.object),) if whole else (key(part.object), part.offset, part.size_bytes)
         for data in self._readings(*where):
@@ -184,10 +187,10 @@ class Objects:
         raise _not_as_written(part)
 
     def pour(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
-        """Call `write(offset, bytes)` with an object's bytes as they arrive; they are verified when this returns.
+        """Call `write(offset, bytes)` with an object's bytes as they arrive. They are verified when this returns.
 
-        No byte is handed on beyond `size_bytes`, where that is known; what was is handed on again, from offset 0, where
-        it was damaged. Raises NotFound, CorruptObject, and what `write` raises.
+        No byte beyond `size_bytes` is passed on, if it is known. After damage, all bytes are passed on again from
+        offset 0. Raises NotFound, CorruptObject, and the errors of `write`.
         """
         if isinstance(self.store, Flowing):
             arriving = _Arriving(self.hasher(), digest, size_bytes, write)
@@ -199,27 +202,30 @@ class Objects:
         write(0, self.get(digest) if whole is None else self.read(whole))
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
-        """Return slices of one object, read once; each is verified by its own digest. Raises as `read`."""
+        """Return slices of one object, which is read once.
+
+        Each slice is verified by its own digest. Raises as `read`.
+        """
         wrong: Slice | None = None
         for data in self._readings(key(pack)):
-            found, wrong = self._cut(data, parts)
+            pieces, wrong = self._cut(data, parts)
             if wrong is None:
-                return found
+                return pieces
         assert wrong is not None
         raise _not_as_written(wrong)
 
     def _readings(self, *where: Any) -> Iterator[bytes]:
-        """Yield what the store says: at first from a cache's copy, if it has one, then from the store itself."""
+        """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
         yield self.store.get(*where)
         for _ in range(_READS - 1):
             yield self.store.fresh(*where) if isinstance(self.store, Near) else self.store.get(*where)
 
     def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
-        """Return slices of `data`, and the first that is not what its digest says."""
+        """Return slices of `data`, and the first slice with a checksum mismatch."""
         view = memoryview(data)
-        found = [view[part.offset : part.offset + part.size_bytes] for part in parts]
-        wrong = (part for part, piece in zip(parts, found, strict=True) if not self._is(piece, part))
-        return found, next(wrong, None)
+        pieces = [view[part.offset : part.offset + part.size_bytes] for part in parts]
+        wrong = (part for part, piece in zip(parts, pieces, strict=True) if not self._is(piece, part))
+        return pieces, next(wrong, None)
 
     def _is(self, data: bytes | memoryview, part: Slice) -> bool:
         return len(data) == part.size_bytes and self.digest(data) == part.digest
@@ -240,9 +246,9 @@ def _check_length(digest: Digest, found_bytes: int, size_bytes: int) -> None:
 
 def _not_as_written(part: Slice) -> CorruptObject:
     where = f"bytes {part.offset}+{part.size_bytes} of object {part.object}"
-    return CorruptObject(f"{where} are not what was written, or not what a record says")
+    return CorruptObject(f"{where} do not match their digest in the record")
 
 
 def is_digest(text: str) -> bool:
-    """Return whether `text` has the form of a digest."""
+    """Return True if `text` has the form of a digest."""
     return _DIGEST.fullmatch(text) is not None

@@ -1,7 +1,7 @@
-"""Output files of a script, under keys of their own: one line each, the digest of an `OutputFiles` record.
+"""Output files of a script, under their own keys: one reference each, with the digest of an `OutputFiles` record.
 
-They are named by attempt, and by `final` or the number of a copy that was made while the script ran. A ledger names the
-final ones, and `reproduce` compares them. No step has them, so no run resumes or forks from them as from a checkpoint.
+Their name has the attempt, and `final` or the number of a copy made while the script ran. A ledger names the final
+ones, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
 """
 
 import re
@@ -15,7 +15,7 @@ from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 
 FINAL = "final"
-"""The moment of what an attempt left at its end."""
+"""The moment of the output files from the end of an attempt."""
 
 
 def prefix(run: str) -> str:
@@ -39,17 +39,17 @@ def is_name(text: str) -> bool:
 
 
 def is_final(label: str) -> bool:
-    """Return True if a name is of what an attempt left at its end."""
+    """Return True if a name is of output files from the end of an attempt."""
     return label.endswith(FINAL)
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of a run's output files, oldest first: those of an attempt's end follow its copies."""
+    """Return the names of a run's output files, oldest first. Final ones come after the copies of their attempt."""
     return sorted(label for label in repo.store.names(prefix(run)) if is_name(label))
 
 
 def superseded(labels: list[str]) -> list[str]:
-    """Return the copies that newer output files replace. Final ones are evidence, and stay."""
+    """Return the copies that newer output files replace. Final ones are evidence, and are kept."""
     return [label for label in sorted(labels)[:-1] if not is_final(label)]
 
 
@@ -59,14 +59,14 @@ def attempt_of(label: str) -> int:
 
 
 def find(repo: Repository, run: str, label: str) -> tuple[Digest, OutputFiles]:
-    """Return a record and its digest, held against its key. Raises NotFound, CorruptObject, Misplaced."""
+    """Return a record and its digest, checked against its key. Raises NotFound, CorruptObject, Misplaced."""
     return bindings.files(repo.objects, key(run, label))
 
 
 def publish(repo: Repository, files: OutputFiles) -> Digest:
-    """Publish output files whose content is durable; return their record's digest.
+    """Publish output files whose content is durable, and return their record's digest.
 
-    Raises Fenced if a newer attempt has begun, or if the name is taken by other files; Vanished.
+    Raises Fenced if a newer attempt has started, or if other files have this name; raises Vanished.
     """
     if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
         raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")
@@ -83,7 +83,7 @@ def publish(repo: Repository, files: OutputFiles) -> Digest:
             # Published from here on.
             publishing.create_once(repo, where, f"{record}\n".encode())
         except ObjectExists as error:
-            raise Fenced(f"{where} is there with another content") from error
+            raise Fenced(f"{where} exists with different content") from error
 
     publishing.publish(repo, needs, create)
     return record

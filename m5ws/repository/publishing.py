@@ -1,7 +1,7 @@
-"""The one way to publish a reference: what it names was seen to be there, and no gc has taken it away since.
+"""The only way to publish a reference: its objects exist, and no gc has deleted them meanwhile.
 
-The writer's half of "Deleting" in docs/format.md, whose numbers stand here. A writer needs no lease, no clock and no
-permission to delete. With no plan in the store it costs one `names` before the reference and one after.
+This is the writer's half of "Deleting" in docs/format.md; W2 to W5 are its steps. A writer needs no lease, no clock and
+no permission to delete. Without a plan in the store, the cost is one `names` before the reference and one after.
 """
 
 import os
@@ -23,17 +23,17 @@ _POLL_S = (0.2, 5.0)
 
 
 class Vanished(M5Error):
-    """Objects that were seen to be there were deleted by `gc` before they were named."""
+    """`gc` deleted objects after their existence check and before their publication."""
 
-    hint = "Try again: what is missing is uploaded again."
+    hint = "Run the command again: missing objects are uploaded again."
 
 
 class Deleting(M5Error):
-    """A `gc` that deletes objects which are about to be named did not end in time."""
+    """A `gc` that deletes objects needed here did not end in time."""
 
 
 def repeated(attempt: Callable[[], T]) -> T:
-    """Return what `attempt`, which uploads and publishes, returns; it is repeated if gc was in its way."""
+    """Return the result of `attempt`, which uploads and publishes. Retries after deletions by gc."""
     for _ in range(_TRIES - 1):
         try:
             return attempt()
@@ -51,11 +51,11 @@ def publish(
     began: frozenset[str] | None = None,
     repair: Callable[[], object] | None = None,
 ) -> None:
-    """Create a reference; `needs` returns all objects it leads to, and is asked only if a plan could be in the way.
+    """Create a reference. `needs` returns all objects reachable from it, and is called only if a plan may affect them.
 
-    `began` is `Objects.begin` of the first process that looked at one of them. `repair` uploads what is missing;
-    without it, Vanished is raised, and the caller uploads and publishes again: also after the reference was created,
-    which nobody but a writer that slept through a whole grace period sees. Raises Deleting.
+    `began` is the result of `Objects.begin` in the process with the first existence check. `repair` uploads missing
+    objects. Without it, Vanished is raised, and the caller uploads and publishes again. Vanished can come after the
+    reference was created, if a writer paused for a whole grace period. Raises Deleting.
     """
     guard = _Guard(
         repo, needs, patience or repo.patience or Patience(), repo.objects.begin() if began is None else began, repair
@@ -83,58 +83,58 @@ class _Guard:
         self._digests: set[bytes] | None = None
 
     def settle(self, *, published: bool) -> None:
-        """Return when no plan can take away what is needed: none is left that was not looked into (W2, W5)."""
+        """Return when no plan can delete a needed object: every plan has been examined (W2, W5)."""
         while True:
-            found = plans.look(self._repo.store)
-            # A plan that is not executed yet reads all references first, and so sees one that is published.
-            waiting = frozenset[str]() if published else found.open
-            threats = sorted((waiting | found.executing | found.done) - self._settled)
+            state = plans.look(self._repo.store)
+            # A plan that is not executed yet reads all references first, and so finds a published one.
+            waiting = frozenset[str]() if published else state.open
+            threats = sorted((waiting | state.executing | state.done) - self._settled)
             if not threats:
                 return
             for plan in threats:
-                self._meet(plan, found)
+                self._meet(plan, state)
 
-    def _meet(self, plan: str, found: Standings) -> None:
+    def _meet(self, plan: str, state: Standings) -> None:
         named = self._named(plan)
-        if plan in found.open:
+        if plan in state.open:
             if named and not self._kept(plan, named):
-                return  # It began meanwhile: the next look finds it so.
+                return  # Its execution started meanwhile; the next look shows it.
         elif named:
             self._await(plan)
             self._check(plan, named)
         self._settled.add(plan)
 
     def _named(self, plan: str) -> set[bytes]:
-        """Return what of the needed objects the plan names; all of them, if that cannot be told any more."""
+        """Return the needed objects that the plan names; all of them if the plan was deleted."""
         if self._digests is None:
             try:
                 self._digests = self._needs()
             except NotFound as error:
                 for executing in sorted(plans.look(self._repo.store).executing - self._settled):
                     self._await(executing)
-                raise Vanished(f"gc deleted what was about to be published: {error}") from error
+                raise Vanished(f"gc deleted objects that were about to be published: {error}") from error
         try:
             return plans.named(self._repo.store, plan, self._digests)
         except NotFound:
             return self._digests
 
     def _kept(self, plan: str, named: set[bytes]) -> bool:
-        """Say what is about to be named, then look: who begins after this look reads what was said (W2)."""
+        """Publish keeps, then look: an execution that starts after this look reads the keeps (W2)."""
         for position, digests in enumerate(_pieces(sorted(named))):
             key = f"{plans.folder(plan, 'keep')}{os.urandom(8).hex()}-{position}"
             bindings.create(self._repo.store, key, Keep(digests=b"".join(digests)))
         return plan in plans.look(self._repo.store).open
 
     def _await(self, plan: str) -> None:
-        """Return when the plan is done: only then can no object of it go away any more (W3)."""
+        """Return when the plan is done: only then is no more object of it deleted (W3)."""
         patience = self._patience
         end = time.monotonic() + patience.limit_s
         pause_s = _POLL_S[0]
         while plan not in plans.look(self._repo.store).done:
             if time.monotonic() >= end:
                 raise Deleting(
-                    f"gc has been executing plan {plan}, which names objects that are needed here, for too long",
-                    hint=f"Nothing is lost: repeat this when `m5ws gc --execute {plan}` has ended.",
+                    f"gc is still executing plan {plan}, which names objects that are needed here",
+                    hint=f"Run the command again after `m5ws gc --execute {plan}` has ended. Nothing is lost.",
                 )
             if patience.progress:
                 patience.progress(f"waiting for gc plan {plan} to end", 0, 0)
@@ -154,7 +154,7 @@ def _pieces(digests: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def create_once(repo: Repository, key: str, data: bytes) -> None:
-    """Create a key that may be there with the same bytes. Raises ObjectExists if it has others."""
+    """Create a key that may exist with the same bytes. Raises ObjectExists if it has other bytes."""
     try:
         repo.store.create(key, data)
     except ObjectExists:

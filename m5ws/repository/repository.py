@@ -1,7 +1,7 @@
-"""A store, typed: chunks, trees, snapshots, runs, ledgers and checkpoints, by the format of docs/format.md.
+"""A store with types: chunks, trees, snapshots, runs, ledgers and checkpoints, in the format of docs/format.md.
 
-Invariant: leaves are written before what names them, and a reference is written last. So whatever is
-killed when, everything that can be reached is whole.
+Invariant: objects are written before any object that names them, and a reference is written last. So everything
+reachable is complete, whenever a writer is killed.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,14 @@ from m5ws.store.interface import FORMAT, Homed, ObjectStore
 
 T = TypeVar("T")
 _NEW = Format(file_chunk_bytes=16 * 2**20)
-"""What a store is made as that nobody has asked for anything else."""
+"""Format of a new store by default."""
 
 
 class Repository:
-    """A store together with its `format`; open it with `Repository.open` or `.create`.
+    """A store with its `format`. Use `Repository.open` or `.create`.
 
-    `note` is what a person should know of the store, for example that it is in another region. `locations` are the
-    packs of small files, as far as this process has written trees or loaded snapshots.
-    `patience` is how publishing waits for a `gc` that is in its way, where it is not as usual.
+    `note` is a warning about the store, for example about its region. `locations` are the packs of small files, for all
+    trees written and snapshots loaded by this process. `patience` overrides how publishing waits for `gc`.
     """
 
     def __init__(
@@ -46,22 +45,22 @@ class Repository:
 
     @classmethod
     def open(cls, store: ObjectStore, *, writing: bool = False) -> "Repository":
-        """Open an existing store. Raises NotFound if there is none, UnknownSchema if it is of another version.
+        """Open an existing store. Raises NotFound if there is none, UnknownSchema if its version is unknown.
 
-        Who is `writing` asks for gc's plans first of all: where that is a round trip, it is made meanwhile.
+        With `writing`, gc's plans are read concurrently if that takes a round trip.
         """
         looking = _begun(partial(gc_plans.look, store)) if writing and isinstance(store, Homed) else None
         try:
             data = store.get(FORMAT)
         except NotFound as error:
-            raise NotFound(f"there is no m5ws store at {store.url}", hint="`m5ws init` makes one.") from error
+            raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
         note = store.visit(form.home_region) if isinstance(store, Homed) else ""
         return cls(store, form, note, looking)
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
-        """Make a store, or open the one that is there. Raises UsageError if that one has another format."""
+        """Create a store, or open an existing one. Raises UsageError if the existing one has another format."""
         try:
             return cls._joined(store, form)
         except NotFound:
@@ -77,20 +76,23 @@ class Repository:
 
     @staticmethod
     def is_blank(store: ObjectStore, form: Format) -> bool:
-        """Return whether a store in a directory has another format than `form` and holds nothing: `init` made it."""
+        """Return True if a store in a directory is empty, as `init` created it, and has another format than `form`."""
         try:
             other = not isinstance(store, Homed) and Repository.open(store).alike != form
         except NotFound:
             return False
-        return other and all(found.key == FORMAT for found in store.list(""))
+        return other and all(stat.key == FORMAT for stat in store.list(""))
 
     @property
     def alike(self) -> Format:
-        """The format of a store that snapshots and runs of this one can go to, wherever it is."""
+        """The store's format without its home region.
+
+        Snapshots and runs can be copied between stores where it is equal.
+        """
         return msgspec.structs.replace(self.format, home_region=None)
 
     def through(self, store: ObjectStore) -> "Repository":
-        """Return the same store as `store` shows it, which keeps copies of it."""
+        """Return the same repository through `store`, which is a cache of its store."""
         same = Repository(store, self.format, self.note, self._looking)
         same.locations = self.locations.of(same.objects)
         return same
@@ -101,7 +103,7 @@ class Repository:
 
     @classmethod
     def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
-        """Return a store that is not there as it would be made; nothing is written."""
+        """Return the repository that `create` would make, without writing. For dry runs."""
         return cls(store, form or _NEW)
 
     @classmethod
@@ -110,9 +112,9 @@ class Repository:
         wanted = form and msgspec.structs.replace(form, home_region=None)
         if wanted not in (None, repository.alike):
             raise UsageError(
-                f"the store at {store.url} has another format, {repository.alike}, and {wanted} is needed",
-                hint="Ids are made of the store's hash and sizes: copy into a store that is not there yet, or is "
-                "empty, or have the workspace use the other store itself (`[store] url` in m5ws.toml).",
+                f"the store at {store.url} has format {repository.alike}, but {wanted} is needed",
+                hint="Ids depend on the store's hash and sizes. Copy into a new or empty store, or use the other store "
+                "itself in the workspace (`[store] url` in m5ws.toml).",
             )
         return repository
 

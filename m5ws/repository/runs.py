@@ -1,4 +1,4 @@
-"""Runs and their verdicts: written once, under the run's own name."""
+"""Runs and their verdicts, each written once under the run's id."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ from m5ws.repository.repository import Repository
 
 
 def new_id() -> str:
-    """Return a fresh run id: 12 hex digits."""
+    """Return a new run id: 12 hex digits."""
     return os.urandom(6).hex()
 
 
 def publish(repo: Repository, run: Run) -> None:
-    """Publish a run, whose snapshot is published already. Raises ObjectExists if its id is taken.
+    """Publish a run, after its snapshot. Raises ObjectExists if the id exists.
 
-    Of a fork, the checkpoint that it starts from is needed from here on. Raises NotFound, Vanished if it is gone.
+    A fork needs the checkpoint that it starts from. Raises NotFound, Vanished if that is missing.
     """
 
     def create() -> None:
@@ -35,8 +35,8 @@ def publish(repo: Repository, run: Run) -> None:
     reach.checkpoint(run.parent.digest)
     if missing := presence.missing(repo.objects, {digest.hex(): 0 for digest in reach.digests}):
         raise NotFound(
-            f"{len(missing)} objects of checkpoint {run.parent.name} are not in the store",
-            hint="`m5ws fsck` says what is damaged, `m5ws show` which checkpoints there are.",
+            f"{len(missing)} objects of checkpoint {run.parent.name} are missing in the store",
+            hint="Run `m5ws fsck` to list damage, and `m5ws show` to list checkpoints.",
         )
     publishing.publish(repo, lambda: reach.digests, create, began=began)
 
@@ -46,42 +46,42 @@ def load(repo: Repository, run_id: str) -> Run:
     try:
         return bindings.record(repo.store, f"runs/{run_id}/run", Run)
     except NotFound as error:
-        raise NotFound(f"there is no run {run_id}") from error
+        raise NotFound(f"no run {run_id}") from error
 
 
 def ids(repo: Repository) -> list[str]:
-    """Return the ids of all runs, in the order of their ids."""
+    """Return the ids of all runs, sorted."""
     return list(repo.store.names("runs/"))
 
 
 def publish_verdict(repo: Repository, verdict: Verdict) -> None:
-    """Publish what a replay found, once, under the replay. Raises ObjectExists if it has a verdict."""
+    """Publish the verdict of a replay, once. Raises ObjectExists if the replay has a verdict."""
     repo.store.create(f"runs/{verdict.replay}/verdict", codec.encode(verdict))
 
 
 def verdict(repo: Repository, replay: Run) -> Verdict | None:
-    """Return the verdict of a replay, or None while it has none. Raises CorruptObject, Misplaced, UnknownSchema."""
+    """Return the verdict of a replay, or None if it has none. Raises CorruptObject, Misplaced, UnknownSchema."""
     try:
-        found = bindings.record(repo.store, f"runs/{replay.id}/verdict", Verdict)
+        loaded = bindings.record(repo.store, f"runs/{replay.id}/verdict", Verdict)
     except NotFound:
         return None
-    bindings.check_verdict(found, replay)
-    return found
+    bindings.check_verdict(loaded, replay)
+    return loaded
 
 
 def publish_joint(repo: Repository, joint: JointVerdict) -> None:
-    """Publish what replays of segments say together, beside what others have said; none is ever changed."""
+    """Publish a joint verdict of replays of segments. Existing joint verdicts stay unchanged."""
     stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
     bindings.create(repo.store, f"{joints_of(joint.run)}{stamp}", joint)
 
 
 def joints_of(run_id: str) -> str:
-    """Return the prefix of the keys under which joint verdicts on a run are."""
+    """Return the key prefix of the joint verdicts about a run."""
     return f"runs/{run_id}/joint/"
 
 
 def joint(repo: Repository, run_id: str) -> JointVerdict | None:
-    """Return the newest joint verdict on a run, or None. Raises CorruptObject, UnknownSchema."""
+    """Return the newest joint verdict about a run, or None. Raises CorruptObject, UnknownSchema."""
     newest = max(repo.store.names(joints_of(run_id)), default=None)
     if newest is None:
         return None
@@ -91,13 +91,13 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
 def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) -> list[Verdict]:
     """Return the verdicts that name a run, as the original or as a replay, oldest first.
 
-    `among`: all runs, if the caller has read them.
+    `among` has all runs, if the caller has read them.
     """
     run, everyone = load(repo, run_id), readable(repo) if among is None else among
     replayed = [run, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
-    found = concurrency.each(lambda one: verdict(repo, one), {one.id: one for one in replayed}.values())
-    said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
-    return sorted(said, key=lambda one: one.created_s)
+    loaded = concurrency.each(lambda replay: verdict(repo, replay), {replay.id: replay for replay in replayed}.values())
+    about = [item for item in loaded if item is not None and run_id in (item.run, *item.replays)]
+    return sorted(about, key=lambda item: item.created_s)
 
 
 def replays(repo: Repository, run_id: str) -> list[str]:
@@ -110,11 +110,11 @@ def _replays(among: Iterable[Run], run_id: str) -> list[Run]:
 
 
 UNREADABLE = (*errors.UNREADABLE, UsageError)
-"""What reading another's record can raise; a name that is no key is a UsageError."""
+"""Errors of reading another run's record. An invalid id raises UsageError."""
 
 
 def readable(repo: Repository) -> list[Run]:
-    """Return all runs but those that cannot be read: one damaged run does not hide the others, and fsck names it."""
+    """Return all readable runs. A damaged run does not hide the others; fsck reports it."""
 
     def one(name: str) -> Run | None:
         try:

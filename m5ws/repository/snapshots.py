@@ -1,7 +1,7 @@
-"""Snapshots and what is said about them.
+"""Snapshots and their annotations.
 
-A snapshot is published by its first annotation: the reference `snapshots/<id>/…` is written after every
-object that the snapshot names, so whoever finds it can read all of it (promise 1).
+A snapshot is published by its first annotation. The reference `snapshots/<id>/…` is written after every object that the
+snapshot names, so a visible snapshot is complete (promise 1).
 """
 
 import os
@@ -22,7 +22,7 @@ from m5ws.repository.repository import Repository
 
 
 def thread() -> Executor:
-    """Return what does one thing beside another."""
+    """Return an executor with one thread."""
     return ThreadPoolExecutor(1, thread_name_prefix="m5ws-publish")
 
 
@@ -33,9 +33,10 @@ def publish(
     patience: Patience | None = None,
     workers: Callable[[], Executor] = thread,
 ) -> Digest:
-    """Publish a snapshot whose trees are durable already, and return its id; the annotation is given their packings.
+    """Publish a snapshot whose trees are durable, and return its id. The packings of the trees are added to the
+    annotation.
 
-    Raises Vanished if gc deleted some of it meanwhile, after which all is to be uploaded and published again.
+    Raises Vanished if gc has deleted some of the objects: upload and publish all of them again.
     """
     places = packings(repo, snapshot)
     with workers() as pool:
@@ -43,7 +44,7 @@ def publish(
         lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
     if lost:
         repo.locations.forget_trees()
-        raise Vanished(f"where small files lie was written, and is not there: packing {min(lost)}")
+        raise Vanished(f"packing {min(lost)} was written, and is now missing")
     annotation, digest = msgspec.structs.replace(annotation, packings=places), record.result()
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
@@ -66,28 +67,28 @@ def publish(
 
 
 def packings(repo: Repository, snapshot: Snapshot) -> dict[Digest, Digest]:
-    """Return the packings of a snapshot's trees that were written or loaded by `repo`. Raises as `trees.located`."""
-    found = {
+    """Return the packings of a snapshot's trees, written or loaded by `repo`. Raises as `trees.located`."""
+    by_tree = {
         tree: trees.packing_of(repo.objects, repo.locations, tree) for tree in dict.fromkeys(snapshot.trees.values())
     }
-    return {tree: packing for tree, packing in found.items() if packing is not None}
+    return {tree: packing for tree, packing in by_tree.items() if packing is not None}
 
 
 def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
-    """Return a published snapshot, whose files can be read by `trees.located` then. Raises NotFound, CorruptObject."""
+    """Return a published snapshot, and prepare its files for `trees.located`. Raises NotFound, CorruptObject."""
     if not repo.store.names(f"snapshots/{snapshot_id}/"):
-        raise NotFound(f"there is no snapshot {snapshot_id}")
+        raise NotFound(f"no snapshot {snapshot_id}")
     snapshot = repo.objects.get_record(snapshot_id, Snapshot)
     repo.locations.add_snapshot(snapshot_id, snapshot.trees.values())
     return snapshot
 
 
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
-    """Return what has been said about a snapshot, oldest first."""
-    found = repo.store.list(f"snapshots/{snapshot_id}/")
-    return list(concurrency.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), found))
+    """Return the annotations of a snapshot, oldest first."""
+    stats = repo.store.list(f"snapshots/{snapshot_id}/")
+    return list(concurrency.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
 
 
 def ids(repo: Repository) -> list[Digest]:
-    """Return the ids of all published snapshots, in the order of their ids."""
+    """Return the ids of all published snapshots, sorted."""
     return list(repo.store.names("snapshots/"))

@@ -1,7 +1,7 @@
-"""The bytes of a stored tensor in its own row-major order, whatever shards it was stored in.
+"""The bytes of a stored tensor in row-major order, independent of its stored shards.
 
-No tensor library is needed: a shard is a box of a grid, a box is runs of consecutive bytes, and a run lies in
-parts. Each part that is read is verified whole, and is held for a while where it is needed again.
+No tensor library is needed. A shard is a box of a grid, and a box consists of runs of consecutive bytes in stored
+parts. Each part is verified whole when it is read, and kept for a while if it is needed again.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 
 WINDOW_BYTES = 16 * 2**20
-"""How much is read at a time of a tensor whose parts are not consecutive in it."""
+"""Bytes read at a time from a tensor with parts that are not consecutive."""
 
 _HELD_BYTES = 256 * 2**20
 _SIZES = {
@@ -44,7 +44,7 @@ _ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of a tensor's grid; its row-major bytes are those of `parts`, joined, from `skip_bytes` on."""
+    """A box of a tensor's grid. Its row-major bytes are those of the concatenated `parts`, after `skip_bytes`."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -53,7 +53,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor and where its elements are. `grid` is what boxes are boxes of: `shape`, or all elements in a row."""
+    """A tensor and the locations of its elements. `grid` is the shape that boxes refer to: `shape`, or one flat row."""
 
     name: str
     dtype: str
@@ -75,36 +75,36 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the size of an element of a type, by torch's name for it. Raises UnknownSchema."""
+    """Return the size of an element in bytes, by torch's name of its type. Raises UnknownSchema."""
     if dtype not in _ITEM_BYTES:
-        raise UnknownSchema(f"tensors of type {dtype!r} are not known to this m5ws")
+        raise UnknownSchema(f"tensor type {dtype!r} is unknown to this m5ws")
     return _ITEM_BYTES[dtype]
 
 
 def layout(record: Tensor, name: str | None = None) -> Layout:
-    """Return where a stored tensor's elements are; under another name, if one is given. Raises CorruptObject."""
+    """Return the layout of a stored tensor, under another name if one is given. Raises CorruptObject."""
     boxes = tuple(Box(offsets=shard.offsets, sizes=shard.sizes, parts=shard.parts) for shard in record.shards)
-    found = Layout(name=name or record.name, dtype=record.dtype, shape=record.shape, grid=record.shape, boxes=boxes)
+    whole = Layout(name=name or record.name, dtype=record.dtype, shape=record.shape, grid=record.shape, boxes=boxes)
     for box in boxes:
-        _check(found, box)
+        _check(whole, box)
     stored = sum(part.size_bytes for box in boxes for part in box.parts)
-    if stored != found.size_bytes or sum(math.prod(box.sizes) for box in boxes) != found.elements:
-        raise CorruptObject(f"tensor {record.name} has {stored} bytes stored, and its shape needs {found.size_bytes}")
-    return found
+    if stored != whole.size_bytes or sum(math.prod(box.sizes) for box in boxes) != whole.elements:
+        raise CorruptObject(f"tensor {record.name} has {stored} stored bytes, but its shape needs {whole.size_bytes}")
+    return whole
 
 
 def _check(whole: Layout, box: Box) -> None:
-    """Raise CorruptObject for a shard that lies outside its tensor, or has other bytes than its sizes say."""
+    """Raise CorruptObject if a shard is outside its tensor, or its length does not match its sizes."""
     within = len(whole.shape) == len(box.offsets) == len(box.sizes) and all(
         offset + size <= length for offset, size, length in zip(box.offsets, box.sizes, whole.shape, strict=True)
     )
     held = sum(part.size_bytes for part in box.parts)
     if not within or held != math.prod(box.sizes) * whole.item_bytes:
-        raise CorruptObject(f"a shard of tensor {whole.name} lies outside it, or has {held} bytes where it says others")
+        raise CorruptObject(f"a shard of tensor {whole.name} is outside of it, or {held} bytes do not match its sizes")
 
 
 class Parts:
-    """Parts as they are read: each once at a time, and held while there is room. Safe in several threads."""
+    """Parts of objects: each is read once at a time, and kept within a limit. Thread-safe."""
 
     def __init__(self, objects: Objects, held_bytes: int = _HELD_BYTES) -> None:
         self._objects = objects
@@ -118,7 +118,7 @@ class Parts:
         return self._objects.read(part)
 
     def get(self, part: Slice) -> bytes:
-        """Return a part, and hold it. Raises NotFound, CorruptObject."""
+        """Return a part, and keep it. Raises NotFound, CorruptObject."""
         place = (part.object, part.offset)
         with self._lock:
             future = self._held.get(place)
@@ -137,7 +137,7 @@ class Parts:
         return future.result()
 
     def _drop(self, newest: tuple[Digest, int]) -> None:
-        """Forget what was used least lately; who has it keeps it."""
+        """Forget the least recently used parts. A caller's references stay valid."""
         for place in list(self._held):
             if self._sizes <= self._limit:
                 return
@@ -148,7 +148,7 @@ class Parts:
 
 
 class Reader:
-    """One tensor's bytes by their place in it."""
+    """One tensor's bytes by their position."""
 
     def __init__(self, parts: Parts, layout: Layout) -> None:
         self._parts = parts
@@ -156,9 +156,9 @@ class Reader:
         self.layout = layout
 
     def windows(self) -> list[tuple[int, int]]:
-        """Return ranges of bytes, in order, that together are the tensor: such that each part is needed once.
+        """Return consecutive ranges of bytes that cover the tensor, so that each part is needed once.
 
-        None is longer than a chunk, and each begins at an element.
+        No range is longer than a chunk, and each starts at an element.
         """
         end, item = self.layout.size_bytes, self.layout.item_bytes
         edges = {0, end}
@@ -170,7 +170,7 @@ class Reader:
         return list(itertools.pairwise(sorted(edges)))
 
     def digest(self, start: int, end: int) -> Digest | None:
-        """Return the digest of bytes [start, end) if they are a stored part, so that it is known unread."""
+        """Return the digest of bytes [start, end) without reading them, if they are a stored part."""
         return next((found for box in self._boxes if (found := box.whole(start, end)) is not None), None)
 
     def read(self, start: int, end: int) -> bytearray:
@@ -194,7 +194,7 @@ class Reader:
 
 
 class _Placed:
-    """A box with its strides, in bytes, and where each of its parts begins."""
+    """A box with its strides in bytes and the offsets of its parts."""
 
     def __init__(self, box: Box, grid: Sequence[int], item: int) -> None:
         # A tensor without dimensions is a row of one element.
@@ -214,13 +214,13 @@ class _Placed:
         return sum(offset * stride for offset, stride in zip(self._offsets, self._strides, strict=True))
 
     def edges(self) -> Iterator[int]:
-        """Yield where parts begin and end in the tensor, for a consecutive box."""
+        """Yield the offsets in the tensor at which parts begin and end, for a consecutive box."""
         first, length = self._first, self._sizes[0] * self._own[0]
         yield from (first, first + length)
         yield from (first + start - self._skip for start in self._starts if 0 < start - self._skip < length)
 
     def whole(self, start: int, end: int) -> Digest | None:
-        """Return the digest of the part that is bytes [start, end) of the tensor, if one is."""
+        """Return the digest of the part with exactly bytes [start, end) of the tensor, or None."""
         local = start - self._first + self._skip
         number = bisect_right(self._starts, local) - 1
         if not self.consecutive or not 0 <= number < len(self._parts) or self._starts[number] != local:
@@ -229,7 +229,7 @@ class _Placed:
         return part.digest if part.size_bytes == end - start else None
 
     def runs(self, start: int, end: int, d: int = 0, base: int = 0, local: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Yield what of bytes [start, end) is in this box: where in the tensor, where in the box, how many bytes."""
+        """Yield the runs of bytes [start, end) in this box: offset in the tensor, offset in the box, length."""
         stride, offset, size = self._strides[d], self._offsets[d], self._sizes[d]
         if d == self._depth:
             place = base + offset * stride
@@ -243,7 +243,7 @@ class _Placed:
             yield from self.runs(start, end, d + 1, base + (offset + index) * stride, local + index * self._own[d])
 
     def pieces(self, local: int, length: int) -> Iterator[tuple[Slice, int, int]]:
-        """Yield the parts that hold `length` bytes of the box from `local` on: each, from where, and how many bytes."""
+        """Yield the parts of `length` bytes of the box from `local` on: part, offset in it, length."""
         position, end = local + self._skip, local + self._skip + length
         number = bisect_right(self._starts, position) - 1
         while position < end and number < len(self._parts):

@@ -1,7 +1,7 @@
-"""Where bytes live. One contract (`ObjectStore`), one conformance suite in tests/contract.
+"""Storage of bytes under keys. One contract (`ObjectStore`), one conformance suite in tests/contract.
 
-A store is opened by its URL alone: what else an S3 store needs is in the URL's query (`url_of` puts it there), so that
-launched processes and followers open the same one.
+A URL is enough to open a store: `url_of` puts the options of an S3 store into the URL's query. Launched processes and
+followers therefore open the same store.
 """
 
 from pathlib import Path
@@ -13,16 +13,16 @@ from m5ws.store.local import LocalStore
 
 
 def open_store(url: str, options: StoreOptions | None = None) -> ObjectStore:
-    """Return the store at `url`: a directory path, a file:// or an s3:// URL. Nothing is asked of it yet.
+    """Return the store at `url`: a directory path, a file:// or an s3:// URL. Makes no request.
 
-    Raises UsageError for another scheme, MissingExtra where S3's libraries are not installed.
+    Raises UsageError for another scheme, and MissingExtra if S3's libraries are not installed.
     """
     if url.startswith("file://"):
         return LocalStore(Path(url.removeprefix("file://")))
     if url.startswith("s3://"):
         return _open_s3(url, options)
     if "://" in url:
-        raise UsageError(f"no store for {url!r}", hint="A store is a directory, or s3://bucket/prefix.")
+        raise UsageError(f"unknown kind of store: {url!r}", hint="A store is a directory, or s3://bucket/prefix.")
     return LocalStore(Path(url).absolute())
 
 

@@ -1,4 +1,4 @@
-"""Interface of stores: bytes under keys, written once. Optional parts are protocols of their own."""
+"""Interfaces of stores: bytes under keys, each key written once. Optional capabilities have their own protocols."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored object: its key, its size and when it was published (seconds since the epoch)."""
+    """One stored object: key, size, and publication time in seconds since the epoch."""
 
     key: str
     size_bytes: int
@@ -18,115 +18,121 @@ class ObjectStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VouchedStat(ObjectStat, frozen=True, kw_only=True):
-    """One stored object, and the checksum (`CRC64NVME`, `SHA256` …) by which its server vouches for all its bytes."""
+    """One stored object, with the algorithm (`CRC64NVME`, `SHA256` …) of the checksum that its server keeps for all its
+    bytes.
+    """
 
     checksum: str | None = None
 
 
 FORMAT = "format"
-"""The key that is there exactly where there is a store."""
+"""The key of the format record. It exists if and only if the directory or prefix is a store."""
 
 
 class ObjectStore(Protocol):
-    """Bytes under keys, written once.
+    """Bytes under keys, each key written once.
 
-    Keys are relative, `/`-separated, of ASCII letters, digits, `.`, `_`, `-`. There is no overwrite:
-    `create` is the only way in and the only concurrency primitive (docs/format.md).
+    Keys are relative and `/`-separated, with ASCII letters, digits, `.`, `_`, `-`. There is no overwrite: `create` is
+    the only way to add data, and the only concurrency primitive (docs/format.md).
     """
 
     @property
     def url(self) -> str:
-        """Where this store is, in the form `open_store` takes it."""
+        """Address of this store, accepted by `open_store`."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return bytes [start, start+length) of an object; fewer when it is shorter. Raises NotFound."""
+        """Return bytes [start, start+length) of an object; fewer if the object is shorter. Raises NotFound."""
 
     def create(self, key: str, data: Buffer) -> None:
-        """Publish an object, durable and whole, or not at all. Raises ObjectExists if the key is taken."""
+        """Publish an object durably and completely, or not at all. Raises ObjectExists if the key exists."""
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        """Yield every published object whose key starts with `prefix`, in key order."""
+        """Yield every published object with a key that starts with `prefix`, in key order."""
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """Return the distinct next path components after `prefix`, which ends in `/`, sorted: no walk."""
+        """Return the next path components after `prefix`, sorted and distinct. `prefix` ends in `/`. Does not list
+        deeper levels.
+        """
 
     def delete(self, key: str) -> None:
-        """Remove an object; an absent one is no error. Only `gc` calls it."""
+        """Delete an object; does nothing if it does not exist. Only `gc` calls this method."""
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return what is known of an object without reading it, or None if it is absent."""
+        """Return the key, size and time of an object without reading it, or None if it does not exist."""
 
 
 @runtime_checkable
 class Homed(Protocol):
-    """A store that is in a region, on a server that others run (S3): what is asked before it is made or joined."""
+    """A store in a region, on a server run by others (S3). These checks run before a store is created or joined."""
 
     def home(self) -> str | None:
-        """Return the region of a store that is to be made. Raises M5Error if it is not the one configured."""
+        """Return the region for a new store. Raises M5Error if it differs from the configured region."""
 
     def visit(self, home_region: str | None) -> str:
-        """Return what a person should know who works from here, or "". Raises M5Error if it is not there at all."""
+        """Return a warning about regions for this machine, or "". Raises M5Error if the bucket is missing or in another
+        region.
+        """
 
     def region(self) -> str | None:
-        """Return the region that the server is in, as it says; None if it says none. Raises M5Error."""
+        """Return the region that the server reports; None if it reports none. Raises M5Error."""
 
     def recall(self, region: str | None) -> None:
-        """Take the `region` of an earlier time for what the server says, which then need not be asked."""
+        """Use a remembered `region` instead of a request to the server."""
 
     def probe(self) -> None:
-        """Try that `create` lets one writer win. Raises M5Error if it does not, or if this user may not write."""
+        """Test that `create` has one winner. Raises M5Error if it has several, or if this user cannot write."""
 
 
 @runtime_checkable
 class Vouching(Protocol):
-    """A store on a server that checked what arrived, and keeps a checksum of it by which it watches over it (S3).
+    """A store on a server that verifies uploads and keeps a checksum of each object (S3).
 
-    Its word is no proof: docs/threat-model.md says what it is good for.
+    A checksum of the server is no proof of content: docs/threat-model.md states its limits.
     """
 
     def vouched(self, prefix: str) -> Iterator[VouchedStat]:
-        """Yield what `list` does, with what the server vouches by for a whole object; None where it does not."""
+        """Yield the objects of `list`, each with the algorithm of its whole-object checksum; None if there is none."""
 
     def sha256(self, key: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps of a whole object, or None. Raises NotFound."""
+        """Return the SHA-256, in hex, that the server keeps for a whole object, or None. Raises NotFound."""
 
 
 @runtime_checkable
 class OnDisk(Protocol):
-    """What a store can do besides, whose objects may lie in files of this machine: a directory, a cache."""
+    """A store that may have objects in files of this machine: a directory or a cache."""
 
     def descriptor(self, key: str) -> int | None:
-        """Return an open descriptor of a file that holds an object, for reading; the caller closes it.
+        """Return an open descriptor of a file with an object, for reading; the caller closes it.
 
-        None if there is no such file here. The bytes are as unverified as those of `get`.
+        None if there is no local file. The bytes are not verified, as with `get`.
         """
 
 
 @runtime_checkable
 class Flowing(Protocol):
-    """What a store can do besides, whose objects come from far away: hand one on as it arrives, never held whole."""
+    """A store on a remote server that can stream an object without holding all of it in memory."""
 
     def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        """Call `sink` with the bytes of an object, in order, each once; they are as unverified as those of `get`.
+        """Call `sink` with the bytes of an object, in order, each byte once. The bytes are not verified, as with `get`.
 
-        Raises NotFound, and what `sink` raises.
+        Raises NotFound, and any error of `sink`.
         """
 
 
 @runtime_checkable
 class Near(Protocol):
-    """What a store can do besides, that keeps copies of objects on this machine's disk: a cache."""
+    """A store that keeps copies of objects on this machine's disk: a cache."""
 
     @property
     def copies(self) -> tuple[Path, int]:
-        """The directory of the copies, and how many bytes they may have together."""
+        """The directory of the copies, and their maximum total size in bytes."""
 
     @property
     def capacity_bytes(self) -> int:
-        """How much it keeps for certain before it drops what was used least lately."""
+        """Bytes that fit for certain before the least recently used copies are deleted."""
 
     def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """As `get`, from the store itself, whatever the copy is: it is dropped. Raises NotFound."""
+        """Delete the copy and read the object from the store itself, as `get`. Raises NotFound."""
 
     def held(self, key: str) -> int | None:
-        """Return the size of an object's copy, which counts as used now, or None if there is none."""
+        """Return the size of an object's copy and mark it as used; None if there is no copy."""

@@ -1,5 +1,6 @@
-"""What a key may look like, in every store: relative, and of characters that mean nothing to a shell, a URL or a file
-system. A key that could name something outside the store is refused before any store sees it.
+"""Validation of store keys: relative, and of characters without a meaning in a shell, a URL or a file system.
+
+A key that could name a file outside the store is refused before a store uses it.
 """
 
 from m5ws.errors import UsageError
@@ -8,7 +9,9 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def checked(key: str) -> str:
-    """Return `key`. Raises UsageError if it is none (docs/format.md)."""
+    """Return `key`. Raises UsageError if it is not a valid key (docs/format.md)."""
     if not key or not _SAFE.issuperset(key) or any(part in ("", ".", "..") for part in key.split("/")):
-        raise UsageError(f"not a store key: {key!r}", hint="m5ws writes no such name: `m5ws fsck` says what is wrong.")
+        raise UsageError(
+            f"not a store key: {key!r}", hint="m5ws writes no such key. Run `m5ws fsck` to find the damaged record."
+        )
     return key

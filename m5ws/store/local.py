@@ -1,9 +1,11 @@
 """A store in a directory, with the standard library alone.
 
-An object appears under its key by one `link(2)` of a complete, synced file: readers see it whole or not
-at all, whatever was killed when, and the link fails if the key is taken, on every POSIX file system.
-Nothing under a key is ever opened for writing. Whoever made the directory, nothing outside it is read, written or
-removed: what is no plain file, or lies behind a link, is no object.
+A single `link(2)` of a complete, synced file makes an object appear under its key. Readers see all of an object or
+nothing, whenever a writer is killed. The link fails if the key exists, on every POSIX file system. No file under a key
+is ever opened for writing.
+
+The directory may come from another person, so no file outside it is read, written or deleted. Only plain files that are
+not behind a link are objects.
 """
 
 import errno
@@ -23,14 +25,14 @@ from m5ws.store.keys import checked
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
 _STALE_COPY_S = 3600.0
-_MOVE = "m5ws makes plain files and folders in a store: move what else there is away."
+_MOVE = "m5ws creates only plain files and folders in a store. Move anything else out of the store."
 
 
 class StoreGone(M5Error):
-    """A directory that held a store does not hold it now: what would be written there would be in another place."""
+    """The directory contained a store before, and does not now. A write would go to another place."""
 
     exit_code = 3
-    hint = "Is its file system mounted? When it is back, what was not written is written then, and what was is whole."
+    hint = "Check that its file system is mounted, then run the command again. Published data is complete."
 
 
 @dataclass
@@ -42,18 +44,18 @@ class Draft:
     size_bytes: int = 0
 
     def write(self, data: memoryview) -> int:
-        """Write some of `data` after what is there, and return how many bytes. Raises OSError."""
+        """Append some of `data`, and return the number of bytes written. Raises OSError."""
         count = os.write(self.descriptor, data)
         self.size_bytes += count
         return count
 
 
 class LocalStore:
-    """`ObjectStore` on a directory, which is made with the first object.
+    """`ObjectStore` on a directory, which is created with the first object.
 
-    A store whose objects can be had again (a cache) need not be `durable`: nothing is synced, and a torn file
-    after a power failure is found by its digest. Once its format was read or written, the directory is a store, and an
-    operation that does not find that there any more raises StoreGone, instead of calling it empty or making it anew.
+    A cache need not be `durable`, since its objects can be fetched again. Nothing is then synced, and a torn file after
+    a power failure fails its checksum. Once its format was read or written, the directory is known to be a store. If
+    the format is missing later, operations raise StoreGone instead of reporting an empty store or creating a new one.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
@@ -92,7 +94,7 @@ class LocalStore:
 
     @contextmanager
     def draft(self) -> Iterator["Draft"]:
-        """Yield a new file without a key, to be filled and published; it is gone at the end."""
+        """Yield a new file without a key, to fill and publish. It is deleted at the end."""
         path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
         self._make_directory(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
@@ -103,13 +105,13 @@ class LocalStore:
             os.unlink(path)
 
     def publish(self, draft: "Draft", key: str) -> None:
-        """Give a draft, whose bytes are complete, its key. Raises ObjectExists if the key is taken."""
+        """Link a complete draft under its key. Raises ObjectExists if the key exists."""
         target = self._path(key)
         self._make_directory(target.parent)
         if self._durable:
             os.fsync(draft.descriptor)
         try:
-            # Published from here on: the bytes are complete and synced, the link is atomic and exclusive.
+            # Published from here on: the bytes are complete and synced, and the link is atomic and exclusive.
             os.link(draft.path, target)
         except FileExistsError as error:
             raise ObjectExists(key) from error
@@ -125,7 +127,7 @@ class LocalStore:
         for path in _walk(self.root / directory):
             key = _text(path.relative_to(self.root).as_posix())
             if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/"):
-                # What gc deletes while it is listed is not there.
+                # gc can delete an object while it is listed.
                 with suppress(FileNotFoundError):
                     yield _stat(key, path.lstat())
 
@@ -156,56 +158,64 @@ class LocalStore:
         return None
 
     def _open(self, key: str) -> int | None:
-        """Open the file under a key, or return None. Raises CorruptObject for anything else; no FIFO is waited for."""
+        """Open the file under a key without blocking, or return None.
+
+        Raises CorruptObject for anything but a plain file.
+        """
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            # A link, or a socket.
+            # A symbolic link, or a socket.
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise self._foreign(key) from error
             raise
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_size <= OBJECT_BYTES:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= OBJECT_BYTES:
             return descriptor
         os.close(descriptor)
         raise self._foreign(key)
 
     def _check_there(self) -> None:
-        """Raise StoreGone if this was a store, and is none now: a file system was unmounted, or a folder moved."""
+        """Raise StoreGone if the directory was a store before.
+
+        Its file system was unmounted, or the folder was moved.
+        """
         if self._known:
             try:
                 os.lstat(self.root / FORMAT)
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise StoreGone(f"the store {self.root} is gone") from error
+                raise StoreGone(f"the store {self.root} no longer exists") from error
 
     def _foreign(self, key: str) -> CorruptObject:
-        return CorruptObject(f"{key} in the store {self.root} is not a file that m5ws wrote", hint=_MOVE)
+        return CorruptObject(f"{key} in the store {self.root} is not a plain file of m5ws", hint=_MOVE)
 
     def _path(self, key: str) -> Path:
-        """Return where a key is. Raises CorruptObject if that is behind a link, UsageError."""
+        """Return the path of a key. Raises UsageError, and CorruptObject if the path is behind a link."""
         directory = checked(key).rpartition("/")[0]
         if not self._is_inside(directory):
-            raise CorruptObject(f"{directory} in the store {self.root} lies behind a link", hint=_MOVE)
+            raise CorruptObject(f"{directory} in the store {self.root} is behind a symbolic link", hint=_MOVE)
         return self.root / key
 
     def _is_inside(self, directory: str) -> bool:
-        """Return whether a key's folder is, or would be, in this directory: not elsewhere by its name or by a link."""
+        """Return True if a key's folder is, or would be, in this directory, not elsewhere by its name or a link."""
         if not directory or directory in self._folders:
             return True
         with suppress(UsageError):
             outer = checked(directory).rpartition("/")[0]
             path = self.root / directory
             if self._is_inside(outer) and not path.is_symlink():
-                # Links are looked for once: what is guarded against came with the directory.
+                # Links are searched once: the threat is a directory that was received with links in it.
                 if path.is_dir():
                     self._folders.add(directory)
                 return True
         return False
 
     def _make_directory(self, directory: Path) -> None:
-        """Make `directory` durable: a new name is synced in its parent, or a crash could lose the object below it."""
+        """Create `directory` durably. Its name is synced in its parent; otherwise a crash could lose the objects
+        below.
+        """
         if directory.is_dir():
             return
         self._make_directory(directory.parent)
@@ -214,24 +224,24 @@ class LocalStore:
             _sync_directory(directory.parent)
 
     def _sweep(self) -> None:
-        """Remove what killed writers left: unpublished files that no writer can still be filling."""
+        """Delete the files of killed writers: unpublished files older than any write in progress."""
         if not self._is_inside(_TEMPORARY):
             return
         oldest_s = time.time() - (_STALE_S if self._durable else _STALE_COPY_S)
         try:
-            with os.scandir(self.root / _TEMPORARY) as found:
-                stale = [entry.path for entry in found if entry.stat(follow_symlinks=False).st_mtime < oldest_s]
+            with os.scandir(self.root / _TEMPORARY) as scanned:
+                stale = [entry.path for entry in scanned if entry.stat(follow_symlinks=False).st_mtime < oldest_s]
         except OSError:
-            # Nothing is there, or it cannot be read: whoever uses the store is told what is wrong with it.
+            # The directory is missing or unreadable. The next operation reports the error.
             return
         for path in stale:
-            # Who may only read the store leaves it to those who write.
+            # A user without write access leaves these files to others.
             with suppress(OSError):
                 os.unlink(path)
 
 
 def read(descriptor: int, length: int) -> bytes:
-    """Read `length` bytes of a file, or all if negative; os.read alone may return less than asked."""
+    """Read `length` bytes of a file, or the rest if negative. os.read alone may return less."""
     wanted = os.fstat(descriptor).st_size - os.lseek(descriptor, 0, os.SEEK_CUR)
     wanted = max(0, wanted if length < 0 else min(length, wanted))
     first = os.read(descriptor, wanted) if wanted else b""
@@ -243,21 +253,21 @@ def read(descriptor: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _stat(key: str, found: os.stat_result) -> ObjectStat:
-    return ObjectStat(key=key, size_bytes=found.st_size, modified_s=found.st_mtime)
+def _stat(key: str, status: os.stat_result) -> ObjectStat:
+    return ObjectStat(key=key, size_bytes=status.st_size, modified_s=status.st_mtime)
 
 
 def _text(name: str) -> str:
-    """Return a name as text that can be shown; one that is not UTF-8 is no key, and comes with its bytes escaped."""
+    """Return a name as printable text. Bytes that are not UTF-8 are escaped; such a name is not a key."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _holds(found: "os.DirEntry[str]") -> bool:
-    """Return whether an object is at or below an entry: a kill can leave a folder without any."""
-    if not found.is_dir(follow_symlinks=False):
+def _holds(entry: "os.DirEntry[str]") -> bool:
+    """Return True if an object is at or below an entry. A kill can leave an empty folder."""
+    if not entry.is_dir(follow_symlinks=False):
         return True
     try:
-        with os.scandir(found.path) as inner:
+        with os.scandir(entry.path) as inner:
             return any(map(_holds, inner))
     except FileNotFoundError:
         return False
@@ -265,8 +275,10 @@ def _holds(found: "os.DirEntry[str]") -> bool:
 
 def _walk(start: Path) -> Iterator[Path]:
     try:
-        with os.scandir(start) as found:
-            entries = sorted(found, key=lambda entry: entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""))
+        with os.scandir(start) as scanned:
+            entries = sorted(
+                scanned, key=lambda entry: entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
+            )
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The contract of `Launcher`: the launcher that users have, and the forks that most tests have in its place."""
+"""Conformance tests of `Launcher`: the launcher of users, and the forks that most tests use instead."""
 
 import importlib
 import json
@@ -31,21 +31,21 @@ from tests.support.ranks.orders import orders
 _SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 120.0
 _OF_THIS_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "PROBE", "TORCHELASTIC_RUN_ID"}
-"""Variables whose values no two launches share."""
+"""Variables with different values in each launch."""
 _ONLY_TORCHRUN = {
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NUMA_BINDING",
 }
-"""What torchrun tells ranks beyond what forks are told: nothing in m5ws or in a test's script reads it."""
+"""Variables that torchrun sets and forks do not. m5ws and the test scripts do not read them."""
 
 Launchers = Callable[[dict[str, str]], Launcher]
 
 
 @pytest.fixture(scope="module")
 def parents() -> Iterator[ForkParents]:
-    """Parents of this module's own: it starts them with variables that no other test has."""
+    """Parents for this module only, started with variables that no other test uses."""
     with ForkParents() as parents:
         yield parents
 
@@ -55,7 +55,7 @@ _KINDS = [pytest.param("real", marks=pytest.mark.long), "forks"]
 
 @pytest.fixture(params=_KINDS)
 def launcher(request: pytest.FixtureRequest, parents: ForkParents) -> Launchers:
-    """Make a launcher from what its processes inherit."""
+    """Create a launcher from the environment that its processes inherit."""
     return LocalLauncher if request.param == "real" else lambda inherited: ForkLauncher(parents, inherited)
 
 
@@ -115,7 +115,7 @@ def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Pa
         assert (variables["SET"], variables["KEPT"], "GONE" in variables) == ("new", "1", False)
         assert found["arguments"] == ["--flag", "two words"] and found["script"] == str(_SCRIPTS / "probe.py")
         assert (found["cwd"], found["stdin"], found["first on the path"]) == (str(place), "", str(_SCRIPTS))
-        # What is read when Python and torch start.
+        # Settings that are read when Python and torch start.
         assert (found["threads"], found["capability"]) == (2, "DEFAULT")
         seeded = subprocess.run(
             [sys.executable, "-c", "print(hash('m5ws'))"], env=os.environ | _FIXED, capture_output=True, text=True
@@ -195,7 +195,7 @@ def test_forks_are_told_what_torchrun_tells_ranks(parents: ForkParents, tmp_path
     ("ranks", "how", "status"),
     [
         (2, ("0", "0"), 0),
-        # torchrun ends with 1 whatever a rank's status is, and ends the other ranks, which were not asked.
+        # torchrun ends with 1 for any status of a rank. It also ends the other ranks, without a request.
         (2, ("waits", "3"), 1),
         (2, ("waits", "raises"), 1),
         (2, ("killed", "waits"), 1),
@@ -215,7 +215,7 @@ def test_how_it_ended_is_told(
 
 
 def _as_rank(directory: Path, *how: str) -> LaunchRequest:
-    """Return a launch of ends.py in ranks of m5ws, which alone are asked to end one by one, and die with torchrun."""
+    """Return a launch of ends.py in ranks of m5ws. Each rank gets its own request to end, and dies with torchrun."""
     repo = Repository.create(LocalStore(directory / "store"))
     (directory / "work").mkdir()
     command = (str(_SCRIPTS / "ends.py"), *how)
@@ -231,7 +231,7 @@ def _as_rank(directory: Path, *how: str) -> LaunchRequest:
 
 
 def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tuple[Process, list[int]]:
-    """Launch two processes that wait, and return the launch and their ids."""
+    """Launch two waiting processes. Return the launch and their ids."""
     process = launcher(dict(os.environ)).launch(request)
     files = [directory / str(number) for number in range(2)]
     _until(lambda: all(file.exists() for file in files) or process.poll() is not None)

@@ -1,4 +1,4 @@
-"""The contract of `ObjectStore`, on every store there is."""
+"""Conformance tests of `ObjectStore`, for every store."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.s3.s3_servers import S3Server
 
 Open = Callable[[], ObjectStore]
-"""Opens one store as another client of it."""
+"""Opens a store as another client."""
 Maker = Callable[[pytest.FixtureRequest], Open]
 _WRITERS = 64
 _RACES = (
@@ -149,9 +149,9 @@ def test_a_key_that_could_leave_the_store_is_refused(any_store: ObjectStore, key
 @pytest.mark.parametrize("races", [3, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(2 * 3600)])])
 def test_of_many_racing_writers_one_wins(any_open: Open, races: int, request: pytest.FixtureRequest) -> None:
     began_s, name = time.monotonic(), request.node.callspec.params["any_open"]
-    # The light server answers one request after the other, and so many at once are too many for it on a busy machine.
+    # The light server handles one request at a time, so 64 concurrent writers overload it on a busy machine.
     count = 16 if name == "s3" else _WRITERS
-    # A client of S3 has a botocore of its own, of many MiB.
+    # Each S3 client has its own botocore, of many MiB.
     clients = [any_open() for _ in range(8 if name in ("ceph", "s3") else count)]
     gate = threading.Barrier(count)
     with ThreadPoolExecutor(count) as pool:
@@ -159,7 +159,7 @@ def test_of_many_racing_writers_one_wins(any_open: Open, races: int, request: py
         errors = [error for writer in writers if (error := writer.exception()) is not None]
     assert [error for error in errors if not isinstance(error, threading.BrokenBarrierError)] == []
     won = [winner for writer in writers for winner in writer.result()]
-    # By the race: who won it, and what it wrote. All else were told that the key is taken.
+    # For each race, the winner and its bytes. All others got ObjectExists.
     assert sorted(race for race, _ in won) == list(range(races))
     judge = any_open()
     assert all(judge.get(f"refs/{race}") == data for race, data in won)
@@ -172,7 +172,7 @@ def test_of_many_racing_writers_one_wins(any_open: Open, races: int, request: py
 
 
 def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) -> list[tuple[int, bytes]]:
-    """Race for one key after the other; return the races that were won, and with which bytes."""
+    """Race for one key after the other. Return the races won, with the bytes written."""
     won = []
     data = b"%d " % writer * (100 + writer)
     try:
@@ -183,7 +183,7 @@ def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) 
                 won.append((race, data))
                 assert store.get(f"refs/{race}") == data
     except BaseException:
-        # Nobody waits for the one that failed.
+        # No thread waits for a failed one.
         gate.abort()
         raise
     return won

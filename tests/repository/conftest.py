@@ -1,4 +1,4 @@
-"""A world with a hostile store, for the tests of what such a store can do."""
+"""A world with a hostile store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.faults.hostile import Commands, World
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[list[Commands]]:
-    """The processes of a module: another one is started where a test ended the last."""
+    """The processes of a module. A new one is started if a test ended the last one."""
     held: list[Commands] = []
     yield held
     for one in held:

@@ -1,4 +1,4 @@
-"""Every kind of reference of docs/format.md, exchanged with every other of its kind: fsck and all readers report it."""
+"""Every kind of reference in docs/format.md, exchanged with others of its kind: fsck and all readers report it."""
 
 import itertools
 import re
@@ -28,14 +28,14 @@ from tests.support.workspace import command_line
 ROWS = {row.pattern: row for row in referenced.rows()}
 BOUND = [pattern for pattern, row in ROWS.items() if row.bound and not pattern.startswith("objects/")]
 _REPORTED = re.compile(
-    r"another key|was exchanged|is on run|does not follow|no part|is missing|not the (part|ledger)|has this name"
+    r"another key|modified|about run|does not follow|no part|is missing|head of its plan|ledger head|has this name"
 )
 _ORIGINAL = {A: A, B: B, EQUAL: A, DIVERGED: A, OTHER: B}
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, World]:
-    """A store without plans of gc, and one with plans, which keep writers waiting."""
+    """A store without gc plans, and one with plans, which make writers wait."""
     plain, planned = (World(tmp_path_factory.mktemp(name) / "w") for name in ("plain", "planned"))
     referenced.plan(planned.repo)
     _attest(plain)
@@ -44,14 +44,14 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, World]:
 
 @pytest.fixture
 def world(worlds: dict[bool, World], request: pytest.FixtureRequest) -> Iterator[World]:
-    """The store that has references of the kind that a test is about."""
+    """The store that has references of the tested kind."""
     found = worlds[str(getattr(request, "param", "")).startswith("gc/")]
     yield found
     found.undo()
 
 
 def _call(world: World, *arguments: str) -> str:
-    """Return all that a command prints, with its exit status before."""
+    """Return the output of a command, after its exit status."""
     done = command_line.call("-C", str(world.root), *arguments)
     return f"{done.returncode} {done.stdout}{done.stderr}"
 
@@ -62,12 +62,12 @@ def _attest(world: World) -> None:
 
 
 def _reported(world: World, key: str) -> bool:
-    # A broken chain is named by the first batch that does not follow.
+    # A broken chain is reported by the first batch that does not follow.
     wanted = key.rpartition("/")[0] if "/ledger/" in key else key
     return any(wanted in one.key and one.kind in ("misplaced", "broken-chain") for one in fsck.check(world.repo).damage)
 
 
-# --- who reads which kind --------------------------------------------------------------------------
+# --- readers of each kind --------------------------------------------------------------------------
 
 Commands = list[tuple[str, ...]]
 
@@ -115,7 +115,7 @@ def _of_verdict(world: World, key: str) -> Commands:
     original = _ORIGINAL[replay]
     verbs: Commands = [(verb, run) for verb in ("show", "attest") for run in (replay, original)]
     verbs += [("ls", "--runs"), ("push", replay, "--to", str(world.root / "out"), "--dry-run")]
-    # The statement on A rests on its newest verdict alone.
+    # The statement about A depends only on its newest verdict.
     return verbs + ([("verify", str(world.root / f"{original}.json"))] if replay == OTHER else [])
 
 
@@ -141,7 +141,7 @@ def _of_plan(world: World, key: str) -> Commands:
 
 
 ALL_PAIRS = [pytest.param(2, id="2 pairs"), pytest.param(None, id="all pairs", marks=pytest.mark.soak)]
-"""How many pairs of a kind are exchanged: `make soak` exchanges all."""
+"""Number of exchanged pairs of a kind. `make soak` exchanges all."""
 
 READERS: dict[str, Callable[[World, str], Commands]] = {
     "snapshots/<id>/<time>-<nonce>": _of_annotation,
@@ -157,7 +157,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "gc/<plan>/retired/<n>": _of_plan,
     "gc/<plan>/keep/<nonce>": _of_plan,
     "gc/<plan>.executing": _of_plan,
-    # What a plan did is for people alone: no command reads it.
+    # The record of a finished plan is for people only: no command reads it.
     "gc/<plan>.done": lambda *_: [],
 }
 
@@ -177,7 +177,7 @@ def test_the_table_has_every_kind_of_reference_and_the_code_has_every_row(worlds
 
 
 def _pairs(world: World, pattern: str, most: int | None) -> list[tuple[str, str]]:
-    """Return pairs of references of a kind: all, or some that differ from one another as far as possible."""
+    """Return pairs of references of a kind: all, or some that differ as much as possible."""
     keys = world.of(ROWS[pattern])
     assert len(keys) > 1, f"no two references of the kind {pattern}"
     pairs = list(itertools.combinations(keys, 2))
@@ -209,7 +209,7 @@ def test_each_command_that_reads_a_reference_reports_another_one_in_its_place(
 
 
 def _asked(world: World, arguments: tuple[str, ...], scratch: Path) -> str:
-    """Call a command; one that deletes, in a copy of the workspace."""
+    """Call a command. A command that deletes runs in a copy of the workspace."""
     if "--execute" not in arguments:
         return _call(world, *arguments)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -228,11 +228,11 @@ def test_no_command_complains_of_references_that_are_where_they_belong(
         shutil.rmtree(world.root / "out", ignore_errors=True)
 
 
-# --- what is forged, and not only exchanged --------------------------------------------------------
+# --- forged records --------------------------------------------------------------------------------
 
 
 def _forge(world: World, key: str, **fields: object) -> None:
-    """Have a reference name a new record, which is as the old one but for some fields."""
+    """Make a reference name a new record: the old one with some fields changed."""
     _, record = bindings.checkpoint(world.repo.objects, key)
     digest = world.repo.objects.put_record(msgspec.structs.replace(record, **fields))
     world.put(key, f"{digest}\n".encode())
@@ -245,7 +245,7 @@ def test_a_checkpoint_with_another_content_under_its_own_name_is_reported_by_all
     label = checkpoints.valid(world.repo, run)[-1]
     key = checkpoints.key(run, label)
     content = checkpoints.load(world.repo, EQUAL, checkpoints.name(1, 1)).content
-    # Those read no ledger of ranks, or copy it beside the checkpoint.
+    # These read no ledger of ranks, or copy it beside the checkpoint.
     commands = [arguments for arguments in _of_checkpoint(world, key) if arguments[0] not in ("push", "gc")]
     _forge(world, key, content=content)
     for arguments in commands:
@@ -282,7 +282,7 @@ def test_a_verdict_of_an_equal_replay_under_one_that_diverged_is_nowhere_taken_f
 def test_a_verdict_on_another_run_than_its_replay_reproduces_is_misplaced(world: World) -> None:
     verdict = Verdict(run=B, replay=DIVERGED, outcome="reproduced")
     world.put(f"runs/{DIVERGED}/verdict", codec.encode(verdict))
-    with pytest.raises(Misplaced, match=f"is on run {B}"):
+    with pytest.raises(Misplaced, match=f"run {B}"):
         runs.verdict(world.repo, runs.load(world.repo, DIVERGED))
     assert _reported(world, f"runs/{DIVERGED}/verdict")
 
@@ -298,7 +298,7 @@ def test_a_fork_of_another_checkpoint_than_it_names_is_misplaced(world: World) -
         world.undo()
 
 
-# --- what earlier builds wrote ---------------------------------------------------------------------
+# --- records of older builds -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", ["gc/"], indirect=True)
@@ -316,7 +316,7 @@ def test_a_store_of_an_earlier_build_is_clean_and_what_it_can_show_is_reported(w
             world.put(key, codec.sealed(msgspec.msgpack.Encoder(order="deterministic").encode(old)))
     assert fsck.check(world.repo).clean
     for pattern in sorted(bound):
-        # A part of a plan may be that of another plan, byte for byte.
+        # A part of a plan may be equal to a part of another plan.
         for one, other in (pair for pair in _pairs(world, pattern, most) if world.get(pair[0]) != world.get(pair[1])):
             world.swap(one, other)
             assert _reported(world, one) and _reported(world, other), (one, other)
@@ -335,7 +335,7 @@ def test_a_part_of_a_plan_that_says_nothing_true_is_named(world: World) -> None:
     world.repo.store.delete(strange)
 
 
-# --- what it costs ---------------------------------------------------------------------------------
+# --- cost ------------------------------------------------------------------------------------------
 
 
 def _counted(world: World, work: Callable[[Repository], object]) -> list[str]:
@@ -355,7 +355,7 @@ def test_a_record_that_is_read_anyway_is_checked_without_another_request(world: 
 
 
 def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
-    """References once; what is an object and a record of which parts are named, twice."""
+    """References are read once; records and packs that are also objects, twice."""
     gets = _counted(world, fsck.check)
     often = {key for key in gets if gets.count(key) > 1 and not key.startswith("objects/")}
     assert often == set()
@@ -363,7 +363,7 @@ def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
 
 
 def test_no_module_decodes_a_reference_by_itself() -> None:
-    """But for the ledger, which checks a batch by `bindings.check`, and objects, which their names check."""
+    """Except for the ledger, whose batches `bindings.check` checks, and for objects, which their names check."""
     package = Path(bindings.__file__).parents[1]
     direct = re.compile(r"decode\([^\n]*store\.get")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if direct.search(path.read_text())}

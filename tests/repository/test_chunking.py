@@ -1,4 +1,4 @@
-"""Memory for chunks is used again, and never while somebody looks at it."""
+"""Memory of chunks is reused, but never while it is referenced."""
 
 import ctypes
 import os
@@ -37,7 +37,7 @@ def test_memory_that_somebody_still_looks_at_is_given_to_nobody() -> None:
 
 
 def test_memory_whose_view_is_exported_is_given_to_nobody() -> None:
-    """As a client has it that still sends what it was told to give up."""
+    """Keeps a reference, like a client that is still sending after a cancelled upload."""
     memory = Memory()
     view = memory.take(4)
     view[:] = b"kept"

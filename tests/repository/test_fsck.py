@@ -1,4 +1,4 @@
-"""`fsck` names every kind of damage and whom it harms, and calls nothing damaged that is not."""
+"""`fsck` reports every kind of damage with its effects, and nothing that is undamaged."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.support.records import planted
 
 @pytest.fixture
 def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
-    """A store with one snapshot and one run with one checkpoint; returns it and the snapshot's id."""
+    """A store with one snapshot and one run with one checkpoint. Returns the store and the snapshot's id."""
     tree = planted.tree(repo, tmp_path, {"a.py": "print(1)\n" * 50})
     config = trees.write_tree(repo.objects, repo.locations, []).digest
     snapshot_id = planted.publish(repo, planted.snapshot(tree, config=config))

@@ -1,4 +1,4 @@
-"""Every bit of a store matters: whichever flips, `fsck` names the object that it is in, and no other."""
+"""Every bit of a store matters: after any bit flip, `fsck` names the damaged object and no other."""
 
 import random
 import time
@@ -57,12 +57,12 @@ def test_random_flipped_bits_of_a_larger_store_are_each_named(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def rows() -> "dict[str, str]":
-    """Lines of the table of docs/soak.md."""
+    """Lines of the table in docs/soak.md."""
     return {}
 
 
 def _write(rows: dict[str, str], name: str, seed: int, bits: Bits, tally: Tally, began_s: float) -> None:
-    """Put a line into the table, which is written when both are there."""
+    """Add a line to the table, which is written when both lines exist."""
     where = ", ".join(f"{count:,} {kind}" for kind, count in sorted(tally.flips.items()))
     total = tally.flips.total()
     size = f"{bits.size_bytes / 2**20:,.1f} MiB" if bits.size_bytes > 2**20 else f"{bits.size_bytes:,} B"

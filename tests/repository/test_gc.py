@@ -1,4 +1,7 @@
-"""What gc plans and deletes, in every part of it; a gc that dies after any write; writers that sleep too long."""
+"""The plans and deletions of gc, in all parts.
+
+Includes a gc killed after any write, and writers that pause too long.
+"""
 
 import itertools
 from pathlib import Path
@@ -30,7 +33,7 @@ RUN = "a" * 12
 
 
 def _collect(repo: Repository, rules: Rules | None = None) -> None:
-    """Plan and execute, with no grace, until there is nothing to delete."""
+    """Plan and execute, without grace period, until there is nothing to delete."""
     while (due := execute.due(repo, 0.0)) is not None:
         execute.execute(repo, due.plan, "lock", grace_s=0.0)
     while (plan := gc.plan(repo, rules or Rules(), 0.0).id) is not None:
@@ -38,7 +41,7 @@ def _collect(repo: Repository, rules: Rules | None = None) -> None:
 
 
 def _filled() -> Repository:
-    """Return a store with two snapshots, a run with three checkpoints, and what was never published."""
+    """Return a store with two snapshots, a run with three checkpoints, and unpublished objects."""
     repo = Repository.create(MemoryStore())
     first = publish(repo, [b"a", b"b"])
     publish(repo, [b"b", b"c"])
@@ -83,7 +86,7 @@ def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
 def test_what_is_younger_than_asked_stays() -> None:
     repo = _filled()
     young = repo.objects.put(b"young")
-    # The store's clock counts what was created: gc's own question comes 1 after `young`, all else before.
+    # The store's clock counts creates: gc's own object is created right after `young`, all others before.
     planned = gc.plan(repo, Rules(), 1.5)
     assert planned.plan.young_objects == 1 and planned.plan.objects > 0
     execute.execute(repo, str(planned.id), "lock", grace_s=0.0)
@@ -91,7 +94,7 @@ def test_what_is_younger_than_asked_stays() -> None:
 
 
 class _DyingToo(DyingStore):
-    """Dies instead of deleting, too."""
+    """Dies also at deletes."""
 
     def delete(self, key: str) -> None:
         if self.lives <= 0:
@@ -164,14 +167,14 @@ def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
     repo = _filled()
     plan = str(gc.plan(repo, Rules(), 0.0).id)
     repo.store.create(gc_plans.executing_key(plan), b"never ends")
-    # Another process: it has not seen the plan done, and waits.
+    # Another process has not seen that the plan is done, so it waits.
     other = Repository(repo.store, repo.format)
     other.patience = gc_plans.Patience(limit_s=0.0, pause=lambda _: None)
     before = list(repo.store.list("snapshots/"))
     with pytest.raises(publishing.Deleting, match=plan):
         publish(other, [b"left"])
     assert list(repo.store.list("snapshots/")) == before
-    # What the plan does not name is published at once.
+    # Objects outside the plan are published at once.
     publish(other, [b"quite new"])
 
 

@@ -1,4 +1,4 @@
-"""gc against a model: Hypothesis chooses who does the next store operation, who is killed, and who comes."""
+"""gc against a model. Hypothesis chooses the next store operation, kills, and new actors."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,7 +17,7 @@ _CONTENTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), min_size=1, max_
 
 
 class Collecting(RuleBasedStateMachine):
-    """Writers that publish or leave what they uploaded, planners, and one executor at a time."""
+    """Writers that publish or abandon their uploads, planners, and at most one executor at a time."""
 
     @initialize()
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class Collecting(RuleBasedStateMachine):
     @precondition(lambda self: all(actor.ended for actor in self.executors))
     @rule()
     def execute(self) -> None:
-        """Execute what is due; after a kill, go on with it."""
+        """Execute an open plan; after a kill, continue with it."""
 
         def act(actor: Actor) -> None:
             repo = Repository(TurnStore(self.world.store, actor), self.world.repo.format)
@@ -74,7 +74,7 @@ class Collecting(RuleBasedStateMachine):
     @precondition(lambda self: set(self.world.store.names("snapshots/")) <= set(self.world.returned))
     @rule()
     def kill_writers(self) -> None:
-        """Not one whose reference is there and who has still to look again: it must not also sleep so long."""
+        """Except a writer whose reference exists and that has not looked again: it must not also pause so long."""
         for actor in self.writers:
             actor.kill()
 
@@ -86,7 +86,7 @@ class Collecting(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        # Whoever waits for an executor that was killed waits for the next one.
+        # A writer that waits for a killed executor waits for the next one.
         while self.alive:
             if all(actor.ended for actor in self.executors):
                 self.execute()
@@ -107,7 +107,7 @@ TestCollecting.settings = _CI
 
 
 class Longer(Collecting):
-    """The same, for as long as one has time."""
+    """The same test, for as long as time permits."""
 
 
 TestLonger = pytest.mark.soak(Longer.TestCase)

@@ -1,4 +1,4 @@
-"""gc in processes of its own: beside eight that snapshot overlapping trees, and killed at any moment."""
+"""gc in its own processes, beside eight processes that snapshot overlapping trees, and killed at random moments."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_eight_processes_snapshot_for_long_while_gc_deletes(tmp_path: Path) -> N
 
 
 def _killed(folder: Path, scale: Scale) -> None:
-    """Kill gc at random moments; each time the store is whole, and in the end the repeated command succeeds."""
+    """Kill gc at random moments. The store is undamaged each time, and in the end the repeated command succeeds."""
     store = folder / "store"
     published = set(_ends_well(_start("write", store, folder / "first", 0, 4)))
     repo = Repository.open(LocalStore(store))

@@ -1,7 +1,8 @@
-"""Writers and gc, interleaved at every single store operation: nothing that was published is ever lost.
+"""Writers and gc, interleaved at every store operation: no published object is ever lost.
 
-A seed is a schedule, but for the random ends of names. `test_a_broken_protocol_is_found` breaks the protocol, one step
-at a time, by stores that answer as if the step were done at another moment, and shows that these schedules find it.
+A seed determines a schedule, except for the random ends of names. `test_a_broken_protocol_is_found` breaks the protocol
+one step at a time, with stores that answer as if the step were done at another moment. It shows that these schedules
+detect each break.
 """
 
 import random
@@ -18,16 +19,16 @@ _CONTENTS = [bytes([65 + number]) * 10 for number in range(5)]
 
 
 def _no_grace(actor: Actor) -> None:
-    """Execute at once: a writer that is between two operations has slept through the grace period."""
+    """Execute at once: a writer between two operations has paused for the whole grace period."""
 
 
 def _schedule(seed: int, world: World, *, graceful: bool) -> None:
-    """Run one schedule to its end; raise AssertionError when a snapshot that was published is not whole."""
+    """Run one schedule to its end. Raises AssertionError if a published snapshot is incomplete."""
     draw = random.Random(seed)
     actors: list[Actor] = []
 
     def grace(actor: Actor) -> None:
-        """End when every writer has come to an end of what it was doing when the plan was published."""
+        """Wait until every writer has finished the work in progress when the plan was published."""
         before = dict(world.began)
         while any(
             not other.ended and other.name in before and world.began[other.name] == before[other.name]
@@ -65,7 +66,7 @@ def _play(draw: random.Random, world: World, actors: list[Actor], *, graceful: b
 
 
 def _all_whole(world: World) -> None:
-    """Whoever keeps the grace period sees every reference whole, from the moment it is there."""
+    """With the grace period, every reference is complete from its creation on."""
     for key in [key for key in world.store.objects if key.startswith("snapshots/")]:
         assert not world.missing(key)
 
@@ -89,7 +90,7 @@ def test_nothing_that_was_published_is_lost_in_thousands_of_schedules(graceful: 
 
 
 class KeepsReadTooEarly(PassingStore):
-    """X2 before X1: what writers said is read before the plan is known to be executed."""
+    """X2 before X1: keeps are read before the plan is marked as being executed."""
 
     def create(self, key: str, data: Buffer) -> None:
         self._early: list[ObjectStat] | None = None
@@ -103,7 +104,7 @@ class KeepsReadTooEarly(PassingStore):
 
 
 class RootsReadTooEarly(PassingStore):
-    """X3 before X1: roots are taken to be what they were when the plan was published."""
+    """X3 before X1: the roots are those from before the plan was published."""
 
     def create(self, key: str, data: Buffer) -> None:
         if key.endswith(".plan"):
@@ -116,7 +117,7 @@ class RootsReadTooEarly(PassingStore):
 
 
 class NothingIsKept(PassingStore):
-    """W2 without keeps: the writer does not say what it is about to name."""
+    """W2 without keeps: the writer does not publish the objects it is about to name."""
 
     def create(self, key: str, data: Buffer) -> None:
         if "/keep/" not in key:
@@ -124,7 +125,7 @@ class NothingIsKept(PassingStore):
 
 
 class LooksBeforeItKeeps(PassingStore):
-    """W2 in the wrong order: whether the plan is being executed was asked before the keep is there."""
+    """W2 in the wrong order: the state of the plan is read before the keep exists."""
 
     _last: tuple[str, ...] = ()
     _said = False
@@ -143,7 +144,7 @@ class LooksBeforeItKeeps(PassingStore):
 
 
 class DoesNotLookAgain(PassingStore):
-    """W5 left out: the plans after the reference are the plans before it."""
+    """W5 omitted: the plans after the reference are assumed to be those before it."""
 
     _last: tuple[str, ...] = ()
 
@@ -161,7 +162,7 @@ class DoesNotLookAgain(PassingStore):
 
 
 class ForgetsWhatIsDone(PassingStore):
-    """W0 left out: a plan that is done by the time the writer looks counts as one that could do no harm."""
+    """W0 omitted: a plan that is done when the writer looks counts as harmless."""
 
     def names(self, prefix: str) -> tuple[str, ...]:
         found = self._inner.names(prefix)
@@ -174,7 +175,7 @@ class ForgetsWhatIsDone(PassingStore):
 
 
 class WaitsForNobody(PassingStore):
-    """W3 left out: a plan that is being executed counts as done."""
+    """W3 omitted: a plan in execution counts as done."""
 
     def names(self, prefix: str) -> tuple[str, ...]:
         found = self._inner.names(prefix)

@@ -1,6 +1,6 @@
-"""Hostile trees and records: each is refused with one clear error, or is harmless; nothing but the target is written.
+"""Hostile trees and records: each is refused with one clear error, or is harmless. Only the target is written.
 
-Every command runs in a process with a GiB of memory (support/hostile.py): a claimed size that is believed fails there.
+Every command runs in a process with a GiB of memory (support/hostile.py), so a claimed size that is trusted fails.
 """
 
 import pickle
@@ -20,7 +20,7 @@ from tests.support.faults.hostile import RUN, World, packed, plain
 
 
 def _refused_everywhere(world: World, tree: str, saying: str) -> None:
-    """Publish a snapshot of a tree, and do with it what a user does."""
+    """Publish a snapshot of a tree, and use it as a user does."""
     snapshot = world.snapshot(tree)
     world.refused("checkout", snapshot, str(world.out / "target"), saying=saying)
     world.refused("show", snapshot, saying=saying)
@@ -237,7 +237,7 @@ def test_parts_that_overlap_in_their_object_are_what_they_say(world: World) -> N
     assert (world.out / "target" / "a").read_bytes() == b"012345345678"
 
 
-# --- bytes that are no records ---------------------------------------------------------------------------
+# --- bytes that are not records -------------------------------------------------------------------------
 
 
 def _head(tag: str, field: str) -> bytes:
@@ -322,7 +322,7 @@ def test_bytes_that_are_no_ledger_or_checkpoint(world: World, bomb: Callable[[st
 def _ledger(
     world: World, *events: bytes, run: str = RUN, attempt: int = 1, rank: str = "launcher", **lies: Any
 ) -> None:
-    """Publish a batch whose chain is right, but for what `lies` say."""
+    """Publish a batch with a valid chain, except for the fields in `lies`."""
     head = previous = genesis(run, attempt, rank)
     for event in events:
         head = chain(head, event)
@@ -335,7 +335,7 @@ def _ledger(
         "head": head,
     }
     batch = Batch(**{**fields, **lies}, events=tuple(map(msgspec.Raw, events)))
-    # Not by msgspec: what is no msgpack cannot be written as an event by it.
+    # Without msgspec, which cannot write invalid msgpack as an event.
     data = codec.encode(msgspec.structs.replace(batch, events=()))
     array = b"\xdd" + len(events).to_bytes(4) + b"".join(events)
     hostile = data.replace(b"\xa6events\x90", b"\xa6events" + array)

@@ -1,4 +1,4 @@
-"""Directories that hold what is no store, and targets that are no directory: refused or passed by, never followed."""
+"""Directories with foreign content, and invalid targets: refused or skipped, never followed."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _LABEL = name(1, 1)
 
 def _socket(path: Path) -> None:
     here = os.getcwd()
-    os.chdir(path.parent)  # a socket's path has a hundred bytes at most
+    os.chdir(path.parent)  # a socket's path has at most a hundred bytes
     try:
         with socket.socket(socket.AF_UNIX) as opened:
             opened.bind(path.name)
@@ -34,7 +34,7 @@ def _sparse(path: Path) -> None:
 
 
 def _folder(path: Path) -> None:
-    """With something in it: an empty one is what a kill leaves, and holds no object."""
+    """With content: an empty directory, left by a kill, contains no object."""
     path.mkdir()
     (path / "x").write_bytes(b"x")
 
@@ -154,7 +154,7 @@ TARGETS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def _seen(target: Path) -> list[tuple[int, ...]]:
-    """Return what a target and all in it are, but for when it was read."""
+    """Return the state of a target and its content, except access times."""
     found = [os.lstat(path) for path in (target, *sorted(target.glob("*")))]
     return [(one.st_mode, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found]
 
@@ -177,6 +177,6 @@ def test_a_target_that_cannot_be_made(world: World, target: str) -> None:
 
 
 def test_a_file_system_that_refuses_names_the_path(world: World) -> None:
-    """Deep below a deep folder, a path that is allowed is too long for the kernel."""
+    """Below a deep folder, an allowed path is too long for the kernel."""
     snapshot = world.snapshot(world.tree(world.file(b"/".join([b"n" * 200] * 19))))
     world.refused("checkout", snapshot, str(world.out / "/".join(["d" * 200] * 3)), saying=str(world.out), status=2)

@@ -1,4 +1,4 @@
-"""Hostile references, ledgers, plans, formats, store directories and targets: refused, or passed over and named.
+"""Hostile references, ledgers, plans, formats, store directories and targets: refused, or skipped and reported.
 
 As in test_hostile.py, every command has little memory, and nothing but its target may change.
 """

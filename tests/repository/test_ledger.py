@@ -1,4 +1,4 @@
-"""Spools and ledgers: nothing is lost by a kill, nothing is delivered twice, and no tampering goes unseen."""
+"""Spools and ledgers: a kill loses nothing, nothing is delivered twice, and tampering is detected."""
 
 import resource
 import signal
@@ -47,7 +47,7 @@ def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
         second.append(_steps(1, 1))
 
 
-@pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign", "begin anew"])
+@pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign", "restart"])
 def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
     for first in (1, 3, 5):
         ledger.Writer(repo, "r", 1, "0").append(_steps(first, first + 1))
@@ -63,8 +63,8 @@ def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
         one.rename(prefix / "x")
         two.rename(one)
         (prefix / "x").rename(two)
-    elif harm == "begin anew":
-        # Right in itself, and as if nothing were before it.
+    elif harm == "restart":
+        # Consistent in itself, but as if it were the first batch.
         batch = list(ledger.read(repo, "r", 1, "0"))[2]
         head = previous = genesis("r", 1, "0")
         for event in batch.events:
@@ -91,7 +91,7 @@ def test_a_frame_cut_short_by_a_kill_is_never_read(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
-    """A file-size limit stands for the full disk: the kernel cuts the write short in the middle of a frame."""
+    """A file-size limit simulates a full disk: the kernel truncates the write within a frame."""
     path = tmp_path / "0.spool"
     writer = _spool(path, 1, 2)
     size = path.stat().st_size
@@ -114,7 +114,7 @@ def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path
     delivery = Delivery(repo, "r", 1, spools)
     assert len(delivery.deliver(final=True)) == 3
     writer.append(Step(step=4, quantities={"loss": "0x1p+0"}))
-    # The supervisor is killed here; another one begins from the spool's first byte.
+    # The supervisor is killed here. Another one starts at the spool's first byte.
     again = Delivery(repo, "r", 1, spools)
     again.finish()
     assert _numbers(repo) == [1, 2, 3, 4]
@@ -155,7 +155,7 @@ def test_a_rank_of_an_old_attempt_cannot_publish(repo: Repository) -> None:
 
 
 def test_a_zombie_that_slips_past_the_check_is_not_accepted(repo: Repository) -> None:
-    """It looked before attempt 2 began and created its key after."""
+    """It looked before attempt 2 started, and creates its key later."""
     _attempt(repo, 1, ())
     late = repo.objects.put_record(_checkpoint(repo, 1, 20))
     _attempt(repo, 2, ())

@@ -1,4 +1,4 @@
-"""A file that is written through a mapping is never taken for unchanged, whatever its stamps are."""
+"""A file written through a mapping never counts as unchanged, whatever its stamps are."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ _SIZE = 3 * mmap.PAGESIZE
 
 
 class _Mapped:
-    """A file and its mappings, on which a random one of several things is done at a time."""
+    """A file and its mappings, with one random operation at a time."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Materialising: exact for every shape of file, from every kind of store, and never a wrong byte."""
+"""Materialised files are exact, for every shape of file and kind of store. No wrong byte is ever accepted."""
 
 import os
 import random
@@ -28,7 +28,7 @@ _SIZES = (0, 1, 100, 5000, 16383, 16384, 65535, 65536, 65537, 3 * 65536, 10 * 65
 
 
 def _written(repo: Repository, source: Path) -> tuple[Tree, dict[str, bytes]]:
-    """Capture files of every size, some in folders, and return their tree and contents."""
+    """Capture files of every size, some in folders. Return their tree and contents."""
     drawn = random.Random(1)
     contents = {f"{'deep/er/' * (number % 2)}{size}": drawn.randbytes(size) for number, size in enumerate(_SIZES)}
     return trees.located(repo.objects, repo.locations, planted.tree(repo, source, contents)), contents
@@ -39,7 +39,7 @@ def _read(target: Path) -> dict[str, bytes]:
 
 
 def _stores(base: Path) -> dict[str, ObjectStore]:
-    """The store in `base`, as a directory, far away, and through a cache."""
+    """The store in `base`: as a directory, remote, and through a cache."""
     directory = LocalStore(base / "store")
     far = CountingStore(directory)
     flowing = FlowingStore(directory)
@@ -119,7 +119,7 @@ def test_what_is_damaged_as_it_arrives_is_read_again(
     tree, contents = _written(repo, tmp_path / "source")
     flowing = store if isinstance(store, FlowingStore) else cast(Cached, store)._store
     assert isinstance(flowing, FlowingStore)
-    # Chunks are fetched again: what was kept as it was created would not flow.
+    # Chunks are fetched again: `create` caches small objects, which would not be streamed.
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     flowing.damage = damage
     for name in ("first", "second"):
@@ -159,7 +159,7 @@ def test_every_damaged_entry_of_a_cache_is_made_good(tmp_path: Path) -> None:
 
 
 def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
-    """Whoever may write to a checkout, root above all, must not thereby write to the store."""
+    """A write to a checkout, also by root, must not change the store."""
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     tree, _ = _written(repo, tmp_path / "source")
     materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "target", read_only=False)
@@ -189,7 +189,7 @@ def test_a_claimed_size_that_is_not_there_is_an_error(repo: Repository, tmp_path
 
 
 def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that says how much was being read at once."""
+    """A store that records the number of concurrent reads."""
     monkeypatch.setattr(materialise, "_BUDGET_BYTES", 3 * 65536)
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))

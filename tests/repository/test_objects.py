@@ -1,4 +1,4 @@
-"""What a process remembers of objects: enough not to ask twice, and no more than so many."""
+"""The objects remembered by a process: enough to avoid repeated checks, and limited in number."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where several packings of one tree are named: what is whole is used and kept, whoever has named what is not."""
+"""Trees with several packings: complete packings are used and kept, and incomplete ones ignored."""
 
 import errno
 import logging
@@ -27,23 +27,23 @@ from tests.support.stores.passing_store import PassingStore
 
 
 class Two(Workspace):
-    """A snapshot of a tree with two packings: `kept`, which uses an old pack, and `anew`, of packs of its own."""
+    """A snapshot of a tree with two packings: `kept` uses an old pack, `repacked` has its own packs."""
 
     def __init__(self, root: Path, size: int = 300, pack_bytes: int = FORM.pack_bytes) -> None:
         super().__init__(root, msgspec.structs.replace(FORM, pack_bytes=pack_bytes))
         self.fill(random.Random(1), range(200), size)
         self.write()
         self.fill(random.Random(2), [7, 70], size)
-        self.kept, self.anew = self.write(), self.write(known=False)
-        assert self.kept.digest == self.anew.digest and self.kept.packing != self.anew.packing
+        self.kept, self.repacked = self.write(), self.write(known=False)
+        assert self.kept.digest == self.repacked.digest and self.kept.packing != self.repacked.packing
         config = planted.packed(self.repo, {b"config.yaml": b"lr: 1"})
         self._others = {config: trees.packing_of(self.repo.objects, self.repo.locations, config)}
-        self.snapshot = self.repo.objects.put_record(planted.snapshot(self.anew.digest, config=config))
+        self.snapshot = self.repo.objects.put_record(planted.snapshot(self.repacked.digest, config=config))
 
     def say(self, packing: Digest | None, when: int) -> None:
         assert packing is not None
         others = {tree: digest for tree, digest in self._others.items() if digest is not None}
-        annotate(self.repo, self.snapshot, {self.anew.digest: packing, **others}, when)
+        annotate(self.repo, self.snapshot, {self.repacked.digest: packing, **others}, when)
 
     def names_nothing(self) -> Digest:
         return self.repo.objects.put_record(Packing(packs=()))
@@ -69,10 +69,10 @@ def _reached(repo: Repository) -> set[bytes]:
 @pytest.mark.parametrize("lost", ["a pack", "the packing"])
 def test_a_packing_that_names_nothing_stands_for_no_other(tmp_path: Path, lost: str) -> None:
     here = Two(tmp_path)
-    here.say(here.anew.packing, 1)
+    here.say(here.repacked.packing, 1)
     here.say(here.names_nothing(), 2)
-    packs = here.packing(here.anew).packs
-    here.lose(packs[0].object if lost == "a pack" else here.anew.packing)
+    packs = here.packing(here.repacked).packs
+    here.lose(packs[0].object if lost == "a pack" else here.repacked.packing)
     damage = fsck.check(Repository.open(here.repo.store)).damage
     assert [(one.kind, one.harms) for one in damage] == [("missing", (f"snapshot {here.snapshot}",))]
     if lost == "a pack":
@@ -82,7 +82,7 @@ def test_a_packing_that_names_nothing_stands_for_no_other(tmp_path: Path, lost: 
 @pytest.mark.parametrize("newest", ["a broken one", "one that names nothing"])
 def test_what_is_derived_from_a_snapshot_names_what_is_whole(tmp_path: Path, newest: str) -> None:
     here = Two(tmp_path)
-    here.say(here.anew.packing, 1)
+    here.say(here.repacked.packing, 1)
     here.say(here.kept.packing if newest == "a broken one" else here.names_nothing(), 2)
     if newest == "a broken one":
         here.lose(here.irreplaceable(here.kept).object)
@@ -94,23 +94,23 @@ def test_what_is_derived_from_a_snapshot_names_what_is_whole(tmp_path: Path, new
 def test_what_cannot_be_read_now_is_needed_for_all_that_gc_knows(tmp_path: Path) -> None:
     here = Two(tmp_path)
     here.say(here.kept.packing, 1)
-    here.say(here.anew.packing, 2)
+    here.say(here.repacked.packing, 2)
 
     def before(operation: str, where: str) -> None:
-        if operation == "get" and where == key(str(here.anew.packing)):
+        if operation == "get" and where == key(str(here.repacked.packing)):
             raise OSError(errno.ESTALE, "Stale file handle", where)
 
     with pytest.raises(OSError, match="Stale"):
         _reached(Repository.open(PassingStore(here.repo.store, before)))
-    # A reader takes the other one.
+    # A reader uses the other packing.
     far = Repository.open(PassingStore(here.repo.store, before))
     snapshots.load(far, here.snapshot)
-    assert trees.located(far.objects, far.locations, here.anew.digest).entries
+    assert trees.located(far.objects, far.locations, here.repacked.digest).entries
 
 
 def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thing(tmp_path: Path) -> None:
     here = Two(tmp_path)
-    here.say(here.anew.packing, 1)
+    here.say(here.repacked.packing, 1)
 
     def before(operation: str, where: str) -> None:
         if operation == "get" and where.startswith("snapshots/"):
@@ -121,16 +121,16 @@ def test_who_cannot_read_what_says_where_files_lie_is_told_that_and_no_other_thi
     snapshots.load(far, here.snapshot)
     for look in (trees.located, trees.packing_of):
         with pytest.raises(PermissionError):
-            look(far.objects, far.locations, here.anew.digest)
-    # It is not held against a store that can be read again.
+            look(far.objects, far.locations, here.repacked.digest)
+    # A store that is readable again is used again.
     broken[0] = False
-    assert trees.located(far.objects, far.locations, here.anew.digest).entries
+    assert trees.located(far.objects, far.locations, here.repacked.digest).entries
 
 
 def _lie(here: Two, *, same_packs: bool) -> Digest:
-    """Say of packs of other bytes that they hold what the true ones do, or of the true ones that it lies elsewhere."""
+    """Claim that other packs have the content of the true ones, or that the files are elsewhere in the true ones."""
     draw = random.Random(5)
-    packs = here.packing(here.anew).packs
+    packs = here.packing(here.repacked).packs
     if same_packs:
         turned = (
             msgspec.structs.replace(
@@ -156,22 +156,22 @@ def test_a_lie_costs_a_reader_a_reading_and_no_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, alone: bool, same_packs: bool
 ) -> None:
     here = Two(tmp_path, size=1024, pack_bytes=1024) if alone else Two(tmp_path)
-    here.say(here.anew.packing, 1)
+    here.say(here.repacked.packing, 1)
     lie = _lie(here, same_packs=same_packs)
     here.say(lie, 2)
-    assert alone == any(len(pack.sizes_bytes) == 1 for pack in here.packing(here.anew).packs)
+    assert alone == any(len(pack.sizes_bytes) == 1 for pack in here.packing(here.repacked).packs)
     if way == "materialised":
         assert here.readable(here.snapshot, tmp_path / "read")
         found = {path.name: path.read_bytes() for path in (tmp_path / "read").iterdir() if path.name != "config.yaml"}
     else:
         fresh = Repository.open(here.repo.store)
         snapshots.load(fresh, here.snapshot)
-        tree = trees.located(fresh.objects, fresh.locations, here.anew.digest)
+        tree = trees.located(fresh.objects, fresh.locations, here.repacked.digest)
         found = {entry.name: trees.read_file(fresh.objects, fresh.locations, entry) for entry in tree.entries}
     assert found == here.content()
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
-    assert "files are read from other packs" in caplog.text
-    # It is none the less named.
+    assert "other packs" in caplog.text
+    # The damage is reported anyway.
     named = {one.key for one in fsck.check(Repository.open(here.repo.store), read_data=True).damage}
     assert named == {key(pack.object) for pack in here.repo.objects.get_record(lie, Packing).packs}
 
@@ -179,14 +179,14 @@ def test_a_lie_costs_a_reader_a_reading_and_no_file(
 def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> None:
     here = Two(tmp_path)
     here.say(here.kept.packing, 1)
-    here.say(here.anew.packing, 2)
-    one, other = (here.packing(written).packs for written in (here.anew, here.kept))
+    here.say(here.repacked.packing, 2)
+    one, other = (here.packing(written).packs for written in (here.repacked, here.kept))
     rotten = {pack.object for pack in one} - {pack.object for pack in other}
     assert rotten
     for name in rotten:
         _rot(tmp_path / "store" / key(name))
     assert here.readable(here.snapshot, tmp_path / "read")
-    # With the other one gone too, it is an error, and nothing is made up.
+    # With both packings gone, reading is an error, and no content is invented.
     for name in {pack.object for pack in other}:
         _rot(tmp_path / "store" / key(name))
     with pytest.raises(CorruptObject, match="|".join(rotten | {pack.object for pack in other})):
@@ -196,9 +196,9 @@ def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> Non
 def test_a_pack_that_the_disk_cannot_read_is_replaced_by_another(tmp_path: Path) -> None:
     here = Two(tmp_path)
     here.say(here.kept.packing, 1)
-    here.say(here.anew.packing, 2)
+    here.say(here.repacked.packing, 2)
     shared = {pack.object for pack in here.packing(here.kept).packs}
-    broken = {key(pack.object) for pack in here.packing(here.anew).packs if pack.object not in shared}
+    broken = {key(pack.object) for pack in here.packing(here.repacked).packs if pack.object not in shared}
 
     def before(operation: str, where: str) -> None:
         if operation == "get" and where in broken:
@@ -243,7 +243,7 @@ class Killed(BaseException):
 def test_a_push_that_is_killed_has_published_what_can_be_read(tmp_path: Path) -> None:
     here = Two(tmp_path)
     here.say(here.kept.packing, 1)
-    here.say(here.anew.packing, 2)
+    here.say(here.repacked.packing, 2)
     here.lose(here.irreplaceable(here.kept).object)
     target = Workspace(tmp_path / "target").repo
 
@@ -261,7 +261,7 @@ def test_a_push_that_is_killed_has_published_what_can_be_read(tmp_path: Path) ->
 
 def test_a_foreign_file_among_annotations_hides_no_snapshot(tmp_path: Path) -> None:
     here = Two(tmp_path)
-    here.say(here.anew.packing, 1)
+    here.say(here.repacked.packing, 1)
     store = tmp_path / "store" / "snapshots"
     (one,) = (store / here.snapshot).iterdir()
     (store / here.snapshot / f"{one.name} (conflicted copy)").write_bytes(one.read_bytes())

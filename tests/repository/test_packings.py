@@ -1,5 +1,5 @@
-"""Where small files lie: what the store has stays where it is, whatever was there before gives the same tree, and
-packings that lie are refused.
+"""Locations of small files: existing packs are reused, history does not affect a tree, and false packings are
+refused.
 """
 
 import os
@@ -57,7 +57,7 @@ def test_a_tree_is_the_same_whatever_the_store_had_before(tmp_path: Path) -> Non
     assert mine.digest == other.digest and mine.packing != other.packing
     for number, (place, written) in enumerate(((here, mine), (there, other))):
         assert read(place.repo, written, tmp_path / f"{number}") == here.content()
-    # The same files packed by two who know nothing of each other are the same packs.
+    # The same files, packed independently, give the same packs.
     assert there.write(known=False).packing == other.packing
 
 
@@ -101,7 +101,7 @@ def test_a_folder_that_was_moved_is_read_and_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_machine_reuses_only_packs_that_it_wrote(tmp_path: Path) -> None:
-    """A new machine reads no annotation and no pack of others: it sends its small files once, then its changes."""
+    """A new machine reads no annotations and packs of others: it uploads its small files once, then its changes."""
     here = Workspace(tmp_path)
     here.fill(random.Random(1), range(200))
     planted.publish(here.repo, planted.snapshot(here.write().digest))
@@ -125,7 +125,10 @@ def test_a_machine_reuses_only_packs_that_it_wrote(tmp_path: Path) -> None:
 
 
 def test_small_changes_one_after_the_other_send_little_each(tmp_path: Path) -> None:
-    """Packs that joining made needless count no more: or each change after the sixteenth would join them again."""
+    """Packs made superfluous by joining no longer count.
+
+    Otherwise each change after the sixteenth would join them again.
+    """
     here, draw = Workspace(tmp_path), random.Random(5)
     here.fill(draw, range(400))
     before, joined = set(here.packing(here.write()).packs), 0
@@ -178,7 +181,7 @@ def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path)
 
 
 def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path) -> None:
-    """Files with stamps of the future are read again by each look; one that only compares may think of other packs."""
+    """Files with future stamps are read at each check. A check without upload may use other packs."""
     here = Workspace(tmp_path)
     for generation in range(24):
         here.fill(random.Random(generation), [generation])
@@ -214,7 +217,7 @@ def test_a_file_that_grows_or_shrinks_over_the_limit_meanwhile_is_not_captured_b
             trees.write_tree(here.repo.objects, here.repo.locations, [seen])
 
 
-# --- packings that lie -------------------------------------------------------------------------------------
+# --- false packings --------------------------------------------------------------------------------
 
 Lie = Callable[[Repository, Pack], Packing]
 

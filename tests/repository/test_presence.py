@@ -1,4 +1,4 @@
-"""What a store has of many objects: always right, and asked in few requests."""
+"""Existence of many objects: always correct, with few requests."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from m5ws.store.interface import Buffer, ObjectStat
 
 
 class Counting:
-    """`ObjectStore` that holds names and lengths alone, and counts what is asked; a listing has pages of 1000."""
+    """`ObjectStore` with names and lengths only, which counts requests. A listing has pages of 1000."""
 
     url = "counting"
 
@@ -51,7 +51,7 @@ class Counting:
 
 
 def _digests(first: int, count: int, step: int = 1) -> list[str]:
-    """Return digests spread over the prefixes as real ones are."""
+    """Return digests spread over the prefixes like real ones."""
     return [
         f"{(number * 2654435761) % 2**32:08x}".ljust(64, "0") for number in range(first, first + count * step, step)
     ]
@@ -66,7 +66,7 @@ def _ask(held: dict[str, int], needs: dict[str, int]) -> tuple[set[str], int]:
 @given(st.sets(st.integers(0, 5000)), st.sets(st.integers(0, 5000)), st.integers(1, 40))
 def test_it_says_what_asking_for_each_would_say(held: set[int], needed: set[int], factor: int) -> None:
     names = _digests(0, 5001)
-    # Under few prefixes, so that listings are made too.
+    # Under few prefixes, so that listings are used too.
     short = [f"{number % factor:02x}{name[2:]}" for number, name in enumerate(names)]
     there = {short[number]: 7 for number in held}
     needs = {short[number]: 7 for number in needed}

@@ -1,4 +1,4 @@
-"""Which checkpoints the rules retire, and which never go, whatever the rules say."""
+"""Checkpoints that the rules retire, and those that are always kept."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def save(repo: Repository, step: int, kind: str = "dcp/1") -> None:
 
 
 def steps(repo: Repository, rules: Rules) -> list[int]:
-    """Return the steps whose checkpoints are retired."""
+    """Return the steps of the retired checkpoints."""
     found = roots.read(repo, rules, lambda *_: True).retired
     return [checkpoints.step_of(str(one.checkpoint)) for one in found]
 

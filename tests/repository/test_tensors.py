@@ -1,4 +1,4 @@
-"""A stored tensor's bytes in its own order: whatever boxes it is stored in, and wherever their parts are cut."""
+"""A stored tensor's bytes in row-major order, for any boxes and any division into parts."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from tests.support.stores.memory_store import MemoryStore
 
 
 def stored(repo: Repository, data: bytes, cuts: list[int]) -> tuple[Slice, ...]:
-    """Store bytes in parts that end at `cuts`, in one pack, or as objects of their own where they are long."""
+    """Store bytes in parts that end at `cuts`, in one pack, or as separate objects if they are long."""
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pack = repo.objects.put(b"before" + data)
     found = []
@@ -31,7 +31,7 @@ def stored(repo: Repository, data: bytes, cuts: list[int]) -> tuple[Slice, ...]:
 
 
 def boxes(shape: tuple[int, ...], cuts: list[list[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return offsets and sizes of the boxes that cuts in each dimension make."""
+    """Return offsets and sizes of the boxes between cuts in each dimension."""
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]
     for size, places in zip(shape, cuts, strict=True):
         edges = sorted({0, size, *(place for place in places if place < size)})

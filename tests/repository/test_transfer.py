@@ -1,4 +1,6 @@
-"""Snapshots and runs from one store to another: whole, once, checked, and again after a crash at any write."""
+"""Copies of snapshots and runs between stores: complete, without repeats, verified, and resumed after a crash at any
+write.
+"""
 
 from pathlib import Path
 

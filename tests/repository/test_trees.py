@@ -1,4 +1,4 @@
-"""Trees: a pure function of content, exact in both directions, and refused when they could write elsewhere."""
+"""Trees: a pure function of content, exact in both directions, and refused if they could write elsewhere."""
 
 import os
 import random
@@ -50,7 +50,7 @@ def _sources(folder: Path) -> list[SourceFile]:
 
 
 def _written(objects: Objects, folder: Path, dry_run: bool = False) -> capture.TreeWriter:
-    """Return what has written all files of a folder, but for their tree."""
+    """Return a writer that has written all files of a folder, but not their tree."""
     writer = capture.TreeWriter(objects, None, dry_run, 0)
     files = sorted(_sources(folder), key=lambda file: file.path)
     writer.entries(files, [os.lstat(file.location) for file in files], None)
@@ -142,7 +142,7 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 
 @pytest.mark.parametrize(("least", "most"), [(100, 300), (260, 500), (300, 301), (600, 1000)])
 def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path: Path, least: int, most: int) -> None:
-    """Sizes in 1,024ths of what the defaults are: up to the largest small file."""
+    """Sizes in 1,024ths of the defaults, up to the largest small file."""
     repo = Repository.create(
         LocalStore(tmp_path / "store"), Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
     )
@@ -240,7 +240,7 @@ def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:
 
 
 class _Meeting(PassingStore):
-    """A store whose creates of objects wait for each other, two by two."""
+    """A store in which creates of objects wait for each other in pairs."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner, self._meet)
@@ -269,7 +269,7 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
 
 
 def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> None:
-    """A workspace whose store was replaced: what was written to the one before is no answer."""
+    """In a workspace with a replaced store, the objects of the old store do not count."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "large").write_bytes(random.Random(1).randbytes(3000))
     files = _sources(tmp_path / "source")
@@ -290,7 +290,7 @@ def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
 
 
 def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
-    """Files of one chunk each, as most shards of a dataset are: one after the other they would wait for ever."""
+    """Files of one chunk each, like most shards of a dataset. One after the other they would wait for ever."""
     meeting = _Meeting(LocalStore(tmp_path / "store"))
     objects = Objects(meeting, _SMALL)
     source = tmp_path / "source"

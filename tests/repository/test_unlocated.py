@@ -1,4 +1,4 @@
-"""A file of a tree whose content was not looked up."""
+"""A file of a tree without a location."""
 
 from pathlib import Path
 

@@ -231,4 +231,4 @@ def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_i
     other, snapshot = _publish(begun, tmp_path, 0), runs.load(begun, _RUN).snapshot
     outputs.publish(begun, OutputFiles(run=_RUN, snapshot=snapshot, attempt=1, moment=outputs.FINAL, content=other))
     assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("misplaced", where)]
-    assert "was exchanged" in str(refusals.foreign_outputs(begun, _RUN, original))
+    assert "was modified" in str(refusals.foreign_outputs(begun, _RUN, original))

@@ -60,7 +60,7 @@ def test_a_server_that_no_authority_vouches_for_is_not_spoken_with(
 ) -> None:
     (tmp_path / "bundle.pem").write_bytes(stranger)
     store = _open(ceph, monkeypatch, tmp_path / "bundle.pem")
-    with pytest.raises(StoreUnreachable, match="no TLS with s3://") as caught:
+    with pytest.raises(StoreUnreachable, match="TLS") as caught:
         store.create(_KEY, b"data")
     assert "AWS_CA_BUNDLE" in str(caught.value.hint)
 

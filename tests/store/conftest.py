@@ -1,4 +1,4 @@
-"""A scripted S3 server for the tests of the store on it, and credentials that it takes."""
+"""A scripted S3 server for tests of the S3 store, with accepted credentials."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.support.s3.scripted_s3 import ScriptedS3
 
 @pytest.fixture
 def at_once() -> Patience:
-    """Pauses of no length: a scripted server does not tire."""
+    """Pauses without length: a scripted server needs no rest."""
     return Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
 
 

@@ -1,4 +1,4 @@
-"""The cache: what it keeps, what it drops, and that nothing that happens to it is an error of the reader."""
+"""The cache: its contents, its evictions, and that none of its failures is an error for the reader."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ _MIB = 2**20
 
 @pytest.fixture
 def far(tmp_path: Path) -> CountingStore:
-    """The store that is far away."""
+    """The remote store."""
     return CountingStore(LocalStore(tmp_path / "far"))
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_object_of_the_store_is_an_error_that_names_it(far: CountingSt
 
 
 def _fill(far: CountingStore, objects: Objects, count: int) -> list[str]:
-    """Read `count` objects of a MiB, each used longer ago than the next."""
+    """Read `count` objects of a MiB each. Each was last used before the next one."""
     digests = [_put(far, bytes([number]) * _MIB) for number in range(count)]
     for digest in digests:
         objects.get(digest)
@@ -188,10 +188,10 @@ def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_pat
     digests = _fill(far, objects, 16)
     _age(tmp_path, digests)
     for digest in digests[:4]:
-        objects.get(digest)  # The oldest, used again.
+        objects.get(digest)  # The oldest is used again.
     objects.get(_put(far, b"one more" * 131_072))
     held = [near.held(key(digest)) is not None for digest in digests]
-    # A trim leaves a sixteenth free besides what it makes room for.
+    # A trim also leaves a sixteenth free.
     assert held == [True] * 4 + [False] * 2 + [True] * 10
 
 
@@ -270,7 +270,7 @@ def test_a_directory_that_cannot_be_made_is_said_once_and_no_error(
     for data in (b"one", b"two"):
         digest = _put(far, data)
         assert [objects.get(digest) for _ in range(2)] == [data] * 2
-    assert len(caplog.records) == 1 and "keeps nothing new" in caplog.text
+    assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
 def test_what_killed_processes_left_is_swept(far: CountingStore, near: Cached, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_what_is_damaged_as_it_flows_is_never_kept(flowing: FlowingStore, tmp_pa
 
 
 def _refuse_at(size: int) -> Callable[[Buffer], object]:
-    """Return a sink that refuses what makes its bytes complete, as one does that has verified them."""
+    """Return a sink that raises on the last byte, like one that finds a checksum mismatch."""
     seen = 0
 
     def sink(piece: Buffer) -> None:
@@ -354,6 +354,6 @@ def test_a_full_disk_under_what_flows_is_no_failure(
     with monkeypatch.context() as patch:
         patch.setattr(Draft, "write", full)
         assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert near.held(key(digest)) is None and "keeps nothing new" in caplog.text
+    assert near.held(key(digest)) is None and "cannot write to the cache" in caplog.text
     assert _poured(Objects(near, Format()), digest, len(data)) == data
     assert near.held(key(digest)) == len(data)

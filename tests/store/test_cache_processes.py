@@ -1,4 +1,4 @@
-"""The cache among the processes of a node: real ones, which race, are killed, and find the disk full."""
+"""The cache shared by real processes that race, are killed, and fill the disk."""
 
 import os
 import random
@@ -38,7 +38,7 @@ _Reader = subprocess.Popen[str]
 
 
 def _ended(reader: _Reader) -> tuple[int, int, str]:
-    """Wait for a reader; return how many objects it read, how often it asked the store, and what it said."""
+    """Wait for a reader. Return the number of objects read, the number of requests to the store, and the output."""
     out, err = reader.communicate(timeout=120)
     assert reader.returncode == 0, err
     reads, fetched = out.split("\n")[1].split()
@@ -60,7 +60,7 @@ def test_eight_processes_in_a_small_cache_read_what_was_written_and_keep_its_lim
     readers = [_start(tmp_path, limit, seed, 3) for seed in range(8)]
     for reader in readers:
         assert _ended(reader)[0] == 3 * len(digests)
-    # What eight fill at the same moment may come on top.
+    # Eight entries filled at the same moment may exceed the limit.
     assert 0 < _held_bytes(tmp_path) <= limit + 8 * 64 * _KIB
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
 
@@ -81,7 +81,7 @@ def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kil
     for number in range(kills):
         reader = _start(tmp_path, limit, number, 1000)
         assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
-        time.sleep(moments.uniform(0, 0.05))  # Any moment is as good as another.
+        time.sleep(moments.uniform(0, 0.05))  # Any moment is equally good.
         reader.send_signal(signal.SIGKILL)
         reader.communicate()
     assert _ended(survivor)[0] == 4 * len(digests)
@@ -93,7 +93,7 @@ def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kil
 
 
 def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whoever waited for the dead would hang here.
+    # A process waiting for a dead one would hang here.
     monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
     (digest,) = _far(tmp_path, 1)
     near = Cached(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)
@@ -108,14 +108,14 @@ def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pyte
 def test_a_disk_that_takes_no_more_is_said_once_and_no_error(tmp_path: Path) -> None:
     digests = _far(tmp_path)
     reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 2, 10 * _KIB))
-    # Each is fetched again each time: of the whole object, and of a part of it.
+    # Nothing is cached, so each read fetches again: the whole object, or a part.
     assert (reads, fetched) == (2 * len(digests), 4 * len(digests))
-    assert said.count("keeps nothing new") == 1 and "Traceback" not in said
+    assert said.count("cannot write to the cache") == 1 and "Traceback" not in said
     assert _held_bytes(tmp_path) == 0 and list((tmp_path / "cache" / "tmp").iterdir()) == []
 
 
 def test_a_full_file_system_keeps_what_was_used_lately(tmp_path: Path) -> None:
-    """A real one, of 1 MiB, in a mount namespace of the test's own."""
+    """A real, full file system of 1 MiB, in a mount namespace of this test."""
     (tmp_path / "cache").mkdir()
     mount = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'
     within = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(tmp_path / "cache"))
@@ -128,7 +128,7 @@ def test_a_full_file_system_keeps_what_was_used_lately(tmp_path: Path) -> None:
     digests = _far(tmp_path, 20, 128 * _KIB)
     reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 3, within=within))
     assert reads == 3 * len(digests)
-    # A part of an object that was just read is in the cache: there was room made for it.
+    # A part of an object that was just read is cached, because space was made for it.
     assert fetched < 2 * reads and "Traceback" not in said
 
 

@@ -1,4 +1,4 @@
-"""A directory that was a store, and is none for a while: a file system that was unmounted, a folder that was moved."""
+"""A directory that stops being a store: its file system was unmounted, or the folder was moved."""
 
 import os
 import stat

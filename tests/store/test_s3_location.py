@@ -1,4 +1,4 @@
-"""The URL of an S3 store holds all that opens it, and nothing that is secret."""
+"""The URL of an S3 store contains all options, and no secrets."""
 
 import pytest
 from hypothesis import given

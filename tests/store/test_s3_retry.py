@@ -1,4 +1,4 @@
-"""How many requests are in flight, and when trying ends."""
+"""The limit of requests in flight, and the end of retries."""
 
 import random
 import threading

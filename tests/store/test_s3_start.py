@@ -1,4 +1,4 @@
-"""What a start on S3 asks and loads: no more than it must."""
+"""The requests and imports of a start on S3: no more than necessary."""
 
 import gc
 import subprocess
@@ -106,7 +106,7 @@ def test_what_variables_say_is_what_boto3_s_chain_would(
 
 
 def test_a_store_that_nobody_needs_any_more_is_given_back(server: ScriptedS3) -> None:
-    """With its clients, which hold a dozen MiB each: a process may open many."""
+    """Includes its clients, which hold a dozen MiB each: a process may open many."""
     store = S3Store(parse(server.url()), _AT_ONCE)
     store.create("a", b"x")
     assert store.get("a") == b"x" and store.connection.control is not None

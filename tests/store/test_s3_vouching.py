@@ -1,4 +1,4 @@
-"""What an S3 server vouches for is checked without being downloaded, and what it cannot vouch for is read."""
+"""Objects with a checksum of the S3 server are checked without a download; others are read."""
 
 import base64
 import functools
@@ -49,7 +49,7 @@ def server(quick_clients: None) -> Iterator[ScriptedS3]:
 def filled(
     tmp_path_factory: pytest.TempPathFactory, quick_clients: None
 ) -> Callable[..., tuple[dict[str, bytes], dict[str, Any]]]:
-    """What a server has after a store was filled through it, by hash and by kind of checksum; filled once each."""
+    """The objects of a server after a store was filled through it, by hash and kind of checksum. Filled once each."""
 
     @functools.cache
     def made(digests: str, integrity: str) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -67,7 +67,7 @@ def filled(
 
 @pytest.fixture
 def open_filled(server: ScriptedS3, filled: Callable[..., tuple[dict[str, bytes], dict[str, Any]]]) -> Open:
-    """Return what opens a filled store on the server."""
+    """Return a function that opens a filled store on the server."""
 
     def opened(digests: str = "blake3", integrity: str = "signed") -> Repository:
         objects, checksums = filled(digests, integrity)
@@ -229,7 +229,7 @@ def test_another_kind_of_checksum_vouches_for_the_bytes_alone(server: ScriptedS3
 
 
 def _overwritten(server: ScriptedS3, where: str) -> None:
-    """Have another program overwrite an object: the server checks what arrives, and keeps its checksum."""
+    """Overwrite an object by another program. The server checks the new bytes, and keeps their checksum."""
     data = _flipped(server.objects[where])
     server.objects[where] = data
     server.checksums[where] = "SHA256", base64.b64encode(hashlib.sha256(data).digest()).decode()

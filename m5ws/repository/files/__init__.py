@@ -1,1 +1,1 @@
-"""Files and trees: read, chunk, pack, write back."""
+"""Files and trees: reading, chunking, packing, materialising."""

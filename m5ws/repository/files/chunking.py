@@ -1,7 +1,6 @@
-"""A large file as chunks of a fixed size, each in memory that is its own until it is given back.
+"""A large file as chunks of a fixed size, each in its own memory.
 
-What is hashed must be what is sent, so a chunk is read once, into memory that nobody else writes to: never mapped from
-the file.
+The hashed bytes must be the uploaded bytes. So a chunk is read once, into private memory, and the file is never mapped.
 """
 
 import os
@@ -10,24 +9,24 @@ from contextlib import suppress
 
 
 class Memory:
-    """Memory for chunks, used again: fresh memory is paged in and cleared each time. Safe to share by threads."""
+    """Reusable memory for chunks, since fresh memory is paged in and cleared each time. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
     def take(self, size: int) -> memoryview:
-        """Return `size` bytes, of any content."""
+        """Return `size` bytes with undefined content."""
         while self._free:
             try:
-                found = self._free.pop()
+                free = self._free.pop()
             except IndexError:
                 break
-            if len(found) >= size and _unseen(found):
-                return memoryview(found)[:size]
+            if len(free) >= size and _unseen(free):
+                return memoryview(free)[:size]
         return memoryview(bytearray(size))
 
     def give_back(self, view: memoryview) -> None:
-        """Take back what `take` returned. Memory that somebody still looks at is not given to anybody else."""
+        """Take back the result of `take`. Memory that is still referenced is not reused."""
         whole = view.obj
         with suppress(BufferError):
             view.release()
@@ -36,7 +35,7 @@ class Memory:
 
 
 def read_chunks(descriptor: int, chunk_bytes: int, memory: Memory | None = None) -> Iterator[memoryview]:
-    """Yield a file's chunks from where it stands: all of `chunk_bytes` but the last, in a file that holds still."""
+    """Yield a file's chunks from its current position. Each but the last has `chunk_bytes`, unless the file changes."""
     memory = memory or Memory()
     while True:
         left = os.fstat(descriptor).st_size - os.lseek(descriptor, 0, os.SEEK_CUR)
@@ -47,7 +46,7 @@ def read_chunks(descriptor: int, chunk_bytes: int, memory: Memory | None = None)
 
 
 def _filled(descriptor: int, view: memoryview) -> memoryview:
-    """Read as much as `view` holds, or as there is; one call may return fewer."""
+    """Read until `view` is full or the file ends; one call may return fewer bytes."""
     done = 0
     while done < view.nbytes and (count := os.readv(descriptor, [view[done:]])):
         done += count
@@ -55,9 +54,9 @@ def _filled(descriptor: int, view: memoryview) -> memoryview:
 
 
 def _unseen(memory: bytearray) -> bool:
-    """Return whether nothing refers to these bytes: a client may hold on to what it sent, after it gave up."""
+    """Return True if nothing refers to these bytes. A client may keep a reference after a failed upload."""
     try:
-        # Python refuses to resize what is exported; to make it a byte shorter and longer again moves nothing.
+        # Python refuses to resize memory that is exported. Removing and appending one byte moves nothing.
         memory.append(memory.pop())
     except BufferError:
         return False

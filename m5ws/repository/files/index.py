@@ -1,8 +1,8 @@
-"""What files held when they were last read, so that an unchanged file costs one `lstat`.
+"""Local index of file contents by stamp, so that an unchanged file costs one `lstat`.
 
-Local and disposable: losing it costs time, never correctness. As in git's index, a file whose time stamps
-lie too close to the moment it was read is not remembered, since a change within the same tick of the
-file system's clock would be invisible. Nor is one that a process has mapped to write to (`mappings`).
+The index is disposable: losing it costs time, never correctness. As in git's index, a file is not recorded if its times
+are too close to the time of reading: a change within the same tick of the clock would be invisible. A file that a
+process has mapped writable is not recorded either (`mappings`).
 """
 
 from collections.abc import Iterator
@@ -21,25 +21,25 @@ _FINE_NS = 20_000_000
 _COARSE_NS = 2_000_000_000
 _TREES = 64
 _PACKED_FILES = 2**18
-"""So many files' places are remembered beside those of the newest tree: some tens of milliseconds to read."""
+"""Number of files whose packs are recorded besides those of the newest tree; they take tens of milliseconds to read."""
 
 
 def settled(seen: Stamp, read_ns: int) -> bool:
-    """Return whether a change after `read_ns`, when reading began, would show in a file's stamp.
+    """Return True if a change after `read_ns`, the start of reading, would show in a file's stamp.
 
-    Linux stamps files at its tick, of at most 10 ms; a ctime of whole milliseconds may be a coarser file system's,
-    such as FAT's two seconds.
+    Linux stamps files at its tick of at most 10 ms. A ctime of whole milliseconds may come from a coarser file system,
+    such as FAT with two seconds.
     """
     tick_ns = _FINE_NS if seen[2] % 1_000_000 else _COARSE_NS
     return max(seen[1], seen[2]) < read_ns - tick_ns
 
 
 PackFiles = tuple[bytes, tuple[int, ...]]
-"""The digests of a pack's files, joined, and their sizes in bytes."""
+"""The digests of a pack's files, concatenated, and their sizes in bytes."""
 
 
 class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tree that was written from files with these stamps, and every object it needs with its length."""
+    """A tree written from files with certain stamps, and every object it needs with its length."""
 
     digest: Digest
     packing: Digest | None
@@ -49,7 +49,7 @@ class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Files(msgspec.Struct, array_like=True):
-    """What is known of each file: of no use to an unchanged workspace, and by far the most of an index."""
+    """Content of each file. It is by far the largest part of an index, and an unchanged workspace does not need it."""
 
     files: dict[bytes, tuple[Stamp, Digest]] = {}
     chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
@@ -65,10 +65,10 @@ class _Content(msgspec.Struct, array_like=True):
 
 
 class Index:
-    """Context manager; what was learnt is saved, atomically, when it is left without an error.
+    """Context manager that saves additions atomically when it exits without an error.
 
-    `marks` are sets of remembered strings for other users (for example digests already scanned), a `note` is whatever
-    one of them encoded. Files and marks are decoded when they are first asked for.
+    `marks` are sets of strings for other modules, for example digests already scanned. A `note` is encoded data of
+    another module. Files and marks are decoded on first use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None and self._dirty:
-            # All that were of use now, and the newest of the others.
+            # Keep all trees used now, and the newest of the others.
             older = [(name, tree) for name, tree in self._old_trees.items() if name not in self._content.trees]
             room = max(0, _TREES - len(self._content.trees))
             self._content.trees = dict(older[max(0, len(older) - room) :]) | self._content.trees
@@ -118,7 +118,7 @@ class Index:
         return known[1] if known is not None and known[0] == now else None
 
     def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
-        """Remember what a file held, unless it changed so lately that another change could hide."""
+        """Record the digest of a file, unless a change at the same time could stay hidden."""
         if settled(seen, read_ns):
             self._files.files[location] = (seen, digest)
             self._dirty = True
@@ -129,26 +129,26 @@ class Index:
         return known[1] if known is not None and known[0] == now else None
 
     def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
-        """As `remember_file`, for a file that is cut into chunks."""
+        """As `remember_file`, for a file split into chunks."""
         if settled(seen, read_ns):
             self._files.chunks[location] = (seen, chunks)
             self._dirty = True
 
     def remembered(self) -> Iterator[tuple[bytes, Stamp, Digest | tuple[Slice, ...]]]:
-        """Yield each remembered file: its location, its stamp, and its digest or, of a large one, its chunks."""
+        """Yield each recorded file: location, stamp, and its digest or, for a large file, its chunks."""
         yield from ((location, *known) for location, known in self._files.files.items())
         yield from ((location, *known) for location, known in self._files.chunks.items())
 
     def packs(self) -> dict[Digest, PackFiles]:
-        """Return what each pack that is remembered holds."""
+        """Return the content of each recorded pack."""
         return self._files.packs
 
     def remember_packs(self, packs: dict[Digest, PackFiles]) -> None:
-        """Remember what `packs` hold, and of other packs those that were used most lately."""
+        """Record the content of `packs`, and keep the most recently used other packs."""
         room, others = _PACKED_FILES, list[tuple[Digest, PackFiles]]()
-        for digest, found in reversed(self._files.packs.items()):
-            if digest not in packs and (room := room - len(found[1])) >= 0:
-                others.append((digest, found))
+        for digest, content in reversed(self._files.packs.items()):
+            if digest not in packs and (room := room - len(content[1])) >= 0:
+                others.append((digest, content))
         kept = dict(reversed(others)) | packs
         if list(kept) != list(self._files.packs):
             self._files.packs = kept
@@ -156,8 +156,8 @@ class Index:
 
     def tree(self, signature: Digest) -> KnownTree | None:
         """Return the tree written from files with this signature, or None."""
-        if (found := self._old_trees.get(signature)) is not None:
-            self._content.trees.setdefault(signature, found)
+        if (known := self._old_trees.get(signature)) is not None:
+            self._content.trees.setdefault(signature, known)
         return self._content.trees.get(signature)
 
     def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
@@ -165,23 +165,23 @@ class Index:
         self._dirty = True
 
     def marks(self, kind: str) -> frozenset[str]:
-        """Return the strings remembered under `kind`."""
+        """Return the strings recorded under `kind`."""
         if kind not in self._marks:
             self._marks[kind] = _decoded(self._content.marks.get(kind))
         return frozenset(self._marks[kind])
 
     def remember_marks(self, kind: str, marks: set[str]) -> None:
-        """Replace the strings remembered under `kind`."""
+        """Replace the strings recorded under `kind`."""
         if self.marks(kind) != marks:
             self._marks[kind] = set(marks)
             self._dirty = True
 
     def note(self, kind: str) -> bytes:
-        """Return what is remembered under `kind`, or nothing."""
+        """Return the note recorded under `kind`, or b""."""
         return self._content.notes.get(kind, b"")
 
     def remember_note(self, kind: str, note: bytes) -> None:
-        """Replace what is remembered under `kind`."""
+        """Replace the note recorded under `kind`."""
         if self.note(kind) != note:
             self._content.notes[kind] = note
             self._dirty = True

@@ -1,4 +1,4 @@
-"""File that a tree is made from."""
+"""Source file of a tree."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ import msgspec
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A file of the author's to be captured: `path` inside the tree, `location` on this machine (`os.fsdecode`d).
+    """A file to capture: `path` inside the tree, `location` on this machine (`os.fsdecode`d).
 
-    `found` is what `lstat` said of it, where that was asked already.
+    `found` is the result of `lstat`, if it is already known.
     """
 
     path: bytes

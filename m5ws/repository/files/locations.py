@@ -1,4 +1,4 @@
-"""The packings of trees that a process has written, or that annotations of loaded snapshots name."""
+"""Locations of small files: the packings of trees, from this process or from annotations of loaded snapshots."""
 
 import logging
 import threading
@@ -19,9 +19,9 @@ _DAY_S = 86_400.0
 
 
 class PackLocations:
-    """Maps trees to packings, small files to packs. Nothing is read from the store before it is needed.
+    """Maps trees to packings, and small files to packs. Reads from the store on first use only.
 
-    A tree that was written has one packing. A tree of a snapshot has those that the snapshot's annotations name.
+    A written tree has one packing. A tree of a snapshot has the packings in the snapshot's annotations.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -42,26 +42,26 @@ class PackLocations:
         return locations
 
     def add_tree(self, tree: Digest, packing: Digest | None) -> None:
-        """Add a tree whose packing is in the store; None if the tree has no small files."""
+        """Add a tree with its stored packing; None if the tree has no small files."""
         self._written[tree] = packing
 
     def add_snapshot(self, snapshot: Digest, trees: Iterable[Digest]) -> None:
-        """Add the trees of a snapshot, whose annotations are read again when a location is needed."""
+        """Add the trees of a snapshot. Its annotations are read when a location is needed."""
         self._annotated.pop(snapshot, None)
         self._slices = None
         for tree in trees:
             self._snapshots.setdefault(tree, {})[snapshot] = None
 
     def forget_trees(self) -> None:
-        """Forget the trees of `add_tree`: some of their objects have vanished."""
+        """Forget the trees of `add_tree`, because some of their objects were deleted."""
         self._written.clear()
 
     def written(self, tree: Digest) -> tuple[Digest | None] | None:
-        """Return the packing of a tree of `add_tree`, alone in a tuple; None for another tree."""
+        """Return the packing of a tree of `add_tree` in a tuple, or None for another tree."""
         return (self._written[tree],) if tree in self._written else None
 
     def annotated(self, tree: Digest) -> Iterator[Digest]:
-        """Yield the packings of a tree that annotations name, newest first. Damaged annotations are skipped."""
+        """Yield the packings of a tree in annotations, newest first. Damaged annotations are skipped."""
         seen = set[Digest]()
         for snapshot in self._snapshots.get(tree, ()):
             for named in self._annotations(snapshot):
@@ -70,42 +70,43 @@ class PackLocations:
                     yield named[tree]
 
     def error(self, tree: Digest) -> M5Error | OSError | None:
-        """Return the error that reading an annotation of a snapshot with `tree` raised last, or None."""
-        return next((self._errors[one] for one in self._snapshots.get(tree, ()) if one in self._errors), None)
+        """Return the last error from reading annotations of a snapshot with `tree`, or None."""
+        return next(
+            (self._errors[snapshot] for snapshot in self._snapshots.get(tree, ()) if snapshot in self._errors), None
+        )
 
     def warns(self) -> bool:
-        """Return True once: for the first file that is read from another pack."""
+        """Return True once, for the first file that is read from another pack."""
         with self._lock:
             first, self._warned = not self._warned, True
         return first
 
     def elsewhere(self, part: Slice) -> list[Slice]:
-        """Return the other locations of the small file of `part`, by the annotations of all snapshots added.
+        """Return the other locations of the small file of `part`, from the annotations of all added snapshots.
 
-        Packings that cannot be read are skipped.
+        Unreadable packings are skipped.
         """
         with self._lock:
             if self._slices is None:
                 self._slices = self._all_slices()
             slices = self._slices.get(part.digest, ())
-        return [one for one in slices if one.size_bytes == part.size_bytes and one != part]
+        return [other for other in slices if other.size_bytes == part.size_bytes and other != part]
 
     def _annotations(self, snapshot: Digest) -> list[Mapping[Digest, Digest]]:
-        """Return the packings of each annotation of a snapshot; after an error they are read again the next time."""
+        """Return the packings of each annotation of a snapshot. After an error, the next call reads them again."""
         if snapshot in self._annotated:
             return self._annotated[snapshot]
         store = self._objects.store
         keys = [f"snapshots/{snapshot}/{name}" for name in store.names(f"snapshots/{snapshot}/")]
         errors: list[M5Error | OSError] = []
-        found = [
-            one for one in concurrency.each(partial(self._annotation, errors), _newest_first(keys)) if one is not None
-        ]
+        packings_read = concurrency.each(partial(self._annotation, errors), _newest_first(keys))
+        annotated = [by_tree for by_tree in packings_read if by_tree is not None]
         if errors:
             self._errors[snapshot] = errors[0]
         else:
             self._errors.pop(snapshot, None)
-            self._annotated[snapshot] = found
-        return found
+            self._annotated[snapshot] = annotated
+        return annotated
 
     def _annotation(self, errors: list[M5Error | OSError], key: str) -> Mapping[Digest, Digest] | None:
         try:
@@ -117,7 +118,7 @@ class PackLocations:
             return None
 
     def _all_slices(self) -> dict[Digest, list[Slice]]:
-        found: dict[Digest, dict[Slice, None]] = {}
+        by_file: dict[Digest, dict[Slice, None]] = {}
         named: dict[Digest, None] = {}
         for tree in list(self._snapshots):
             try:
@@ -131,16 +132,17 @@ class PackLocations:
                 _log.debug("packing %s: %s", digest, error)
                 continue
             for part in slices:
-                found.setdefault(part.digest, {})[part] = None
-        return {digest: list(parts) for digest, parts in found.items()}
+                by_file.setdefault(part.digest, {})[part] = None
+        return {digest: list(parts) for digest, parts in by_file.items()}
 
 
 def is_whole(
     objects: Objects, tree: Digest, entries: Sequence[Entry], packing: Digest, *, lenient: bool = True
 ) -> bool:
-    """Return True if a packing names all small files of a tree, and all its packs are there.
+    """Return True if a packing names all small files of a tree, and all its packs exist.
 
-    To the `lenient`, who can use another one, what cannot be read now is not whole; else that is raised.
+    If `lenient`, because another packing can be used, an unreadable packing counts as incomplete. Otherwise the error
+    is raised.
     """
     try:
         record = objects.get_record(packing, Packing)
@@ -156,7 +158,7 @@ def is_whole(
 
 
 def _newest_first(keys: Iterable[str]) -> list[str]:
-    """Return keys of annotations by their time. One of a day to come has a wrong clock, and is last."""
+    """Return keys of annotations, newest first. One from the future has a wrong clock, and comes last."""
     latest = f"{int((time.time() + _DAY_S) * 1000):014d}"
     return sorted(keys, key=lambda key: (_stamp(key) <= latest, _stamp(key)), reverse=True)
 

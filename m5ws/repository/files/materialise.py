@@ -1,8 +1,8 @@
-"""Trees to files: a fresh directory that holds exactly what the trees name, every byte verified.
+"""Trees to files: a fresh directory with exactly the files of the trees, every byte verified.
 
-Nothing is ever written outside the target, whatever a tree says: its entries are checked, folders and files are
-created exclusively before any link exists, and links are made last. Packs are read, not files: 100,000 small files are
-about a thousand reads. Memory is bounded by _BUDGET_BYTES and one chunk, whatever is written.
+Nothing is ever written outside the target, whatever a tree contains. Its entries are checked, folders and files are
+created exclusively before any link, and links are created last. Packs are read whole, so 100,000 small files take about
+a thousand reads. Memory is bounded by _BUDGET_BYTES and one chunk.
 """
 
 import os
@@ -25,14 +25,14 @@ from m5ws.repository.objects import Objects, key
 from m5ws.store.interface import OnDisk
 
 _THREADS = 16
-"""More than there are processors: from a store that is far away, most of them wait."""
+"""More threads than processors: with a remote store, most of them wait."""
 _BUDGET_BYTES = 512 * 2**20
 
 
 class NotWritten(M5Error):
-    """A file system did not take what a tree says."""
+    """The file system cannot hold the files of a tree."""
 
-    hint = "What is there is not whole: remove it. Use a folder with room, on a file system that tells a from A."
+    hint = "Remove the incomplete files. Use a folder with free space, on a case-sensitive file system."
 
 
 def materialise(
@@ -43,10 +43,10 @@ def materialise(
     progress: Progress | None = None,
     read_only: bool = True,
 ) -> None:
-    """Write `trees`, whose paths are disjoint, to `target`, which must be absent or empty.
+    """Write `trees`, which have disjoint paths, to `target`, which must be missing or empty.
 
-    Files are 0444/0555 when `read_only`. Raises UsageError for another target, CorruptObject on a damaged object or
-    tree, NotWritten; what was written until then is left for inspection, never used.
+    Files are 0444/0555 if `read_only`. Raises UsageError for another target, CorruptObject for a damaged object or
+    tree, and NotWritten. After an error the incomplete files are left for inspection, and never used.
     """
     entries = tuple(entry for tree in trees for entry in tree.entries)
     check_paths(entries, "to materialise")
@@ -55,7 +55,7 @@ def materialise(
         _prepare(target)
         _fill(_Writer(objects, locations, target, read_only), entries, target, progress)
     except OSError as error:
-        raise NotWritten(f"{target} could not be filled: {error}") from error
+        raise NotWritten(f"cannot write all files to {target}: {error}") from error
 
 
 def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress: Progress | None) -> None:
@@ -80,25 +80,26 @@ def _prepare(target: Path) -> None:
 
 
 def _make_folders(target: Path, entries: tuple[Entry, ...]) -> None:
-    """Make each folder once, outer ones first; no more than one path's folders are in memory."""
+    """Make each folder once, outer folders first. Only one path's folders are kept in memory."""
     root, made = os.fsencode(target) + b"/", list[bytes]()
     for folder in sorted({os.path.dirname(entry.path) for entry in entries} - {b""}, key=_with_zeros):
         names = folder.split(b"/")
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(made, names, strict=False)))
         for depth in range(same, len(names)):
-            # Another file system may take two names for one folder: it is there then, and is no link yet.
+            # A file system that ignores case may map two names to one folder, which then exists. It cannot be a link
+            # yet.
             with suppress(FileExistsError):
                 os.mkdir(root + b"/".join(names[: depth + 1]))
         made = names
 
 
 def _with_zeros(path: bytes) -> bytes:
-    """Return a path in whose order all that lies below a folder comes right after it."""
+    """Return a sort key that puts the content of a folder directly after the folder."""
     return path.replace(b"/", b"\0")
 
 
 class _Writer:
-    """Makes the files of a target: one job a pack, and one a chunk, so that a large file is read in parallel."""
+    """Writes the files of a target: one job per pack, and one per chunk to read large files in parallel."""
 
     def __init__(self, objects: Objects, locations: PackLocations, target: Path, read_only: bool) -> None:
         self._objects = objects
@@ -108,7 +109,7 @@ class _Writer:
         self._write_bits = 0o222 if read_only else 0
 
     def jobs(self, entries: tuple[Entry, ...]) -> Iterator[Job[int]]:
-        """Yield all jobs, large files first; each returns how many bytes it has written."""
+        """Yield all jobs, large files first. Each job returns the number of bytes written."""
         packs: dict[Digest, list[Entry]] = {}
         for entry in entries:
             if entry.link is not None:
@@ -150,7 +151,7 @@ class _Writer:
         return None
 
     def _copied(self, file: "_File", part: Slice, position: int) -> bool:
-        """Copy a chunk that lies on this machine's disk; one that is damaged there is left to `Objects.read`."""
+        """Copy a chunk from this machine's disk. A damaged chunk is left to `Objects.read`."""
         if self._on_disk is None or part.object != part.digest:
             return False
         source = self._on_disk.descriptor(key(part.object))
@@ -159,7 +160,7 @@ class _Writer:
         try:
             return verified_copy.copy(self._objects, source, part, file.descriptor, position)
         except OSError:
-            # The disk cannot read it; if it is the target that cannot be written, the next write says so.
+            # The disk cannot read the chunk. If the target cannot be written instead, the next write raises an error.
             return False
         finally:
             os.close(source)
@@ -192,7 +193,7 @@ class _Writer:
 
 
 class _File:
-    """A large file that several jobs write to; the last one that leaves gives it its mode and closes it."""
+    """A large file written by several jobs. The last job sets its mode and closes it."""
 
     def __init__(self, descriptor: int, mode: int, jobs: int) -> None:
         self.descriptor = descriptor
@@ -210,13 +211,16 @@ class _File:
             self.descriptor = -1
 
     def __del__(self) -> None:
-        # Jobs that were never begun, because another has failed, do not leave.
+        # After a failure of another job, jobs that never started do not call `leave`.
         if self.descriptor >= 0:
             with suppress(OSError):
                 os.close(self.descriptor)
 
 
 def _set_mode(descriptor: int, mode: int) -> None:
-    """Give back what the umask took; most umasks take nothing, and to set a mode costs as much as to make the file."""
+    """Restore mode bits removed by the umask.
+
+    Checked first, because setting a mode costs as much as creating the file.
+    """
     if os.fstat(descriptor).st_mode & 0o777 != mode:
         os.fchmod(descriptor, mode)

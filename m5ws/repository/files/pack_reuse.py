@@ -1,4 +1,4 @@
-"""The packs of a store that are left as they are when a tree is written."""
+"""Choice of the existing packs that a new tree reuses."""
 
 from collections.abc import Collection, Sequence
 
@@ -7,16 +7,17 @@ from m5ws.repository import presence
 from m5ws.repository.objects import Objects
 
 LEAST_PACK = 4
-"""A pack below a fourth of `Format.pack_bytes` is small."""
+"""Packs below this fraction of `Format.pack_bytes` (1/4) are small."""
 _SMALL_PACKS = 16
-"""So many small packs are borne with: more are joined."""
+"""Number of small packs that are reused. If there are more, they are repacked."""
 
 
 def chosen(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -> dict[bytes, Pack]:
-    """Return, by file, those of `packs` that are in the store, hold some of the `wanted` and are worth keeping.
+    """Return, by file, the existing `packs` that contain some of the `wanted` files and are worth reusing.
 
-    A pack of which less than half is used is not, nor is a small one if there are many: reading a tree costs at most
-    twice its bytes, and about as many requests as if all of it were packed anew. The order of `packs` does not matter.
+    A pack with less than half of its bytes in use is not worth it, nor is a small one if there are many. So reading a
+    tree costs at most twice its bytes, and about as many requests as after a full repack. The order of `packs` does not
+    matter.
     """
     held = {
         pack.object: {n: s for n, s in zip(pack.names, pack.sizes_bytes, strict=True) if n in wanted} for pack in packs
@@ -26,7 +27,8 @@ def chosen(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -
     for name in presence.missing(objects, sizes, lenient=True) if sizes else ():
         del kept[name]
     while True:
-        # A file that several hold counts for the one that holds most; the others may be worth nothing then.
+        # A file in several packs counts for the pack with the most wanted bytes. The others may then not be worth
+        # reusing.
         places: dict[bytes, Pack] = {}
         for pack in sorted(kept.values(), key=lambda pack: (sum(held[pack.object].values()), pack.object)):
             places |= dict.fromkeys(held[pack.object], pack)
@@ -35,7 +37,7 @@ def chosen(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -
             used[pack.object] += held[pack.object][file]
         worth = {name: pack for name, pack in kept.items() if 2 * used[name] >= pack.size_bytes}
         if all(name in worth or not used[name] for name in kept):
-            # Those that others make needless are not counted, or there would be ever more of them.
+            # Packs that the others make superfluous are not counted; otherwise their number would grow for ever.
             small = {name for name, pack in worth.items() if pack.size_bytes < objects.format.pack_bytes // LEAST_PACK}
             if len(small) <= _SMALL_PACKS:
                 return places

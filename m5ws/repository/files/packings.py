@@ -1,6 +1,6 @@
-"""Where small files lie: trees name them by content alone, and a packing beside a tree says which packs hold them.
+"""Packings: trees name small files by content alone, and a packing lists the packs that contain them.
 
-So a tree is a pure function of its files, and what the store had before decides only what is sent (docs/format.md).
+So a tree is a pure function of its files, and existing objects only affect the upload (docs/format.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from m5ws.records.tree import Entry, Packing, Slice
 
 
 def needed(entries: Sequence[Entry]) -> bool:
-    """Return whether there are small files among `entries`, whose places a packing must say."""
+    """Return True if there are small files among `entries`, so that their tree needs a packing."""
     return any(map(_is_small, entries))
 
 
@@ -22,16 +22,16 @@ def _is_small(entry: Entry) -> bool:
 
 
 def check(packing: Packing, what: str) -> None:
-    """Refuse a packing, called `what`, that contradicts itself. Raises CorruptObject."""
+    """Raise CorruptObject if a packing contradicts itself. `what` names it in the error."""
     for pack in packing.packs:
         if len(pack.files) != 32 * len(pack.sizes_bytes) or not pack.sizes_bytes:
-            raise CorruptObject(f"packing {what} has {len(pack.sizes_bytes)} sizes and another number of files")
+            raise CorruptObject(f"packing {what} has {len(pack.sizes_bytes)} sizes, but another number of files")
         if pack.size_bytes > OBJECT_BYTES:
-            raise CorruptObject(f"packing {what} has a pack of {pack.size_bytes} bytes, which no object has")
+            raise CorruptObject(f"packing {what} has a pack of {pack.size_bytes} bytes, more than an object can have")
 
 
 def slices(packing: Packing, what: str) -> Iterator[Slice]:
-    """Yield where each file lies. Raises CorruptObject for a packing, called `what`, that contradicts itself."""
+    """Yield the location of each file. Raises CorruptObject if the packing, named `what`, contradicts itself."""
     check(packing, what)
     for pack in packing.packs:
         offset = 0
@@ -41,22 +41,22 @@ def slices(packing: Packing, what: str) -> Iterator[Slice]:
 
 
 def filled(entries: Sequence[Entry], packing: Packing, tree: Digest, what: str) -> tuple[Entry, ...]:
-    """Return `entries` of a tree with the parts of small files, which a packing, called `what`, names.
+    """Return `entries` of a tree, with the parts of small files from a packing named `what`.
 
-    Raises CorruptObject if the two contradict each other, NotFound if it does not name all.
+    Raises CorruptObject if the two contradict each other, NotFound if the packing lacks a file.
     """
-    places = {place.digest: place for place in slices(packing, what)}
+    locations = {location.digest: location for location in slices(packing, what)}
     whole: list[Entry] = []
     for entry in entries:
         if not _is_small(entry):
             whole.append(entry)
             continue
-        place = places.get(entry.digest)
-        if place is None:
-            raise NotFound(f"packing {what} does not say where {entry.name} of tree {tree} lies")
-        if place.size_bytes != entry.size_bytes:
+        location = locations.get(entry.digest)
+        if location is None:
+            raise NotFound(f"packing {what} does not contain {entry.name} of tree {tree}")
+        if location.size_bytes != entry.size_bytes:
             raise CorruptObject(
-                f"{entry.name} has {entry.size_bytes} bytes in tree {tree}, and {place.size_bytes} in packing {what}"
+                f"{entry.name} has {entry.size_bytes} bytes in tree {tree}, but {location.size_bytes} in packing {what}"
             )
-        whole.append(msgspec.structs.replace(entry, parts=(place,)))
+        whole.append(msgspec.structs.replace(entry, parts=(location,)))
     return tuple(whole)

@@ -1,12 +1,11 @@
-"""A chunk from a file of this machine's disk into another file, verified.
+"""Copies a chunk from a file on this machine's disk into another file, and verifies it.
 
-A clone (FICLONE, where the file system shares blocks: XFS, Btrfs, bcachefs) costs no copy and no disk, and a later
-write to either file leaves the other as it is. Otherwise bytes are read, hashed and written a megabyte at a time,
-so that they are hashed and written from the processor's cache. `copy_file_range` would copy once more than that,
-for what it copies must be read to be verified.
+A clone (FICLONE, on file systems that share blocks: XFS, Btrfs, bcachefs) needs no copy and no disk space, and a later
+write to either file does not affect the other. Otherwise bytes are read, hashed and written a megabyte at a time, from
+the processor's cache. `copy_file_range` would be one copy more, because its data must be read for verification.
 
-Never a hard link: it would make the run's file and the store's object one file, which a process of root may write
-to whatever its mode is, and whose mode and times are both files' too.
+Never a hard link: the run's file and the store's object would be one file, with a shared mode and times. A process of
+root could write to it whatever its mode.
 """
 
 import fcntl
@@ -23,9 +22,10 @@ _FICLONERANGE = 0x4020940D
 
 
 def copy(objects: Objects, source: int, part: Slice, target: int, position: int) -> bool:
-    """Copy an object, open as `source`, to `position` of the open file `target`; return whether it is `part`'s bytes.
+    """Copy an object, open as `source`, to `position` of the open file `target`. Return True if it has the bytes of
+    `part`.
 
-    What was copied of an object that is not is to be written over.
+    Otherwise the caller must overwrite the copied bytes.
     """
     if os.fstat(source).st_size != part.size_bytes:
         return False
@@ -51,7 +51,7 @@ def write(target: int, data: Buffer, position: int) -> None:
 
 
 def _clone(source: int, target: int, position: int) -> bool:
-    """Share the blocks of all of `source`, if the file system can; most cannot, and say so at once."""
+    """Share all blocks of `source`, if the file system can. Most cannot, and fail at once."""
     try:
         fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, 0, 0, position))
     except OSError:

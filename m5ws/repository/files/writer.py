@@ -1,8 +1,7 @@
-"""One pass over files in path order, making their bytes durable: the writing half of `trees`.
+"""One pass over files in path order that makes their bytes durable: the writing half of `trees`.
 
-What is read is exactly what is named: a file is hashed from the same bytes that are stored, and is read
-again if its stamp moved meanwhile. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a
-chunk.
+Digests match the stored bytes: a file is hashed and uploaded from the same read, and read again if its stamp changed.
+Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a chunk.
 """
 
 import os
@@ -35,19 +34,21 @@ _ATTEMPTS = 5
 _IN_FLIGHT_BYTES = 256 * 2**20
 _PACKS_IN_FLIGHT = 16
 _ASKED_BYTES = 2**20
-"""What is smaller is sent without asking first whether it is there: the answer would take as long."""
+"""Objects below this size are uploaded without an existence check, which would take as long."""
 _PACK_END = 8
-"""A pack that is no longer small has an eighth of `Format.pack_bytes` more on the average: then its content ends it."""
+"""A pack that is no longer small grows by another eighth of `Format.pack_bytes` on average, until its content
+ends it.
+"""
 
 
 class FileChanged(M5Error):
-    """A file was being written while it was captured."""
+    """A file was modified while it was captured."""
 
-    hint = "Try again when nothing writes to it, or exclude it: [code] exclude in m5ws.toml."
+    hint = "Run the command again when nothing writes to the file, or exclude it: [code] exclude in m5ws.toml."
 
 
 class _Member(msgspec.Struct):
-    """A small file on its way into a pack; `data` is None where the index knew the digest."""
+    """A small file to be packed. `data` is None if the digest came from the index."""
 
     location: Path | str
     digest: Digest
@@ -56,7 +57,7 @@ class _Member(msgspec.Struct):
 
 
 class _Chunked(msgspec.Struct):
-    """A large file that was read as it was `seen`, and is being sent."""
+    """A large file that was read with the stamp `seen`, and is being uploaded."""
 
     position: int
     location: Path | str
@@ -66,10 +67,10 @@ class _Chunked(msgspec.Struct):
 
 
 class TreeWriter:
-    """Writes packs and chunks; `needed` maps every object of the tree to its length.
+    """Writes packs and chunks. `needed` maps every object of the tree to its length.
 
-    `mapped`: some file that was read can be written to without a trace, and is not remembered as unchanged.
-    A small file that a pack in the store holds already is left there (`_held`).
+    `mapped` is True if some file can be written to without a trace, so the tree is not recorded as unchanged. Small
+    files in existing packs are left there (`_held`).
     """
 
     def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
@@ -94,10 +95,10 @@ class TreeWriter:
         self.mapped = False
 
     def put(self, data: Buffer) -> Digest:
-        """Make one object durable, or only digest it on a dry run."""
+        """Make one object durable; on a dry run, only compute its digest."""
         digest, size = self._objects.digest(data), memoryview(data).nbytes
         with self._counting:
-            # Whoever is first makes it durable; the tree is not written before all have.
+            # The first thread uploads it. The tree is written only after all uploads.
             first, self.needed[digest] = digest not in self.needed, size
         asks = self._dry_run or size >= _ASKED_BYTES
         if first and not (asks and self._objects.has(digest, size)):
@@ -116,19 +117,21 @@ class TreeWriter:
             packs = self._known_packs()
             packed = {name for pack in packs for name in pack.names}
             waiting = list[_Member]()
-            for position, (file, found) in enumerate(zip(files, stats, strict=True)):
+            for position, (file, status) in enumerate(zip(files, stats, strict=True)):
                 if progress and position % 256 == 0:
                     progress("capturing files", position, len(files))
-                entry, member = self._capture(file, found, position, known.get(position))
+                entry, member = self._capture(file, status, position, known.get(position))
                 entries.append(entry)
                 if member is not None and bytes.fromhex(member.digest) in packed:
-                    # A pack is worth keeping by all files that are in it; one that is not kept is read again.
+                    # Whether a pack is worth reusing depends on all its files. Otherwise this file is read again.
                     member.data = None
                     waiting.append(member)
                 elif member is not None:
                     self._add(member)
             if waiting:
-                self._held = pack_reuse.chosen(self._objects, packs, {bytes.fromhex(one.digest) for one in waiting})
+                self._held = pack_reuse.chosen(
+                    self._objects, packs, {bytes.fromhex(member.digest) for member in waiting}
+                )
             for member in waiting:
                 self._add(member)
             self._end_pack()
@@ -141,7 +144,10 @@ class TreeWriter:
         return tuple(entries)
 
     def finish(self, tree: Tree) -> tuple[Digest, Digest | None]:
-        """Make a tree durable and where its small files lie, None if it has none; return both. After `entries`."""
+        """Make a tree and its packing durable, and return both digests.
+
+        None if it needs no packing. After `entries`.
+        """
         packs = self._all_packs()
         records: list[Record] = [tree, *([Packing(packs=packs)] if packs else [])]
         digest, *packing = concurrency.each(lambda record: self.put(codec.encode(record)), records)
@@ -155,22 +161,22 @@ class TreeWriter:
         return packs
 
     def _capture(
-        self, file: SourceFile, found: os.stat_result, position: int, known: tuple[Slice, ...] | None
+        self, file: SourceFile, status: os.stat_result, position: int, known: tuple[Slice, ...] | None
     ) -> tuple[Entry, _Member | None]:
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             target = os.readlink(os.fsencode(file.location))
             digest = self._objects.digest(target)
             return Entry(path=file.path, mode="link", size_bytes=len(target), digest=digest, link=target), None
-        if not stat.S_ISREG(found.st_mode):
-            raise M5Error(f"{file.location} is neither a file nor a link", hint="Exclude it: [code] exclude.")
-        mode: Literal["file", "exec"] = "exec" if found.st_mode & stat.S_IXUSR else "file"
-        if found.st_size >= self._objects.format.small_bytes:
+        if not stat.S_ISREG(status.st_mode):
+            raise M5Error(f"{file.location} is neither a file nor a symbolic link", hint="Exclude it: [code] exclude.")
+        mode: Literal["file", "exec"] = "exec" if status.st_mode & stat.S_IXUSR else "file"
+        if status.st_size >= self._objects.format.small_bytes:
             entry = Entry(path=file.path, mode=mode, size_bytes=0, digest="")
             if known is not None:
                 return self._with_parts(entry, known), None
             self._chunked.append(self._large(file.location, position))
             return entry, None
-        member = self._small(file.location, stamp(found))
+        member = self._small(file.location, stamp(status))
         entry = Entry(path=file.path, mode=mode, size_bytes=member.size, digest=member.digest)
         return entry, member if member.size else None
 
@@ -184,14 +190,14 @@ class TreeWriter:
         traced = self._is_traced(seen)
         data, seen = _read_steady(location)
         if len(data) >= self._objects.format.small_bytes:
-            raise FileChanged(f"{location} is being written to")
+            raise FileChanged(f"{location} is being modified")
         digest = self._objects.digest(data)
         if self._index is not None and traced:
             self._index.remember_file(key, seen, digest, self._began_ns)
         return _Member(location, digest, len(data), data)
 
     def _is_traced(self, seen: Stamp) -> bool:
-        """Return True if later writes to a file that is to be read change its stamps; ask before it is read."""
+        """Return True if later writes to a file change its stamps. Call before reading the file."""
         if self._index is None:
             return True
         if self._mapped is None:
@@ -242,7 +248,7 @@ class TreeWriter:
             return member.data
         data, _ = _read_steady(member.location)
         if self._objects.digest(data) != member.digest:
-            raise FileChanged(f"{member.location} was changed while it was captured")
+            raise FileChanged(f"{member.location} was modified while it was captured")
         return data
 
     # --- large files -------------------------------------------------------------------------------
@@ -250,13 +256,13 @@ class TreeWriter:
     def _known_chunks(
         self, files: Sequence[SourceFile], stats: Sequence[os.stat_result]
     ) -> dict[int, tuple[Slice, ...]]:
-        """Return, by position, the chunks of large files that are unchanged and in the store: asked for all at once."""
+        """Return, by position, the chunks of large files that are unchanged and in the store, checked together."""
         if self._index is None:
             return {}
         known = dict[int, tuple[Slice, ...]]()
-        for position, (file, found) in enumerate(zip(files, stats, strict=True)):
-            if stat.S_ISREG(found.st_mode) and found.st_size >= self._objects.format.small_bytes:
-                parts = self._index.chunks(os.fsencode(file.location), stamp(found))
+        for position, (file, status) in enumerate(zip(files, stats, strict=True)):
+            if stat.S_ISREG(status.st_mode) and status.st_size >= self._objects.format.small_bytes:
+                parts = self._index.chunks(os.fsencode(file.location), stamp(status))
                 known |= {position: parts} if parts is not None else {}
         needs = {part.object: part.size_bytes for parts in known.values() for part in parts}
         lacking = presence.missing(self._objects, needs) if needs else set()
@@ -265,7 +271,7 @@ class TreeWriter:
         return kept
 
     def _large(self, location: Path | str, position: int) -> "_Chunked":
-        """Read a large file once, a chunk at a time, and return what is being sent of it."""
+        """Read a large file once, chunk by chunk, and return its uploads in progress."""
         for _ in range(_ATTEMPTS):
             with open(location, "rb", buffering=0) as file:
                 before = stamp(os.fstat(file.fileno()))
@@ -274,10 +280,10 @@ class TreeWriter:
                 after = stamp(os.fstat(file.fileno()))
             if before == after and sum(sizes) == after[0] >= self._objects.format.small_bytes:
                 return _Chunked(position, location, after, futures, traced)
-        raise FileChanged(f"{location} is being written to")
+        raise FileChanged(f"{location} is being modified")
 
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
-        """Send the chunks of a file; return their sizes, and their slices to come. Other files' may be on their way."""
+        """Start the uploads of a file's chunks. Return their sizes, and futures of their slices."""
         sizes, futures = list[int](), list[Future[Slice]]()
         form = self._objects.format
         chunk_bytes = form.file_chunk_bytes or form.chunk_bytes
@@ -295,7 +301,7 @@ class TreeWriter:
         return Slice(object=digest, offset=0, size_bytes=size, digest=digest)
 
     def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
-        """Return the entry of a large file whose chunks are all in the store."""
+        """Return the entry of a large file after all its chunks are in the store."""
         parts = tuple(future.result() for future in file.sending)
         if self._index is not None and not self._dry_run and file.traced:
             self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
@@ -308,15 +314,15 @@ class TreeWriter:
 
 
 def _ends_pack(member: _Member, aim_bytes: int) -> bool:
-    """Return whether a pack ends after this file: by its content alone, and once in `aim_bytes` on the average.
+    """Return True if a pack ends after this file: decided by its content alone, once in `aim_bytes` on average.
 
-    Never surely: or two ways of cutting the same large files would never come together again.
+    The probability is never 1; otherwise two ways of splitting the same large files would never converge.
     """
     return int(member.digest[:8], 16) * aim_bytes < min(member.size, aim_bytes // 2) << 32
 
 
 def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
-    """Return a file's bytes and the stamp they belong to. Raises FileChanged if it does not hold still."""
+    """Return a file's bytes and their stamp. Raises FileChanged if it keeps changing."""
     for _ in range(_ATTEMPTS):
         with open(location, "rb", buffering=0) as file:
             before = stamp(os.fstat(file.fileno()))
@@ -324,4 +330,4 @@ def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:
             after = stamp(os.fstat(file.fileno()))
         if before == after and len(data) == after[0]:
             return data, after
-    raise FileChanged(f"{location} is being written to")
+    raise FileChanged(f"{location} is being modified")

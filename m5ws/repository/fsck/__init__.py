@@ -1,1 +1,1 @@
-"""Checks of a store."""
+"""Checks of a whole store (`m5ws fsck`)."""

@@ -1,4 +1,4 @@
-"""What `fsck` finds."""
+"""Results of `fsck`."""
 
 from typing import Literal
 
@@ -7,11 +7,13 @@ import msgspec
 Kind = Literal["corrupt", "truncated", "missing", "dangling", "broken-chain", "unreadable", "foreign", "misplaced"]
 
 Trouble = tuple[Kind, str]
-"""What is wrong with a thing, and the words for it."""
+"""The kind of damage, and its description."""
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """One damaged or missing thing: its store key, what is wrong, and the snapshots and runs that need it."""
+    """One damaged or missing object or reference: its store key, the damage, and the snapshots and runs that
+    need it.
+    """
 
     kind: Kind
     key: str
@@ -20,9 +22,9 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vouched(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects that were not read, since the store's server vouches for them by a `checksum`.
+    """Objects that were not read, because the store's server keeps a `checksum` of each.
 
-    `named`: the checksum is the store's own hash, and was compared with each object's name.
+    `named` is True if the checksum is the store's own hash, and was compared with each object's name.
     """
 
     checksum: str
@@ -32,10 +34,10 @@ class Vouched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check` looked at and found.
+    """Summary of a check, and the damage found.
 
-    `read_objects` were read whole, `vouched` ones not; `distrusted` says that the server vouched for a damaged one, so
-    that no object was taken on its word. `unreachable` counts objects that nothing names.
+    `read_objects` were read completely, the `vouched` ones not. `distrusted` is True if the server had a checksum of a
+    damaged object; then no checksum was trusted. `unreachable` counts objects without a reference.
     """
 
     clean: bool

@@ -1,7 +1,7 @@
-"""Checks every reference, every record and every object, and says what damage harms.
+"""Checks every reference, every record and every object, and lists the runs and snapshots that damage affects.
 
-A store is clean when each object has the bytes it is named for and everything that a reference names is
-there. Objects that nothing names are not damage: a killed writer leaves them, and a repeated call uses them.
+A store is clean if each object has the content that its name requires, and everything named by a reference exists.
+Unreferenced objects are not damage: a killed writer leaves them, and a repeated command uses them.
 """
 
 from m5ws.progress import Progress
@@ -20,21 +20,21 @@ _LOOKS = 4
 
 
 def check(repo: Repository, progress: Progress | None = None, *, read_data: bool = False) -> Report:
-    """Check the whole store and return what is wrong with it; with `read_data`, by every byte of every object.
+    """Check the whole store and return a report; with `read_data`, read every byte of every object.
 
-    Raises nothing for damage, and M5Error where the store does not answer. What gc deletes between two looks seems
-    damaged; so if it was at work, damage counts when it is seen again.
+    Damage raises no error. Raises M5Error if the store does not respond. Objects deleted by gc during the check look
+    damaged, so if gc was running, the check is repeated.
     """
     say = progress or (lambda *_: None)
     for _ in range(_LOOKS - 1):
-        before = gc_plans.look(repo.store)
-        report = _look(repo, say, read_data)
-        if report.clean or (not before.executing and gc_plans.look(repo.store) == before):
+        state = gc_plans.look(repo.store)
+        report = _check_once(repo, say, read_data)
+        if report.clean or (not state.executing and gc_plans.look(repo.store) == state):
             return report
-    return _look(repo, say, read_data)
+    return _check_once(repo, say, read_data)
 
 
-def _look(repo: Repository, progress: Progress, read_data: bool) -> Report:
+def _check_once(repo: Repository, progress: Progress, read_data: bool) -> Report:
     records = Records(repo.objects)
     references = References(repo, records)
     references.read(progress)
@@ -53,23 +53,23 @@ def _look(repo: Repository, progress: Progress, read_data: bool) -> Report:
         snapshots=len(references.snapshots),
         runs=len(references.runs),
         unreachable=len(holdings.sizes.keys() - needed),
-        damage=tuple(sorted(damage, key=lambda one: one.key)),
+        damage=tuple(sorted(damage, key=lambda damage: damage.key)),
     )
 
 
 def _damage(references: References, records: Records, holdings: Holdings, needed: set[Digest]) -> list[Damage]:
-    """Return what is wrong with objects: each is named once, with all that needs it."""
-    found = [Damage(kind="foreign", key=where, detail=FOREIGN) for where in holdings.foreign]
+    """Return the damage of objects, one item per object, each with the snapshots and runs that need it."""
+    damage = [Damage(kind="foreign", key=where, detail=FOREIGN) for where in holdings.foreign]
     dangling = set[Digest]()
     for where, root, digest, _ in references.checkpoints:
         if digest not in holdings.sizes:
             dangling.add(digest)
-            detail = f"it names object {digest}, which is not there"
-            found.append(Damage(kind="dangling", key=where, detail=detail, harms=(root,)))
+            detail = f"it names object {digest}, which is missing"
+            damage.append(Damage(kind="dangling", key=where, detail=detail, harms=(root,)))
     absent = needed - holdings.sizes.keys() - dangling
-    troubles: dict[Digest, Trouble] = dict.fromkeys(absent, ("missing", "the object is not there"))
+    troubles: dict[Digest, Trouble] = dict.fromkeys(absent, ("missing", "the object does not exist"))
     troubles |= {digest: ("unreadable", why) for digest, why in records.unreadable.items() if digest in holdings.sizes}
     troubles |= holdings.bad
     for digest, (kind, detail) in troubles.items():
-        found.append(Damage(kind=kind, key=key(digest), detail=detail, harms=records.harms(digest)))
-    return found
+        damage.append(Damage(kind=kind, key=key(digest), detail=detail, harms=records.harms(digest)))
+    return damage

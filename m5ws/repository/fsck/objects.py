@@ -1,9 +1,9 @@
-"""All objects of a store, and which of them are not what they should be.
+"""All objects of a store, and the damage among them.
 
-An object is read whole and held against its name and against the slices that records name of it. It is not read if the
-store's server vouches for its bytes (`Vouching`) and its size is the one that records say; where the store's hash
-is SHA-256 and the server keeps one, that is held against the name. A server that vouches for what reading shows to be
-damaged is believed no more: then everything is read.
+An object is read completely and checked against its name and the slices that records name. It is not read if the
+store's server keeps a checksum (`Vouching`) and its size matches the records. If the store's hash is SHA-256 and the
+server keeps one, that is compared with the name. If reading shows damage in an object with a server checksum, the
+server is not trusted, and everything is read.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,14 @@ _OBJECTS = "objects/"
 _SHA256 = "SHA256"
 _THREADS = 16
 _BUDGET_BYTES = 256 * 2**20
-"""What objects that are being read hold together: it bounds the memory."""
+"""Limit of the memory for objects being read."""
 
 
 class Holdings:
-    """What was listed, what was read, and what is `bad`: digest to what is wrong. `foreign` are keys of no object."""
+    """The listed objects, those read, and the damage in `bad` by digest.
+
+    `foreign` lists keys that are no object keys.
+    """
 
     def __init__(self, repo: Repository, records: Records, *, read_data: bool) -> None:
         self._repo = repo
@@ -42,19 +45,19 @@ class Holdings:
         self.distrusted = False
 
     def check(self, progress: Progress) -> None:
-        """List all objects, and find out of each whether it is what it should be. The records are walked already."""
+        """List all objects, and check each. Call after walking the records."""
         self._list()
         self._judge_sizes()
         self._take_records()
         self._trusted = self._believed()
         self._hold_against_names(progress)
-        self._read([one for one in self.sizes if one not in self._trusted], progress)
+        self._read([digest for digest in self.sizes if digest not in self._trusted], progress)
         if self.distrusted:
-            self._trusted, believed = set(), self._trusted
-            self._read(believed, progress)
+            self._trusted, unread_digests = set(), self._trusted
+            self._read(unread_digests, progress)
 
     def vouched(self) -> tuple[Vouched, ...]:
-        """Return what was not read and is thought to be whole, by the checksum that vouches for it."""
+        """Return the unread objects that count as undamaged, grouped by their server checksum."""
         counts: dict[str, tuple[int, int]] = {}
         for digest in self._trusted:
             objects, size_bytes = counts.get(self._checksums[digest], (0, 0))
@@ -66,25 +69,25 @@ class Holdings:
 
     def _list(self) -> None:
         store = self._repo.store
-        for found in self._vouching.vouched(_OBJECTS) if self._vouching else store.list(_OBJECTS):
-            digest = found.key.rpartition("/")[2]
-            if not is_digest(digest) or found.key != key(digest):
-                self.foreign.append(found.key)
+        for stat in self._vouching.vouched(_OBJECTS) if self._vouching else store.list(_OBJECTS):
+            digest = stat.key.rpartition("/")[2]
+            if not is_digest(digest) or stat.key != key(digest):
+                self.foreign.append(stat.key)
                 continue
-            self.sizes[digest] = found.size_bytes
-            if isinstance(found, VouchedStat) and found.checksum is not None:
-                self._checksums[digest] = found.checksum
+            self.sizes[digest] = stat.size_bytes
+            if isinstance(stat, VouchedStat) and stat.checksum is not None:
+                self._checksums[digest] = stat.checksum
 
     def _judge_sizes(self) -> None:
         for digest, least in self._records.least.items():
             size, exact = self.sizes.get(digest), self._records.exact.get(digest)
             if size is not None and size < least:
-                self.bad[digest] = "truncated", f"{size} bytes are left of at least {least}"
+                self.bad[digest] = "truncated", f"it has {size} bytes instead of at least {least}"
             elif size is not None and exact is not None and size != exact:
-                self.bad[digest] = "corrupt", f"it has {size} bytes, and a record says {exact}"
+                self.bad[digest] = "corrupt", f"it has {size} bytes, but a record names {exact}"
 
     def _take_records(self) -> None:
-        """Records were read on the way to them. Those of which parts are named, as of a pack, are read again."""
+        """Count records as read. Those with named slices, such as packs, are read again."""
         self.read |= self._records.read & self.sizes.keys() - self._records.slices.keys()
         for digest, trouble in self._records.corrupt.items():
             if digest in self.sizes:
@@ -92,29 +95,29 @@ class Holdings:
                 self._found(digest, trouble)
 
     def _believed(self) -> set[Digest]:
-        """Return the objects that need not be read."""
+        """Return the objects that need no read."""
         if self.distrusted:
             return set()
         least, done = self._records.least, self.read | self.bad.keys()
-        return {one for one in self._checksums if one not in done and least.get(one) == self.sizes[one]}
+        return {digest for digest in self._checksums if digest not in done and least.get(digest) == self.sizes[digest]}
 
     def _is_name(self, checksum: str) -> bool:
         return checksum == _SHA256 and self._repo.format.hash == "sha256"
 
     def _hold_against_names(self, progress: Progress) -> None:
-        """Ask for the checksums that are names; what has another is damaged, and what has none is to be read."""
+        """Compare SHA-256 checksums with names. An object with another checksum is damaged; one without is read."""
         store = self._vouching
         if store is None:
             return
         asked = [digest for digest in self._trusted if self._is_name(self._checksums[digest])]
         jobs: list[Job[str | None]] = [(0, partial(_sha256, store, digest)) for digest in asked]
-        for position, found in enumerate(fly(jobs, _THREADS, _BUDGET_BYTES)):
+        for position, checksum in enumerate(fly(jobs, _THREADS, _BUDGET_BYTES)):
             progress("comparing checksums", position, len(asked))
-            if found == asked[position]:
+            if checksum == asked[position]:
                 continue
             self._trusted.remove(asked[position])
-            if found is not None:
-                self.bad[asked[position]] = "corrupt", f"the server's SHA-256 of its bytes is {found}"
+            if checksum is not None:
+                self.bad[asked[position]] = "corrupt", f"the server's SHA-256 of its bytes is {checksum}"
 
     def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
         wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]
@@ -130,12 +133,12 @@ class Holdings:
         self.distrusted = self.distrusted or digest in self._checksums
 
     def _trouble(self, digest: Digest) -> str | None:
-        """Read an object; return what is wrong with its bytes, or None."""
+        """Read an object. Return a description of its damage, or None."""
         objects = self._repo.objects
         try:
             data = memoryview(objects.get(digest))
         except NotFound:
-            del self.sizes[digest]  # Deleted since it was listed: missing, if anything needs it.
+            del self.sizes[digest]  # Deleted since the listing: missing if anything needs the object.
             return None
         except CorruptObject:
             self.read.add(digest)
@@ -147,12 +150,12 @@ class Holdings:
         self.read.add(digest)
         for part in sorted(self._records.slices.get(digest, ()), key=lambda part: part.offset):
             if objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
-                return f"bytes {part.offset}+{part.size_bytes} are not those that a record names"
+                return f"bytes {part.offset}+{part.size_bytes} do not match their digest in a record"
         return None
 
 
 def _sha256(store: Vouching, digest: Digest) -> str | None:
-    """Return what the server keeps; of an object that is gone since it was listed nothing, as reading it will show."""
+    """Return the server's SHA-256, or None for an object deleted since the listing, which is read later."""
     try:
         return store.sha256(key(digest))
     except NotFound:

@@ -1,7 +1,7 @@
-"""Every record that a reference leads to, read once and checked, and what the records say of all objects.
+"""All records reachable from references, read and checked once, and their requirements for all objects.
 
-What names what is kept as a graph, from references down to objects: so whom damage harms is found by going up from it,
-and only if there is any.
+References between records form a graph, from references down to objects. So the snapshots and runs affected by damage
+are found by going up from it, and only if there is damage.
 """
 
 import threading
@@ -22,7 +22,7 @@ _Claim = tuple[Digest, type[Record]]
 
 
 class Records:
-    """What was found on the way down. Safe to be added to by many threads."""
+    """Results of the walk. Thread-safe."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -42,13 +42,13 @@ class Records:
         self.checkpoints: dict[Digest, Checkpoint | OutputFiles] = {}
 
     def need(self, root: str, digest: Digest) -> None:
-        """Note that a reference, called `root`, names an object that names no other."""
+        """Add an object without references to others, named by the reference `root`."""
         with self._lock:
             self._roots.add(root)
             self._names.setdefault(root, set()).add(digest)
 
     def walk(self, root: str, digest: Digest, kind: type[Record]) -> None:
-        """Read the record that a reference names, and all records that it leads to. What is absent is passed over."""
+        """Read the record of a reference, and all records reachable from it. Missing objects are skipped."""
         self.need(root, digest)
         waiting: list[_Claim] = [(digest, kind)]
         while waiting:
@@ -60,39 +60,39 @@ class Records:
                 waiting += self._visit(*claim)
 
     def lead(self, digest: Digest, other: Digest) -> None:
-        """Note that whoever needs an object needs another one too, which it does not name itself."""
+        """Add the fact that anything that needs `digest` also needs `other`, although `digest` does not name it."""
         with self._lock:
             self._names.setdefault(digest, set()).add(other)
 
     def place(self, holder: Digest, tree: Digest, packings: Sequence[Digest]) -> None:
-        """Note that a snapshot or content has a tree, and which packings are said to tell where its small files lie."""
+        """Add a tree of a snapshot or content, and the candidates for its packing."""
         with self._lock:
             self.placed.setdefault((tree, tuple(dict.fromkeys(packings))), set()).add(holder)
 
     @property
     def needed(self) -> set[Digest]:
-        """All objects that a reference leads to."""
+        """All objects reachable from a reference."""
         return set().union(*self._names.values())
 
     def harms(self, digest: Digest) -> tuple[str, ...]:
-        """Return the snapshots and runs that lead to an object, sorted. To be asked when all are walked."""
-        found, waiting = set[str](), [digest]
+        """Return the snapshots and runs that lead to an object, sorted. Call after all walks."""
+        reached, waiting = set[str](), [digest]
         while waiting:
-            fresh = self._namers.get(waiting.pop(), set()) - found
-            found |= fresh
+            fresh = self._namers.get(waiting.pop(), set()) - reached
+            reached |= fresh
             waiting += fresh
-        return tuple(sorted(found & self._roots))
+        return tuple(sorted(reached & self._roots))
 
     @cached_property
     def _namers(self) -> dict[Digest, set[str]]:
-        found: dict[Digest, set[str]] = {}
+        namers: dict[Digest, set[str]] = {}
         for namer, digests in self._names.items():
             for digest in digests:
-                found.setdefault(digest, set()).add(namer)
-        return found
+                namers.setdefault(digest, set()).add(namer)
+        return namers
 
     def _visit(self, digest: Digest, kind: type[Record]) -> list[_Claim]:
-        """Read one record; return the records that it names."""
+        """Read one record, and return the records that it names."""
         try:
             data = self._objects.get(digest)
         except NotFound:
@@ -124,17 +124,17 @@ class Records:
             self.place(digest, record.tree, [record.packing] if record.packing is not None else [])
         return self._remember(digest, found)
 
-    def _remember(self, digest: Digest, found: Iterable[Named]) -> list[_Claim]:
+    def _remember(self, digest: Digest, targets: Iterable[Named]) -> list[_Claim]:
         claims: list[_Claim] = []
         with self._lock:
             names = self._names.setdefault(digest, set())
-            for one in found:
-                if isinstance(one, Slice):
-                    names.add(one.object)
-                    self._size(one)
+            for target in targets:
+                if isinstance(target, Slice):
+                    names.add(target.object)
+                    self._size(target)
                 else:
-                    names.add(one[0])
-                    claims.append(one)
+                    names.add(target[0])
+                    claims.append(target)
         return claims
 
     def _size(self, part: Slice) -> None:
@@ -145,9 +145,9 @@ class Records:
             self.slices.setdefault(part.object, set()).add(part)
 
 
-NOT_ITS_BYTES = "its bytes are not those it is named for"
+NOT_ITS_BYTES = "checksum mismatch: its content does not match its name"
 
 
 def unread(error: OSError) -> str:
-    """Return what is wrong with what a disk cannot read."""
+    """Return the description of a read error."""
     return f"it cannot be read: {error.strerror or error}"

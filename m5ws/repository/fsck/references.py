@@ -1,6 +1,6 @@
-"""Every reference, ledger and plan of a store, read and checked in parallel; records that they lead to are walked.
+"""All references, ledgers and plans of a store, read and checked in parallel; the records that they name are walked.
 
-References are read before objects are listed: what a writer publishes meanwhile is there when it is looked for.
+References are read before objects are listed, so that objects of a concurrent writer exist when they are checked.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READS = 2
-"""A bit that flips on the way here is no damage: what is wrong is read again."""
-FOREIGN = "m5ws did not write this; move it away"
+"""Damaged data is read again: a bit flip in transit is no damage of the store."""
+FOREIGN = "not written by m5ws; move it out of the store"
 _PLAN_FILES: dict[str, type[Record]] = {"plan": GcPlan, "done": Done, "executing": Executing}
 _PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retirements, "keep": Keep}
 
 
 class References:
-    """What `read` found: damage, snapshots and runs, and which checkpoint each reference names.
+    """Results of `read`: damage, snapshots, runs, and the checkpoint of each reference.
 
-    `checkpoints` lists of each reference its key, what it harms, its digest, and the key that the record belongs under.
+    `checkpoints` has for each reference its key, the snapshot or run that needs it, the digest, and the key that the
+    record belongs under.
     """
 
     def __init__(self, repo: Repository, records: Records) -> None:
@@ -76,19 +77,21 @@ class References:
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
-        for snapshot, said in self._packings:
+        for snapshot, annotated in self._packings:
             for tree in self._records.trees.get(snapshot, ()):
-                self._records.place(snapshot, tree, [one[tree] for one in said if tree in one])
+                self._records.place(snapshot, tree, [by_tree[tree] for by_tree in annotated if tree in by_tree])
         placed = self._records.placed.items()
         _do([partial(self._placed, *pair, holders) for pair, holders in placed], "looking for small files", progress)
         self._bindings()
 
     def _bindings(self) -> None:
-        """Hold records against others that were read: checkpoints against events, annotations and parts of plans."""
+        """Check records against each other: checkpoints against events, annotations against snapshots, parts against
+        plans.
+        """
         for where, root, digest, belongs in self.checkpoints:
-            if (found := self._records.checkpoints.get(digest)) is not None:
-                self._hold(where, partial(bindings.check, belongs, found, where), root)
-                self._recorded(where, root, digest, belongs, found)
+            if (record := self._records.checkpoints.get(digest)) is not None:
+                self._hold(where, partial(bindings.check, belongs, record, where), root)
+                self._recorded(where, root, digest, belongs, record)
         for where, snapshot, annotation in self._annotations:
             if (known := self._records.trees.get(snapshot)) is not None:
                 self._hold(where, partial(bindings.check_annotation, where, annotation, known), f"snapshot {snapshot}")
@@ -99,25 +102,25 @@ class References:
         for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
             if self._repo.store.stat(belongs) is None:
                 self._add(
-                    "missing", belongs, "the ledger names it, and it is not there", f"run {belongs.split('/')[1]}"
+                    "missing", belongs, "the ledger names it, but it does not exist", f"run {belongs.split('/')[1]}"
                 )
 
-    def _recorded(self, where: str, root: str, digest: Digest, belongs: str, found: Checkpoint | OutputFiles) -> None:
-        """Hold a record against what the ledger of its run records of it."""
-        if isinstance(found, OutputFiles):
+    def _recorded(self, where: str, root: str, digest: Digest, belongs: str, record: Checkpoint | OutputFiles) -> None:
+        """Check a record against its events in the run's ledger."""
+        if isinstance(record, OutputFiles):
             for stored in self._outputs.get(belongs, ()):
-                self._hold(where, partial(bindings.check_outputs, where, digest, found, stored), root)
+                self._hold(where, partial(bindings.check_outputs, where, digest, record, stored), root)
             return
         run, label = checkpoints.labelled(belongs)
         for event in self._events.get((run, label), ()):
-            self._hold(where, partial(bindings.check_event, label, digest, found, event), root)
+            self._hold(where, partial(bindings.check_event, label, digest, record, event), root)
 
     def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
-        """Name what is under a key that another record contradicts, once."""
+        """Report a record that contradicts another one, once per key."""
         try:
             check()
         except (Misplaced, CorruptObject) as error:
-            if all(one.key != where for one in self.damage):
+            if all(damage.key != where for damage in self.damage):
                 self._add("misplaced", where, str(error), *roots)
 
     def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
@@ -130,33 +133,33 @@ class References:
 
     def _snapshot(self, snapshot_id: str) -> None:
         if not is_digest(snapshot_id):
-            self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it away")
+            self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it out of the store")
             return
         root = f"snapshot {snapshot_id}"
-        said, unreadable = list[dict[Digest, Digest]](), False
+        annotated, unreadable = list[dict[Digest, Digest]](), False
         for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
             annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
             if annotation is None:
                 unreadable = True
                 continue
-            said.append(annotation.packings)
+            annotated.append(annotation.packings)
             self._annotations.append((f"snapshots/{snapshot_id}/{name}", snapshot_id, annotation))
             if annotation.observed is not None:
                 self._records.need(root, annotation.observed)
-        for packing in trees.counting(self._repo.objects, said, lenient=True):
+        for packing in trees.counting(self._repo.objects, annotated, lenient=True):
             self._records.walk(root, packing, Packing)
             self._records.lead(snapshot_id, packing)
         self._records.walk(root, snapshot_id, Snapshot)
-        # What an annotation says that is damaged is not known, and that it is damaged is named.
+        # A damaged annotation may name further packings, so a missing packing is reported only if all are readable.
         if not unreadable:
-            self._packings.append((snapshot_id, said))
+            self._packings.append((snapshot_id, annotated))
 
     def _run(self, run_id: str) -> None:
         root = f"run {run_id}"
         run = self._decode(f"runs/{run_id}/run", Run, root)
         if run is not None:
             if not self._repo.store.names(f"snapshots/{run.snapshot}/"):
-                self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} is not there", root)
+                self._add("dangling", f"runs/{run_id}/run", f"snapshot {run.snapshot} does not exist", root)
             self._records.walk(root, run.snapshot, Snapshot)
             if run.parent is not None:
                 parent = checkpoints.key(run.parent.run, run.parent.checkpoint)
@@ -166,20 +169,20 @@ class References:
             verdict = self._decode(f"runs/{run_id}/verdict", Verdict, root)
             if verdict is not None and run is not None:
                 self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
-        for said in self._repo.store.names(runs.joints_of(run_id)):
-            self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
+        for name in self._repo.store.names(runs.joints_of(run_id)):
+            self._decode(f"{runs.joints_of(run_id)}{name}", JointVerdict, root)
         self._foreign(run_id)
         begun = ledger.attempts(self._repo, run_id)
         self._attempts += [(run_id, attempt) for attempt in begun]
         if (absent := gap(begun)) is not None:
-            self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts are there", root)
+            self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts exist", root)
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
         for name in outputs.names(self._repo, run_id):
             self._checkpoint(outputs.key(run_id, name), root, ANY_OUTPUTS)
 
     def _foreign(self, run_id: str) -> None:
-        """Name what is among a run's attempts and checkpoints and is neither; readers pass it over."""
+        """Report keys among a run's attempts, checkpoints and outputs that readers skip."""
         for folder, known in (
             ("ledger", ledger.is_number),
             ("checkpoints", checkpoints.is_name),
@@ -198,30 +201,30 @@ class References:
                 self._add("foreign", where, FOREIGN)
 
     def _checkpoint(self, where: str, root: str, kind: type[Record] = Checkpoint) -> None:
-        found = self._read(lambda: bindings.line(self._repo.store, where))
-        if isinstance(found, NotFound):
-            return  # Retired by gc since it was listed.
-        if isinstance(found, Exception):
-            self._add("corrupt", where, _said(found), root)
+        digest = self._read(lambda: bindings.line(self._repo.store, where))
+        if isinstance(digest, NotFound):
+            return  # Retired by gc since the listing.
+        if isinstance(digest, Exception):
+            self._add("corrupt", where, _said(digest), root)
             return
-        self.checkpoints.append((where, root, found, where))
-        self._records.walk(root, found, kind)
+        self.checkpoints.append((where, root, digest, where))
+        self._records.walk(root, digest, kind)
 
     # --- trees -------------------------------------------------------------------------------------
 
-    def _placed(self, tree: Digest, said: Sequence[Digest], holders: set[Digest]) -> None:
-        """Check that one of the packings says where all small files lie. What is damaged is named elsewhere."""
+    def _placed(self, tree: Digest, candidates: Sequence[Digest], holders: set[Digest]) -> None:
+        """Check that one of the packings lists all small files of a tree. Damaged records are reported elsewhere."""
         entries = self._read(lambda: trees.load(self._repo.objects, tree).entries)
         if isinstance(entries, Exception) or not packings.needed(entries):
             return
-        detail = "nothing says where its small files lie"
-        for digest in said:
-            found = self._read(partial(self._repo.objects.get_record, digest, Packing))
-            if isinstance(found, Exception) or isinstance(
-                self._read(partial(packings.check, found, digest)), Exception
+        detail = "no packing lists its small files"
+        for digest in candidates:
+            packing = self._read(partial(self._repo.objects.get_record, digest, Packing))
+            if isinstance(packing, Exception) or isinstance(
+                self._read(partial(packings.check, packing, digest)), Exception
             ):
                 return
-            filled = self._read(partial(packings.filled, entries, found, tree, digest))
+            filled = self._read(partial(packings.filled, entries, packing, tree, digest))
             if not isinstance(filled, Exception):
                 return
             detail = str(filled)
@@ -230,85 +233,85 @@ class References:
     # --- ledgers -----------------------------------------------------------------------------------
 
     def _attempt(self, run_id: str, attempt: int) -> None:
-        """Check all chains of an attempt. The launcher's first: its last event speaks of where the others ended."""
+        """Check all chains of an attempt, the launcher's first: its last event contains the heads of the others."""
         root = f"run {run_id}"
         made = self._records.made.get((run_id, attempt), {})
         launcher = self._chain(Chain(run_id, attempt, LAUNCHER), root)
         if launcher is not None and not launcher.events:
-            self._add("missing", launcher.prefix, "the launcher's ledger, which an attempt begins with", root)
+            self._add("missing", launcher.prefix, "the launcher's ledger, with which an attempt starts", root)
         ended = launcher.ended if launcher is not None else None
         ends = ended.heads if ended is not None else {}
         ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
         for rank in sorted(ranks | ends.keys()):
-            # Of an attempt that failed, a machine may have died with the last events that its checkpoints speak of.
+            # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
             lived = ended is not None and ended.outcome != "failed"
-            heads = {one.ledger[rank]: digest for digest, one in made.items() if lived and rank in one.ledger}
-            found = self._chain(Chain(run_id, attempt, rank), root, heads)
-            if found is None:
+            heads = {record.ledger[rank]: digest for digest, record in made.items() if lived and rank in record.ledger}
+            chain = self._chain(Chain(run_id, attempt, rank), root, heads)
+            if chain is None:
                 continue
-            if ends.get(rank, found.head) != found.head:
-                self._add("broken-chain", found.prefix, "the end of this rank's ledger is missing", root)
-            for digest in sorted(heads[head] for head in heads.keys() - found.passed.keys()):
-                detail = f"it is not the ledger that checkpoint {digest} was made with"
-                self._add("broken-chain", found.prefix, detail, root)
+            if ends.get(rank, chain.head) != chain.head:
+                self._add("broken-chain", chain.prefix, "the end of this rank's ledger is missing", root)
+            for digest in sorted(heads[head] for head in heads.keys() - chain.passed.keys()):
+                detail = f"checkpoint {digest} has another ledger head"
+                self._add("broken-chain", chain.prefix, detail, root)
 
-    def _chain(self, one: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
-        """Follow a chain, and return it; None, and it is named, if it is broken."""
-        found: Chain | None = one
+    def _chain(self, chain: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
+        """Follow a chain and return it. Report a broken chain, and return None."""
+        result: Chain | None = chain
         try:
-            one.follow(self._repo, heads)
+            chain.follow(self._repo, heads)
         except PermissionError:
             raise
         except (CorruptObject, UnknownSchema, NotFound, OSError) as error:
-            self._add("broken-chain", f"{one.prefix}/{one.batches:08d}", _said(error), root)
-            found = None
-        for observed in one.observed:
+            self._add("broken-chain", f"{chain.prefix}/{chain.batches:08d}", _said(error), root)
+            result = None
+        for observed in chain.observed:
             self._records.need(root, observed)
-        for event in one.published:
-            self._events.setdefault((one.run, event.name), []).append(event)
-        for stored in one.outputs:
-            self._outputs.setdefault(outputs.key(one.run, stored.name), []).append(stored)
-        return found
+        for event in chain.published:
+            self._events.setdefault((chain.run, event.name), []).append(event)
+        for stored in chain.outputs:
+            self._outputs.setdefault(outputs.key(chain.run, stored.name), []).append(stored)
+        return result
 
     # --- plans -------------------------------------------------------------------------------------
 
     def _plan(self, name: str) -> None:
-        """Read what gc planned and did; it names nothing that must be there, and gc clears it away."""
+        """Read the records of gc. A plan requires no other record, and gc deletes old plans."""
         plan, _, standing = name.rpartition(".")
         if plan and standing in _PLAN_FILES:
-            found = self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
-            if isinstance(found, GcPlan):
-                self._heads[plan] = found
+            record = self._decode(f"{plans.PREFIX}{name}", _PLAN_FILES[standing], lasting=False)
+            if isinstance(record, GcPlan):
+                self._heads[plan] = record
             return
         for folder, kind in _PLAN_PARTS.items():
             for part in self._repo.store.names(plans.folder(name, folder)):
                 where = f"{plans.folder(name, folder)}{part}"
-                found = self._decode(where, kind, lasting=False)
-                if isinstance(found, Garbage):
-                    self._hold(where, partial(self._part, where, name, found))
+                record = self._decode(where, kind, lasting=False)
+                if isinstance(record, Garbage):
+                    self._hold(where, partial(self._part, where, name, record))
 
     def _part(self, where: str, plan: str, garbage: Garbage) -> None:
-        """Keep what a part is to be compared by. Raises CorruptObject."""
+        """Add a part to compare with its plan's head. Raises CorruptObject."""
         if (part := bindings.part_of(where, garbage)) is not None:
             self._garbage.append((where, plan, part))
 
     # --- one reference -----------------------------------------------------------------------------
 
     def _decode(self, where: str, kind: type[codec.R], *roots: str, lasting: bool = True) -> codec.R | None:
-        """Return a reference's record, or name what is wrong with it."""
-        found = self._read(lambda: bindings.record(self._repo.store, where, kind))
-        if not isinstance(found, Exception):
-            return found
-        if not isinstance(found, NotFound):
-            trouble: Kind = "foreign" if isinstance(found, UsageError) else "unreadable"
-            trouble = "misplaced" if isinstance(found, Misplaced) else trouble
-            self._add(trouble, where, _said(found), *roots)
+        """Return a reference's record, or report its damage and return None."""
+        record = self._read(lambda: bindings.record(self._repo.store, where, kind))
+        if not isinstance(record, Exception):
+            return record
+        if not isinstance(record, NotFound):
+            trouble: Kind = "foreign" if isinstance(record, UsageError) else "unreadable"
+            trouble = "misplaced" if isinstance(record, Misplaced) else trouble
+            self._add(trouble, where, _said(record), *roots)
         elif lasting:
-            self._add("missing", where, "it is not there", *roots)
+            self._add("missing", where, "it does not exist", *roots)
         return None
 
     def _read(self, read: Callable[[], T]) -> T | Exception:
-        """Return what `read` does, or what is wrong with what it reads. Raises what is wrong with the store itself."""
+        """Return the result of `read`, or the error of damaged data. Raises errors of the store itself."""
         for number in range(1, _READS + 1):
             try:
                 return read()

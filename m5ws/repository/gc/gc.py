@@ -1,8 +1,8 @@
-"""`gc`: what nothing needs is planned, and deleted by a second call after a grace period.
+"""Garbage collection in two steps: `plan` publishes the unneeded objects, and `execute` deletes them after a grace
+period.
 
-`plan` publishes what would be deleted and deletes nothing; `gc_execute` deletes. The argument for why writers may be at
-work all the while is in docs/format.md, "Deleting". Memory: an entry of 32 bytes for each object that is needed or that
-a retired checkpoint leads to; a plan is published in parts.
+`plan` deletes nothing. docs/format.md, "Deleting", explains why writers may run at any time. Memory: 32 bytes for each
+object that is needed, or that a retired checkpoint leads to. A plan is published in parts.
 """
 
 import heapq
@@ -33,7 +33,7 @@ Emit = Callable[[str, int, Placed], None]
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and its name; None on a dry run, and where there is nothing to delete: then none is published."""
+    """A plan and its name. The name is None for a dry run or an empty plan, which is not published."""
 
     id: str | None
     plan: GcPlan
@@ -49,9 +49,9 @@ def plan(
     part_objects: int = PART_OBJECTS,
     workers: Workers = threads,
 ) -> Planned:
-    """Return what can be deleted, and publish it unless it is nothing or a `dry_run`.
+    """Return the objects that can be deleted, and publish the plan unless it is empty or a `dry_run`.
 
-    What is younger than `older_than_s` seconds, by the store's clock, is not in it. Raises as `roots.read` does: in a
+    Objects younger than `older_than_s` seconds, by the store's clock, are left out. Raises as `roots.read`: in a
     damaged store nothing is planned.
     """
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(4).hex()}"
@@ -70,17 +70,17 @@ def plan(
 
 
 def store_now(repo: Repository, name: str) -> float:
-    """Return what the store's clock says: ages are differences of its own times, whatever this machine's clock says."""
-    asked = f"{plans.folder(name, 'asked')}{os.urandom(8).hex()}"
-    repo.store.create(asked, b"")
-    found = repo.store.stat(asked)
-    if found is None:
-        raise NotFound(f"{asked} is not in the store right after it was created")
-    return found.modified_s
+    """Return the time of the store's clock. Ages are differences of its times, independent of this machine's clock."""
+    probe = f"{plans.folder(name, 'probe')}{os.urandom(8).hex()}"
+    repo.store.create(probe, b"")
+    stat = repo.store.stat(probe)
+    if stat is None:
+        raise NotFound(f"{probe} does not exist right after its creation")
+    return stat.modified_s
 
 
 class _Scan:
-    """One look at a store: what is needed, then every object that is not, prefix by prefix."""
+    """One scan of a store: the needed objects, then all others, prefix by prefix."""
 
     def __init__(
         self,
@@ -105,44 +105,49 @@ class _Scan:
         self._young = 0
 
     def head(self, rules: Rules, older_than_s: float) -> GcPlan:
-        """Emit the parts and return what names them."""
-        found = roots.read(
+        """Emit the parts, and return the head that names them."""
+        needed = roots.read(
             self._repo, rules, lambda _, stat: stat.modified_s <= self._cutoff_s, self._say, self._workers
         )
-        runs = sorted({one.run for one in found.retired})
-        self._own(found.retired, runs, found.reach)
-        references = [found.retired[at : at + _REFERENCES] for at in range(0, len(found.retired), _REFERENCES)]
+        runs = sorted({reference.run for reference in needed.retired})
+        self._own(needed.retired, runs, needed.reach)
+        references = [needed.retired[at : at + _REFERENCES] for at in range(0, len(needed.retired), _REFERENCES)]
         for number, some in enumerate(references):
             self._emit("retired", number, Retirements(checkpoints=some))
-        kept = len(found.reach.digests)
-        self._collect(found.reach.digests, plans.packed(one.digest for one in found.retired))
+        kept = len(needed.reach.digests)
+        self._collect(needed.reach.digests, plans.packed(reference.digest for reference in needed.retired))
         return GcPlan(
             older_than_s=older_than_s,
             rules=rules,
-            checkpoints=len(found.retired) - _copies(found.retired),
-            copies=_copies(found.retired),
+            checkpoints=len(needed.retired) - _copies(needed.retired),
+            copies=_copies(needed.retired),
             references=len(references),
             objects=sum(self._objects.values()),
             size_bytes=sum(self._bytes.values()),
             parts=tuple(self._parts),
-            freed=tuple(self._freed(found.retired, runs)),
+            freed=tuple(self._freed(needed.retired, runs)),
             largest=tuple(self._large(runs)),
             kept_objects=kept,
             young_objects=self._young,
         )
 
     def _own(self, retired: tuple[Retired, ...], runs: list[str], needed: Reach) -> None:
-        """Note, for each object that only retired checkpoints lead to, the first run whose it is."""
-        for position, one in enumerate(retired):
+        """Record the owner of each object that only retired checkpoints lead to: the first run with such a
+        checkpoint.
+        """
+        for position, reference in enumerate(retired):
             self._say("reading retired checkpoints", position, len(retired))
             reach = Reach(self._repo.objects)
-            roots.lead(reach, one)
-            owner = runs.index(one.run)
+            roots.lead(reach, reference)
+            owner = runs.index(reference.run)
             for digest in reach.digests - needed.digests:
                 self._owners.setdefault(digest, owner)
 
     def _collect(self, needed: set[bytes], records: set[bytes]) -> None:
-        """Emit all objects that are neither needed nor young; with a reference goes the record that it names."""
+        """Emit all objects that are neither needed nor young.
+
+        The record of a retired reference is included at any age.
+        """
         digests, sizes = bytearray(), bytearray()
         prefixes = self._repo.store.names("objects/")
         with self._workers() as pool:
@@ -187,7 +192,7 @@ class _Scan:
 
     def _freed(self, retired: tuple[Retired, ...], runs: list[str]) -> Iterator[Freed]:
         for owner, run in [*enumerate(runs), (-1, None)]:
-            own = [one for one in retired if one.run == run]
+            own = [reference for reference in retired if reference.run == run]
             if own or self._objects.get(owner):
                 yield Freed(
                     run=run,
@@ -204,8 +209,8 @@ class _Scan:
 
 
 def _copies(retired: Sequence[Retired]) -> int:
-    """Return how many retired references are to copies of output files."""
-    return sum(one.outputs is not None for one in retired)
+    """Return the number of retired copies of output files."""
+    return sum(reference.outputs is not None for reference in retired)
 
 
 def _hex(digest: bytes) -> Digest:

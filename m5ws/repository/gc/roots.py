@@ -1,6 +1,6 @@
-"""All that must stay: every snapshot, every run, every kept checkpoint, and what each of them leads to.
+"""Everything that must stay: every snapshot, run and kept checkpoint, and all objects reachable from them.
 
-A root that cannot be read stops the reading with an error: nothing may be deleted while it is unknown what is needed.
+An unreadable root raises an error: nothing may be deleted while the needed objects are unknown.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,32 +36,32 @@ MayRetire = Callable[[Retired, ObjectStat], bool]
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed, and the references that are to be deleted, which lead nowhere any more."""
+    """The needed objects, and the references to delete, whose objects are not needed."""
 
     reach: Reach
     retired: tuple[Retired, ...]
 
 
 def threads() -> Executor:
-    """Return what reads and deletes many things at once, where each costs a round trip."""
+    """Return an executor for many reads and deletes, each with a round trip."""
     return ThreadPoolExecutor(16, thread_name_prefix="m5ws-gc")
 
 
 def read(
     repo: Repository, rules: Rules, may_retire: MayRetire, progress: Progress | None = None, workers: Workers = threads
 ) -> Roots:
-    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for one that is damaged."""
+    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged one."""
     reach = Reach(repo.objects)
     retired: list[Retired] = []
     say = progress or (lambda *_: None)
     with workers() as pool:
 
         def each(what: str, names: Sequence[A], act: Callable[[A], T]) -> Iterator[T]:
-            for position, found in enumerate(pool.map(act, names)):
+            for position, result in enumerate(pool.map(act, names)):
                 say(what, position, len(names))
-                yield found
+                yield result
 
-        # Pins first: a reference is deleted only if no pin was there before its run was read.
+        # Pins first: a reference is deleted only if there was no pin before its run was read.
         _drain(each("reading kept checkpoints", repo.store.names(checkpoints.PINS), partial(_pins, repo, reach)))
         _drain(each("reading snapshots", repo.store.names("snapshots/"), partial(_snapshot, repo, reach)))
         records = list(each("reading runs", runs.ids(repo), partial(runs.load, repo)))
@@ -72,8 +72,8 @@ def read(
         def of_run(run: Run) -> list[Retired]:
             return _run(repo, reach, run, rules, evidence.get(run.id, set()), origins.get(run.id, set()), may_retire)
 
-        for found in each("reading ledgers", records, of_run):
-            retired += found
+        for references in each("reading ledgers", records, of_run):
+            retired += references
     return Roots(reach=reach, retired=tuple(retired))
 
 
@@ -88,18 +88,18 @@ def _pins(repo: Repository, reach: Reach, run: str) -> None:
 
 
 def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None, by: str = "") -> None:
-    """Add the checkpoint that the line under a key names. Raises NotFound, CorruptObject, Misplaced."""
+    """Add the checkpoint named by the line under a key. Raises NotFound, CorruptObject, Misplaced."""
     digest = digest or bindings.line(repo.store, where)
-    # One that another key led to is read again: it must belong under this key too.
+    # A checkpoint reached by another key is read again, because it must belong under this key too.
     bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint), by)
 
 
 def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
-    said = snapshots.annotations(repo, snapshot)
-    for annotation in said:
+    annotations = snapshots.annotations(repo, snapshot)
+    for annotation in annotations:
         if annotation.observed is not None:
             reach.add(annotation.observed)
-    for packing in trees.counting(repo.objects, [one.packings for one in said]):
+    for packing in trees.counting(repo.objects, [annotation.packings for annotation in annotations]):
         reach.packing(packing)
     reach.snapshot(snapshot)
 
@@ -113,7 +113,7 @@ def _run(
     origins: set[str],
     may_retire: MayRetire,
 ) -> list[Retired]:
-    """Add a run and its checkpoints; return those that are retired instead. Forks start from those in `origins`."""
+    """Add a run and its checkpoints, and return the retired ones instead. Forks start from those in `origins`."""
     reach.snapshot(record.snapshot)
     run, parent = record.id, record.parent
     if parent is not None:
@@ -121,35 +121,37 @@ def _run(
     retired = _outputs(repo, reach, run, may_retire)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
-    found = list(_references(repo, run))
-    past = _past(repo, run, found, rules, evidence) - kept if rules.retire else set()
-    return retired + _sorted_out(repo, reach, found, past, stats, may_retire)
+    references = list(_references(repo, run))
+    past = _past(repo, run, references, rules, evidence) - kept if rules.retire else set()
+    return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 
 def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) -> list[Retired]:
-    """Add a run's output files; return the copies that are retired instead."""
+    """Add a run's output files, and return the retired copies instead."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
     labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
-    found = []
+    references = []
     for label in labels:
         try:
-            found.append(Retired(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label))))
+            references.append(
+                Retired(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label)))
+            )
         except NotFound:
-            continue  # Another gc has retired it since it was listed.
-    return _sorted_out(repo, reach, found, set(outputs.superseded(labels)), stats, may_retire)
+            continue  # Retired by another gc since the listing.
+    return _sorted_out(repo, reach, references, set(outputs.superseded(labels)), stats, may_retire)
 
 
 def _sorted_out(
     repo: Repository,
     reach: Reach,
-    found: Sequence[Retired],
+    references: Sequence[Retired],
     past: set[str],
     stats: Mapping[str, ObjectStat],
     may_retire: MayRetire,
 ) -> list[Retired]:
     """Return the references in `past` that may be retired, and add all others."""
     retired = []
-    for reference in found:
+    for reference in references:
         stat = stats.get(key(reference))
         if (reference.checkpoint or reference.outputs) in past and stat is not None and may_retire(reference, stat):
             retired.append(reference)
@@ -166,7 +168,7 @@ def key(reference: Retired) -> str:
 
 
 def lead(reach: Reach, reference: Retired) -> None:
-    """Add all that a reference leads to."""
+    """Add everything that a reference leads to."""
     if reference.outputs is not None:
         reach.outputs(reference.digest)
     else:
@@ -174,7 +176,7 @@ def lead(reach: Reach, reference: Retired) -> None:
 
 
 def _references(repo: Repository, run: str) -> Iterator[Retired]:
-    """Yield all references of a run to checkpoints; one that is gone since it was listed was retired by another gc."""
+    """Yield all references of a run to checkpoints, except those retired by another gc since the listing."""
     for label in checkpoints.names(repo, run):
         try:
             yield Retired(run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label)))
@@ -195,12 +197,15 @@ def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
 
 
 def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
-    """Return True if another gc has retired the reference since it was listed."""
+    """Return True if another gc has retired the reference since the listing."""
     return repo.store.stat(key(reference)) is None
 
 
 def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
-    """Add what attempts observed; return what the newest resumed from, if it has not ended."""
+    """Add the observed environments of attempts.
+
+    Return the checkpoint that the newest one resumed from, if it has not ended.
+    """
     resumed: set[str] = set()
     for attempt in ledger.attempts(repo, run):
         resumed.clear()
@@ -213,17 +218,19 @@ def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
     return resumed
 
 
-def _past(repo: Repository, run: str, found: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
-    """Return the checkpoints that the rules retire. Only those that a run could resume from: output files stay."""
+def _past(repo: Repository, run: str, references: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
+    """Return the checkpoints that the rules retire: only those that a run could resume from."""
     valid = set(checkpoints.valid(repo, run))
-    resumable = [label for one in found if (label := one.checkpoint) is not None and _resumable(repo, one)]
+    resumable = [
+        label for reference in references if (label := reference.checkpoint) is not None and _resumable(repo, reference)
+    ]
     kept = retained([label for label in resumable if label in valid], rules)
     kept.update(label for label in resumable if checkpoints.step_of(label) in evidence)
     return set(resumable) - kept - set(checkpoints.kept(repo, run))
 
 
 def retained(labels: Sequence[str], rules: Rules) -> set[str]:
-    """Return those of a run's checkpoints, in order of steps, that the rules keep; the newest is always one."""
+    """Return the checkpoints that the rules keep, from labels in order of steps. The newest is always kept."""
     if not rules.retire:
         return set(labels)
     kept = set(labels[-(rules.last or 1) :])
@@ -243,7 +250,7 @@ def _resumable(repo: Repository, reference: Retired) -> bool:
 
 
 def _origins(records: Iterable[Run]) -> dict[str, set[str]]:
-    """Return, for each run, its checkpoints that other runs start from: lineage leads to something that is there."""
+    """Return, for each run, the checkpoints that forks start from, so that their lineage stays complete."""
     labels: dict[str, set[str]] = {}
     for record in records:
         if record.parent is not None:
@@ -252,7 +259,7 @@ def _origins(records: Iterable[Run]) -> dict[str, set[str]]:
 
 
 def _evidence(verdicts: Iterable[Verdict | None]) -> dict[str, set[int]]:
-    """Return, for all runs of each verdict, the steps of the divergence that it names: their checkpoints show it."""
+    """Return, for all runs of each verdict, the steps of its divergence, whose checkpoints are evidence."""
     steps: dict[str, set[int]] = {}
     for verdict in verdicts:
         if verdict is not None and verdict.first is not None:

@@ -1,7 +1,7 @@
-"""One chain of a ledger, followed to its end: where it stands, and whether such events are ever written in that order.
+"""One chain of a ledger, followed to its end, with a check of the order of its events.
 
-A chain that was computed anew holds together by itself. What others say of it (the heads in an attempt's last event, in
-checkpoints and in attestations) is what it is measured by.
+A chain whose hashes were all recomputed is consistent in itself. It is compared with the heads in other places: the
+attempt's last event, checkpoints and attestations.
 """
 
 import hashlib
@@ -17,10 +17,11 @@ from m5ws.repository.repository import Repository
 
 
 class Chain:
-    """A chain as far as it was followed: `batches` and `events` of it are good, and `head` is after the last of them.
+    """A chain, as far as it was followed. The first `batches` and `events` are valid, and `head` follows the last
+    event.
 
-    `passed` holds the heads that were looked for and met, each with where: after how many events, of how many batches
-    that are whole there, and the SHA-256 of the stored bytes of these.
+    `passed` has the requested heads that the chain contains, each with its position: the number of events, the number
+    of complete batches, and the SHA-256 of the stored bytes of these batches.
     """
 
     def __init__(self, run: str, attempt: int, rank: str) -> None:
@@ -37,18 +38,18 @@ class Chain:
 
     @property
     def prefix(self) -> str:
-        """The key of the chain, as people are told of it."""
+        """The key of the chain, for messages."""
         return f"runs/{self.run}/ledger/{self.attempt:04d}/{self.rank}"
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the stored bytes of all batches, joined in order."""
+        """The SHA-256 of the stored bytes of all batches, concatenated in order."""
         return self._bytes.hexdigest()
 
     def follow(self, repo: Repository, wanted: Container[Digest] = ()) -> "Chain":
-        """Go to the end, and note which of the `wanted` heads lie on the way; return itself.
+        """Follow the chain to its end, record the `wanted` heads on the way, and return the chain.
 
-        Raises CorruptObject, UnknownSchema, OSError: `batches` is then the number of the batch that is wrong.
+        Raises CorruptObject, UnknownSchema, OSError; `batches` is then the number of the invalid batch.
         """
         self._pass(wanted, self.head)
         for batch in ledger.read(repo, self.run, self.attempt, self.rank, stored=self._bytes.update):
@@ -67,12 +68,15 @@ class Chain:
             self.passed[head] = (self.events, self.batches, self.sha256)
 
     def _late(self) -> tuple[type, ...]:
-        """Return the kinds of events that may follow the attempt's end: results that were stored late have an end."""
+        """Return the kinds of events that may follow the attempt's end.
+
+        Results that were stored late have their own end.
+        """
         unsaved = self.ended is not None and self.ended.outcome == "unsaved"
         return (Notice, CheckpointPublished, OutputsStored, AttemptEnded) if unsaved else (Notice,)
 
     def _take(self, event: AnyEvent) -> None:
-        """Note what an event says of the chain. Raises CorruptObject for one that is never written there."""
+        """Process an event. Raises CorruptObject for an event that is never written at its place."""
         place = f"event {self.events + 1} of {self.prefix}"
         if isinstance(event, AttemptStarted):
             self.observed.append(event.observed)
@@ -81,15 +85,15 @@ class Chain:
         if isinstance(event, OutputsStored):
             self.outputs.append(event)
         if isinstance(event, AttemptStarted) and (self.events or event.attempt != self.attempt):
-            raise CorruptObject(f"{place} begins the attempt, which is not what was written there")
+            raise CorruptObject(f"{place} begins the attempt, but is not its first event")
         if self.ended is not None and not isinstance(event, self._late()):
             raise CorruptObject(f"{place} comes after the attempt's end")
         if isinstance(event, AttemptStarted | AttemptEnded) and self.rank != LAUNCHER:
-            raise CorruptObject(f"{place} is the launcher's, and in a rank's chain")
+            raise CorruptObject(f"{place} belongs to the launcher, but is in a rank's chain")
         if isinstance(event, AttemptEnded):
             self.ended = event
 
 
 def gap(begun: list[int]) -> int | None:
-    """Return the first attempt that is missing before others: they are numbered from 1, and none is ever deleted."""
+    """Return the first missing attempt before later ones. Attempts are numbered from 1, and none is ever deleted."""
     return next((number for number, attempt in enumerate(sorted(begun), 1) if attempt != number), None)

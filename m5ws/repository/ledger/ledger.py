@@ -1,7 +1,7 @@
-"""The append-only record of what a run did: batches of events, one chain a rank and attempt.
+"""The append-only record of a run: batches of events, one chain per rank and attempt.
 
-Batch n of a rank is published once, under its number, and names the chain's head before its first and
-after its last event. A dropped, reordered, edited or foreign batch breaks the chain and is an error.
+Batch n of a rank is published once, under its number. It contains the chain's head before its first and after its last
+event. A missing, reordered, edited or foreign batch breaks the chain, which is an error.
 """
 
 import itertools
@@ -17,11 +17,14 @@ from m5ws.repository.ledger.spool import chain, genesis
 from m5ws.repository.repository import Repository
 
 LAUNCHER = "launcher"
-"""The chain of the process that supervises an attempt; its first event fences all earlier attempts."""
+"""The chain of the process that supervises an attempt. Its first event fences all earlier attempts."""
 
 
 def is_number(name: str) -> bool:
-    """Return whether a name is of an attempt, a rank or a batch: `str.isdigit` takes what `int` does not."""
+    """Return True if a name is of an attempt, a rank or a batch.
+
+    `str.isdigit` alone accepts digits that `int` does not.
+    """
     return name.isascii() and name.isdigit()
 
 
@@ -30,7 +33,7 @@ def _prefix(run: str, attempt: int, rank: str) -> str:
 
 
 class Writer:
-    """Appends batches to one chain; going on where the store says it ends."""
+    """Appends batches to one chain, from its end in the store."""
 
     def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
         self._repo = repo
@@ -43,9 +46,9 @@ class Writer:
             self.events += len(batch.events)
 
     def append(self, events: Sequence[bytes], repair: Callable[[], object] | None = None) -> None:
-        """Publish events, given in their stored bytes, as the next batch. Raises Fenced if another writer was first.
+        """Publish encoded events as the next batch. Raises Fenced if another writer was first.
 
-        `repair` uploads again the objects that they name, if gc took them away meanwhile.
+        `repair` uploads the objects that the events name again, if gc has deleted them meanwhile.
         """
         if not events:
             return
@@ -79,7 +82,7 @@ class Writer:
 
 
 def _named(events: Sequence[bytes]) -> set[bytes]:
-    """Return the objects that events name as references: what an attempt observed."""
+    """Return the objects that events refer to: the observed environments."""
     started = (decode_event(event) for event in events if b"attempt-started" in event)
     return gc_plans.packed(event.observed for event in started if isinstance(event, AttemptStarted))
 
@@ -92,9 +95,9 @@ def read(
     after: Batch | None = None,
     stored: Callable[[bytes], object] = lambda _: None,
 ) -> Iterator[Batch]:
-    """Yield a chain's batches, those after `after` if given, each checked against the one before.
+    """Yield a chain's batches, or those after `after`, each checked against the previous one.
 
-    `stored` is called with the stored bytes of each before it is yielded. Raises CorruptObject where the chain is
+    `stored` is called with the stored bytes of each batch before it is yielded. Raises CorruptObject if the chain is
     broken.
     """
     prefix = _prefix(run, attempt, rank)
@@ -103,7 +106,7 @@ def read(
     present = {name for name in repo.store.names(prefix) if is_number(name)}
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
-    # Many look at the first batch alone; who reads on is given the others without waiting for each.
+    # Many callers need the first batch only. The others are fetched in parallel.
     found = itertools.chain(map(repo.store.get, keys[:1]), concurrency.each(repo.store.get, keys[1:]))
     for key, data in zip(keys, found, strict=True):
         batch = codec.decode(data, Batch, key)
@@ -112,19 +115,19 @@ def read(
         head, seq = batch.head, seq + 1
         yield batch
     if any(name >= f"{seq:08d}" for name in present):
-        raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+        raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
 
 
 def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:
-    """Yield a chain's batches, the last one first, for who needs the end of a long chain alone.
+    """Yield a chain's batches from its end, for callers that need only the end of a long chain.
 
-    Each is good in itself; whether it follows the one before is not looked at. Raises CorruptObject if one is missing.
+    Each batch is checked by itself, not against the previous one. Raises CorruptObject if a batch is missing.
     """
     prefix = _prefix(run, attempt, rank)
     present = sorted(name for name in repo.store.names(prefix) if is_number(name))
     for seq, name in enumerate(present):
         if name != f"{seq:08d}":
-            raise CorruptObject(f"batch {prefix}{seq:08d} is missing and later ones are there")
+            raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
     for seq in reversed(range(len(present))):
         key = f"{prefix}{seq:08d}"
         batch = codec.decode(repo.store.get(key), Batch, key)
@@ -139,11 +142,11 @@ def _check(batch: Batch, key: str, head: str) -> None:
     for event in batch.events:
         head = chain(head, bytes(event))
     if batch.head != head:
-        raise CorruptObject(f"batch {key} does not have the events it was written with")
+        raise CorruptObject(f"batch {key} has events that do not match its head")
 
 
 def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:
-    """Return an event from its stored bytes. Raises UnknownSchema."""
+    """Return a decoded event. Raises UnknownSchema."""
     return codec.decode(bytes(event), AnyEvent, "ledger event")  # type: ignore[arg-type]
 
 
@@ -153,7 +156,7 @@ def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent
 
 
 def check_ends(repo: Repository, run: str, attempt: int) -> None:
-    """Raise CorruptObject if a rank's chain does not end where the attempt's end says it ended."""
+    """Raise CorruptObject if a rank's chain does not end at the head in the attempt's last event."""
     ended = next((one for one in events(repo, run, attempt, LAUNCHER) if isinstance(one, AttemptEnded)), None)
     for rank, head in ended.heads.items() if ended is not None else ():
         found = genesis(run, attempt, rank)
@@ -161,18 +164,18 @@ def check_ends(repo: Repository, run: str, attempt: int) -> None:
             found = batch.head
         if found != head:
             raise CorruptObject(
-                f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end where the attempt says",
-                hint="Its last events are missing, or some were changed. `m5ws fsck` names what else is damaged.",
+                f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end at its recorded head",
+                hint="Events are missing at its end, or were edited. Run `m5ws fsck` to list all damage.",
             )
 
 
 def attempts(repo: Repository, run: str) -> list[int]:
-    """Return the attempts that a run has had, in order."""
+    """Return the numbers of a run's attempts, in order."""
     return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
 
 
 def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
-    """Return how the newest attempt after `attempt` began, or None if none has: one request."""
+    """Return the first event of the newest attempt after `attempt`, or None if there is none. One request if none."""
     newest = max(attempts(repo, run), default=0)
     if newest <= attempt:
         return None

@@ -1,8 +1,8 @@
 """A rank's events on local disk, before they are in the store.
 
-One `write(2)` an event: what was appended survives a kill -9 of the process, costs microseconds, and the
-training loop never waits for the store. The supervisor turns complete frames into ledger batches; a frame
-that a kill cut short is not complete and is never delivered.
+Each event is one `write(2)`, which survives a kill -9 of the process and costs microseconds. The training loop never
+waits for the store. The supervisor turns complete frames into ledger batches; a frame truncated by a kill is never
+delivered.
 """
 
 import logging
@@ -30,12 +30,12 @@ def genesis(run: str, attempt: int, rank: str) -> Digest:
 
 
 def chain(head: Digest, event: bytes) -> Digest:
-    """Return the head after an event, given in its stored bytes."""
+    """Return the head after an encoded event."""
     return blake3.blake3(bytes.fromhex(head) + event).hexdigest()
 
 
 class SpoolWriter:
-    """Appends events to a file of its own; `head` is the chain's head after the last of them. Threads may share it."""
+    """Appends events to a new file. `head` is the chain's head after the last event. Thread-safe."""
 
     def __init__(self, path: Path, head: Digest) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,9 +45,9 @@ class SpoolWriter:
         self.head = head
 
     def append(self, event: Event) -> Digest:
-        """Write one event, its texts with secrets masked, and return the chain's head after it.
+        """Write one event, with secrets in its texts masked, and return the chain's head after it.
 
-        What a full disk does not take is kept and written, in order, with the next event: training goes on.
+        If the disk is full, the event is kept in memory and written with the next one, so training continues.
         """
         data = codec.encode(_masked(event))
         with self._lock:
@@ -65,11 +65,11 @@ class SpoolWriter:
             while self._unwritten:
                 del self._unwritten[: os.write(self._descriptor, self._unwritten)]
         except OSError as error:
-            _log.warning("an event could not be written, and is kept in memory: %s", error)
+            _log.warning("cannot write an event; keeping it in memory: %s", error)
 
 
 def _masked(event: Event) -> Event:
-    """Return an event without secrets in what it has in words: errors quote what scripts and libraries print."""
+    """Return an event with secrets in its messages masked: errors quote the output of scripts and libraries."""
     texts = {name: text for name in ("message", "error") if isinstance(text := getattr(event, name, None), str)}
     return msgspec.structs.replace(event, **{name: secret_scan.masked(text) for name, text in texts.items()})
 
@@ -82,7 +82,7 @@ class SpoolReader:
         self._offset = 0
 
     def read(self) -> list[bytes]:
-        """Return the events that became complete since the last call, in their stored bytes."""
+        """Return the encoded events that became complete since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)

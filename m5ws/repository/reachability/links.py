@@ -1,4 +1,7 @@
-"""What a record names: the one place that says it. `fsck`, `gc`, `prefetch`, `push` and `pull` all walk by it."""
+"""Links between records.
+
+This is the only module that reads them; `fsck`, `gc`, `prefetch`, `push` and `pull` use it.
+"""
 
 from collections.abc import Iterator
 
@@ -16,7 +19,7 @@ Named = Slice | tuple[Digest, type[Record]]
 
 
 def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
-    """Yield what a record, stored as `digest`, names directly. Raises CorruptObject for one that is refused."""
+    """Yield the objects that a record, stored as `digest`, names directly. Raises CorruptObject if it is invalid."""
     if isinstance(record, Snapshot):
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
     elif isinstance(record, Tree):

@@ -1,6 +1,6 @@
-"""All objects that a snapshot or a checkpoint needs: one walk over records, whoever asks.
+"""All objects that a snapshot or a checkpoint needs, by one walk over records.
 
-Memory: one entry of 32 bytes an object, however many roots lead to it.
+Memory: one entry of 32 bytes per object, however many roots lead to it.
 """
 
 from m5ws.records.base import Digest
@@ -13,9 +13,9 @@ from m5ws.repository.reachability.links import named
 
 
 class Reach:
-    """What can be reached from the roots that were added. Safe to add to from several threads.
+    """The objects reachable from the added roots. Thread-safe.
 
-    Each record is read once, and raises what reading it raises: what cannot be read cannot be said to need nothing.
+    Each record is read once. An unreadable record raises its error, because its needs are unknown.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -24,11 +24,11 @@ class Reach:
         self.digests: set[bytes] = set()
 
     def add(self, digest: Digest) -> None:
-        """Add an object that names no other."""
+        """Add an object without links."""
         self.digests.add(bytes.fromhex(digest))
 
     def annotation(self, annotation: Annotation) -> None:
-        """Add what an annotation names, but for the snapshot that it is about."""
+        """Add the objects that an annotation names, except its snapshot."""
         if annotation.observed is not None:
             self.add(annotation.observed)
         for packing in annotation.packings.values():
@@ -44,7 +44,7 @@ class Reach:
         self._record(digest, Tree)
 
     def checkpoint(self, digest: Digest) -> Checkpoint | None:
-        """Add a checkpoint; return its record, or None if it was added before."""
+        """Add a checkpoint. Return its record, or None if it was added before."""
         return self._record(digest, Checkpoint)
 
     def outputs(self, digest: Digest) -> None:
@@ -54,15 +54,18 @@ class Reach:
         self._record(digest, Content)
 
     def _record(self, digest: Digest, kind: type[R]) -> R | None:
-        """Add a record with all that it names; return it unless it was added before. Marked when all of it is."""
+        """Add a record and all objects it names.
+
+        Return the record, or None if it was added before. Marked only when complete.
+        """
         self.add(digest)
         if bytes.fromhex(digest) in self._walked:
             return None
         record = self._objects.get_record(digest, kind)
-        for found in named(self._objects, digest, record):
-            if isinstance(found, Slice):
-                self.add(found.object)
+        for target in named(self._objects, digest, record):
+            if isinstance(target, Slice):
+                self.add(target.object)
             else:
-                self._record(*found)
+                self._record(*target)
         self._walked.add(bytes.fromhex(digest))
         return record

@@ -1,4 +1,4 @@
-"""All that a snapshot or a run needs: the objects, and the references in the order in which they are published."""
+"""All needs of a snapshot or a run: its objects, and its references in publishing order."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -21,7 +21,7 @@ from m5ws.repository.reachability.links import named
 from m5ws.repository.repository import Repository
 
 Check = Callable[[Record], object]
-"""Raises for a record that does not belong where it was named."""
+"""Raises an error for a record that does not belong where it was named."""
 
 
 def _nothing(_: Record) -> None:
@@ -29,45 +29,46 @@ def _nothing(_: Record) -> None:
 
 
 def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
-    """Return `wanted` with what they stand on: a run's snapshot, and of a replay its original and its recheck."""
-    found: dict[tuple[Kind, str], None] = {}
+    """Return `wanted` and their prerequisites: the snapshot of a run, and the original and recheck of a replay."""
+    needed: dict[tuple[Kind, str], None] = {}
     for kind, name in wanted:
         chain: dict[str, Run] = {}
-        one: str | None = name if kind == "run" else None
-        while one is not None and one not in chain:
-            chain[one] = runs.load(repo, one)
-            one = chain[one].reproduces
+        current: str | None = name if kind == "run" else None
+        while current is not None and current not in chain:
+            chain[current] = runs.load(repo, current)
+            current = chain[current].reproduces
         for run in reversed(chain.values()):
-            found |= {("snapshot", run.snapshot): None, **_rechecks(repo, run), ("run", run.id): None}
-        found[(kind, name)] = None
-    return list(found)
+            needed |= {("snapshot", run.snapshot): None, **_rechecks(repo, run), ("run", run.id): None}
+        needed[(kind, name)] = None
+    return list(needed)
 
 
 def _rechecks(repo: Repository, run: Run) -> dict[tuple[Kind, str], None]:
-    """Return the other replays that a replay's verdict rests on; they have the same original."""
+    """Return the other replays that a replay's verdict depends on. They have the same original."""
     judged = runs.verdict(repo, run)
-    found: dict[tuple[Kind, str], None] = {}
+    rechecks: dict[tuple[Kind, str], None] = {}
     for name in judged.replays[1:] if judged is not None else ():
-        found |= {("snapshot", runs.load(repo, name).snapshot): None, ("run", name): None}
-    return found
+        rechecks |= {("snapshot", runs.load(repo, name).snapshot): None, ("run", name): None}
+    return rechecks
 
 
 def references(repo: Repository, kind: Kind, name: str) -> list[str]:
-    """Return the keys that make a snapshot or run known, in publishing order. Raises NotFound.
+    """Return the keys of a snapshot's or run's references, in publishing order. Raises NotFound.
 
-    Of a run that is going on it is a moment's: chains that are whole, and an attempt's end only with all before it.
+    For a run in progress this is a consistent state: chains are complete, and an attempt's end comes after everything
+    before it.
     """
     if kind == "snapshot":
-        keys = [f"snapshots/{name}/{said}" for said in repo.store.names(f"snapshots/{name}/")]
+        keys = [f"snapshots/{name}/{annotation}" for annotation in repo.store.names(f"snapshots/{name}/")]
         if not keys:
-            raise NotFound(f"there is no snapshot {name}")
-        # The first that is there makes it known: it is one whose packings are among what the snapshot needs.
-        said = dict(zip(keys, concurrency.each(partial(_packings_in, repo), keys), strict=True))
-        needed = set(trees.counting(repo.objects, said.values(), lenient=True))
-        return sorted(keys, key=lambda key: not needed.issuperset(said[key].values()))
+            raise NotFound(f"no snapshot {name}")
+        # The first annotation publishes the snapshot, so it must be one with packings that the snapshot needs.
+        annotated = dict(zip(keys, concurrency.each(partial(_packings_in, repo), keys), strict=True))
+        needed = set(trees.counting(repo.objects, annotated.values(), lenient=True))
+        return sorted(keys, key=lambda key: not needed.issuperset(annotated[key].values()))
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
-        # The launcher first: its last event speaks of what the ranks had written by then.
+        # The launcher first: its last event contains the ranks' heads at that time.
         launcher = _batches(repo, name, attempt, LAUNCHER)
         ranks = [rank for rank in ledger.ranks(repo, name, attempt) if rank != LAUNCHER]
         keys += launcher[:1]
@@ -97,22 +98,22 @@ def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
-    """Return every object that a snapshot or run needs, with its length in bytes; what is named before what names it.
+    """Return every object that a snapshot or run needs, with its length in bytes, in the order of publishing.
 
-    A run's objects are those of its ledger and checkpoints, and the checkpoint that a fork starts from; `roots` says
-    what else it stands on. A fork's parent is not among it: that would be all its checkpoints. Records are read,
-    and checked, on the way; of objects of bytes the length is the least that their names need, which is all of it
-    where they are named whole. Raises NotFound, CorruptObject.
+    A run's objects are those of its ledger and checkpoints, and the checkpoint that a fork starts from; `roots` returns
+    its other prerequisites. A fork's parent is excluded, because it would add all its checkpoints. Records are read and
+    checked. The length of other objects is the minimum that their names need, which is the full length for an object
+    named whole. Raises NotFound, CorruptObject.
     """
     needs: dict[Digest, int] = {}
     walked: set[Digest] = set()
     if kind == "snapshot":
         _walk(repo, name, Snapshot, needs, walked)
-        said = snapshots.annotations(repo, name)
-        for one in said:
-            if one.observed is not None:
-                _bytes(repo, one.observed, needs)
-        for packing in trees.counting(repo.objects, [one.packings for one in said], lenient=True):
+        annotations = snapshots.annotations(repo, name)
+        for annotation in annotations:
+            if annotation.observed is not None:
+                _bytes(repo, annotation.observed, needs)
+        for packing in trees.counting(repo.objects, [annotation.packings for annotation in annotations], lenient=True):
             _walk(repo, packing, Packing, needs, walked)
         return needs
     for attempt in ledger.attempts(repo, name):
@@ -131,22 +132,22 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
 
 
 def _checkpoints(repo: Repository, run: str) -> Iterator[str]:
-    """Yield the key of each checkpoint that a run has or keeps."""
+    """Yield the keys of all checkpoints and pins of a run."""
     yield from (checkpoints.key(run, label) for label in checkpoints.names(repo, run))
     yield from (checkpoints.pin_key(run, label) for label in checkpoints.kept(repo, run))
 
 
 def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:
-    """Return, as `closure`, every object that a checkpoint needs. Raises NotFound, CorruptObject."""
+    """Return every object that a checkpoint needs, as `closure`. Raises NotFound, CorruptObject."""
     needs: dict[Digest, int] = {}
     _walk(repo, digest, Checkpoint, needs, set())
     return needs
 
 
 def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
-    """Return, as `closure`, what a machine needs to start from a snapshot or run: of a run, the newest checkpoint.
+    """Return the objects that a machine needs to start from a snapshot or run, as `closure`.
 
-    Of a fork that has none yet, it is the one that it starts from; of a run without any, its newest output files.
+    For a run these include its newest checkpoint, else the checkpoint a fork starts from, else the newest output files.
     """
     if kind == "snapshot":
         return closure(repo, kind, name)
@@ -164,7 +165,7 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
 def _walk_checkpoint(
     repo: Repository, where: str, digest: Digest, needs: dict[Digest, int], walked: set[Digest], by: str = ""
 ) -> None:
-    """Add the objects that the checkpoint under a key needs; a record walked before is checked against this key."""
+    """Add the objects that the checkpoint under a key needs. A record walked before is checked against this key too."""
     if digest in walked:
         bindings.named(repo.objects, where, digest, by)
     else:
@@ -184,16 +185,16 @@ def _walk(
     walked: set[Digest],
     check: Check = _nothing,
 ) -> None:
-    # Not by `needs`: a file may have the bytes of a record, and then nothing was said of what the record names.
+    # Not by `needs`: a file can have the bytes of a record, and then the record's links were not followed.
     if digest in walked:
         return
     walked.add(digest)
     data = repo.objects.get(digest)
     record = codec.decode(data, kind, f"object {digest}")
     check(record)
-    for found in named(repo.objects, digest, record):
-        if isinstance(found, Slice):
-            needs[found.object] = max(needs.get(found.object, 0), found.offset + found.size_bytes)
+    for target in named(repo.objects, digest, record):
+        if isinstance(target, Slice):
+            needs[target.object] = max(needs.get(target.object, 0), target.offset + target.size_bytes)
         else:
-            _walk(repo, found[0], found[1], needs, walked)
+            _walk(repo, target[0], target[1], needs, walked)
     needs[digest] = len(data)

@@ -1,6 +1,6 @@
-"""Bringing what a snapshot or run starts from to this machine, before it is needed.
+"""Downloads the starting data of a snapshot or run to this machine's cache in advance.
 
-Nothing says how far a prefetch has come but the cache itself: one that is repeated goes on with what is missing.
+The cache is the only state, so a repeated prefetch continues with the missing objects.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ _BUDGET_BYTES = 512 * 2**20
 
 
 class DoesNotFit(M5Error):
-    """A cache's limit is smaller than what is to be kept in it."""
+    """The objects do not fit into the cache."""
 
-    hint = "Raise it: [store] cache_limit in m5ws.toml."
+    hint = "Increase [store] cache_limit in m5ws.toml."
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot or run starts from, and what of it is not on this machine; `cached` is whether there is a cache.
+    """The objects that a snapshot or run starts from, and those missing on this machine. `cached`: there is a cache.
 
-    Sizes are in bytes; those of packs are the least that they can be.
+    Sizes are in bytes. Sizes of packs are minimums.
     """
 
     kind: Kind
@@ -45,12 +45,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the cache can hold all of it at once."""
+        """Return True if the cache can hold all of it at once."""
         return self.capacity_bytes is None or self.size_bytes <= self.capacity_bytes
 
 
 def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
-    """Return what is to be fetched. Records are read, and so are in the cache afterwards. Raises NotFound."""
+    """Return the plan of a prefetch. It reads the records, which are in the cache afterwards. Raises NotFound."""
     near = repo.store if isinstance(repo.store, Near) else None
     needs = closure.start(repo, kind, identifier)
     fetch = {} if near is None else {digest: size for digest, size in needs.items() if not _held(near, digest, size)}
@@ -68,9 +68,9 @@ def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
 
 
 def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> None:
-    """Fetch what is missing, in parallel and verified. Raises DoesNotFit, NotFound, CorruptObject.
+    """Fetch missing objects, in parallel and verified. Raises DoesNotFit, NotFound, CorruptObject.
 
-    Raises M5Error if other work on this machine has driven out again what was fetched.
+    Raises M5Error if other work on this machine has evicted the fetched objects.
     """
     check(planned)
     done = 0
@@ -81,17 +81,17 @@ def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> 
     lost = [d for d, size in planned.fetch.items() if isinstance(repo.store, Near) and not _held(repo.store, d, size)]
     if lost:
         raise M5Error(
-            f"the cache does not keep {len(lost)} of the {planned.missing} objects that were fetched",
-            hint="The disk is full, or other work filled the cache meanwhile: see [store] cache and cache_limit.",
+            f"the cache lost {len(lost)} of the {planned.missing} fetched objects",
+            hint="Free disk space, or increase [store] cache_limit: other work may have filled the cache.",
         )
 
 
 def check(planned: Plan) -> None:
-    """Raise DoesNotFit where the cache is too small for what is planned."""
+    """Raise DoesNotFit if the cache is too small for the plan."""
     if not planned.fits:
         raise DoesNotFit(
-            f"{planned.kind} {planned.id} needs {planned.size_bytes:,} bytes, and the cache keeps"
-            f" {planned.capacity_bytes:,} for certain"
+            f"{planned.kind} {planned.id} needs {planned.size_bytes:,} bytes, but the cache holds"
+            f" {planned.capacity_bytes:,}"
         )
 
 
@@ -101,12 +101,12 @@ def _jobs(repo: Repository, planned: Plan) -> Iterator[Job[int]]:
 
 
 def _fetch(repo: Repository, digest: Digest, size: int) -> int:
-    # Of a pack, `size` is the least that it may be.
+    # For a pack, `size` is a minimum.
     repo.objects.pour(digest, None, lambda _offset, _piece: None)
     return size
 
 
 def _held(near: Near, digest: Digest, size: int) -> bool:
-    """Return whether a copy is there. Its bytes are checked when they are used, and replaced if they are damaged."""
-    found = near.held(key(digest))
-    return found is not None and found >= size
+    """Return True if there is a copy. Its bytes are checked when they are used, and replaced after damage."""
+    size_bytes = near.held(key(digest))
+    return size_bytes is not None and size_bytes >= size

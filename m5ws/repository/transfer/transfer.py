@@ -1,7 +1,7 @@
-"""`push` and `pull`: a snapshot or a run with all it needs, from one store to another.
+"""`push` and `pull`: copy a snapshot or a run with all it needs to another store.
 
-Objects first, references last, in the order of docs/format.md: whatever is killed when, the target holds nothing that
-is not whole, and the same command goes on with what is missing. Every byte is checked against its name on the way.
+Objects first, references last, in the order of docs/format.md. So the target only contains complete snapshots and runs,
+whenever a copy is killed, and the same command continues it. Every byte is verified.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,20 @@ from m5ws.repository.transfer import closure
 
 _THREADS = 16
 _BUDGET_BYTES = 512 * 2**20
-"""What objects that are under way hold together: it bounds the memory."""
+"""Limit of the memory for objects in flight."""
 
 
 class Conflict(M5Error):
-    """Two stores hold different things under one name."""
+    """Two stores have different content under one name."""
 
     exit_code = 1
-    hint = "A run was continued in both stores. Both keep what they have; start a new run from its snapshot in one."
+    hint = (
+        "A run was continued in both stores, and both are unchanged. Start a new run from its snapshot in one of them."
+    )
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What was copied (on a dry run: would be), of how much. `references` are new ones."""
+    """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new ones."""
 
     snapshots: int
     runs: int
@@ -54,18 +56,18 @@ def copy(
 ) -> Copied:
     """Copy snapshots and runs. Raises UsageError for stores of different formats, Conflict, NotFound, CorruptObject.
 
-    What a run that is still going publishes meanwhile is left for the next call.
+    Data that a running run publishes meanwhile is left for the next call.
     """
     _refuse_foreign(source, target)
     began = target.objects.begin()
     roots = tuple(dict.fromkeys(closure.roots(source, wanted)))
-    references = {name: None for kind, found in roots for name in closure.references(source, kind, found)}
+    references = {name: None for kind, root in roots for name in closure.references(source, kind, root)}
     new = [name for name in references if not _there(source, target, name)]
     needs: dict[Digest, int] = {}
-    for position, (kind, found) in enumerate(roots):
+    for position, (kind, root) in enumerate(roots):
         if progress:
-            progress("reading what is needed", position, len(roots))
-        for digest, size in closure.closure(source, kind, found).items():
+            progress("reading records", position, len(roots))
+        for digest, size in closure.closure(source, kind, root).items():
             needs[digest] = max(size, needs.get(digest, 0))
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
@@ -94,27 +96,27 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
         raise UsageError(
             f"the stores {source.store.url} and {target.store.url} have different formats: {source.alike} and "
             f"{target.alike}",
-            hint="Ids are made of the store's hash and sizes: make the new store with those of the old one.",
+            hint="Ids depend on the store's hash and sizes. Create the new store with those of the old one.",
         )
     if source.store.url == target.store.url:
-        raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another one.")
+        raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another store.")
 
 
 def _there(source: Repository, target: Repository, name: str) -> bool:
-    """Return whether the target has a reference. Raises Conflict if it has another one of that name."""
+    """Return True if the target has a reference. Raises Conflict if it has another one under that name."""
     try:
         held = target.store.get(name)
     except NotFound:
         return False
     if held != source.store.get(name):
-        raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}")
+        raise Conflict(f"{name} differs between {source.store.url} and {target.store.url}")
     return True
 
 
 def copy_objects(
     source: Repository, target: Repository, needs: Mapping[Digest, int], lacking: set[Digest], progress: Progress | None
 ) -> None:
-    """Copy what is lacking, in the order of `needs`: what is named before what names it."""
+    """Copy missing objects in the order of `needs`, so that an object follows those that it names."""
     total, done = sum(needs[digest] for digest in lacking), 0
     jobs: list[Job[int]] = [
         (size, partial(_copy_object, source, target, digest, size))
@@ -130,8 +132,8 @@ def copy_objects(
 def _copy_object(source: Repository, target: Repository, digest: Digest, least: int) -> int:
     data = source.objects.get(digest)
     if len(data) < least:
-        raise CorruptObject(f"object {digest} has {len(data)} bytes, and a record names {least} of them")
-    # The name was checked on reading: it is not computed a second time.
+        raise CorruptObject(f"object {digest} has {len(data)} bytes, but a record names {least}")
+    # Reading has verified the name already.
     with suppress(ObjectExists):
         target.store.create(key(digest), data)
     return len(data)
@@ -140,7 +142,7 @@ def _copy_object(source: Repository, target: Repository, digest: Digest, least: 
 def _publish(source: Repository, target: Repository, names: Sequence[str]) -> None:
     for name in names:
         try:
-            # Published from here on: all that it names is there.
+            # Published from here on: all objects it names exist.
             publishing.create_once(target, name, source.store.get(name))
         except ObjectExists:
-            raise Conflict(f"{name} is not the same in {source.store.url} and {target.store.url}") from None
+            raise Conflict(f"{name} differs between {source.store.url} and {target.store.url}") from None

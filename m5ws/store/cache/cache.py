@@ -1,10 +1,9 @@
-"""A read-through cache on this machine's disk, before a store that is far away.
+"""A read-through cache on this machine's disk, in front of a remote store.
 
-It keeps objects that are named by their content and nothing else: references and ledgers may appear at any
-time. It verifies nothing itself: `repository.objects` checks every byte against its digest wherever it comes
-from, and asks for a `fresh` copy where they differ. So each read is hashed once, by the one that knows what it
-asked for, and a damaged entry is replaced, never an error. No failure of the cache is one of the reader: what
-cannot be kept is served from the store, and said once.
+The cache keeps content-addressed objects only, because references and ledgers can appear at any time. It verifies
+nothing: `repository.objects` checks every byte against its digest, and requests a `fresh` copy after a mismatch. So
+each read is hashed once, and a damaged entry is replaced without an error. A failure of the cache is never an error for
+the reader: objects that cannot be cached come from the store, with one warning.
 """
 
 import logging
@@ -23,13 +22,15 @@ from m5ws.store.local import LocalStore, read
 
 _OBJECTS = "objects/"
 WHOLE_BYTES = 8 * 2**20
-"""An object of at most so much is fetched whole when a part of it is asked for: the size of a pack, whose other
-files are asked for next. Of a larger one, the part alone is: nothing says that the rest will be wanted."""
+"""Objects up to this size are fetched whole when a part is read.
+
+This is the size of a pack, and its other files are read next. Of a larger object only the requested part is fetched.
+"""
 
 _TOUCH_S = 60.0
-"""How old an entry's last use may be before a use is written down: a write a minute, not a write a read."""
+"""Uses of an entry within this time are recorded once, so there is one write a minute instead of one per read."""
 _PATIENCE_S = 60.0
-"""How long a process waits for another that fetches what it wants, before it fetches that itself."""
+"""Longest wait for another process that fetches the same object, before this process fetches the object itself."""
 _STRIPES = 4096
 _PIECE_BYTES = 2**20
 
@@ -37,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore:
-    """Return `store` with a cache of at most `limit_bytes` in `directory` before it; none for a limit of 0."""
+    """Return `store` with a cache of at most `limit_bytes` in `directory`; `store` itself for a limit of 0."""
     return Cached(store, directory, limit_bytes) if limit_bytes > 0 else store
 
 
 class Cached:
     """`ObjectStore`, `Near`, `OnDisk` and `Flowing` on a store and a directory.
 
-    Any number of processes may share the directory, for any stores: an object's name says its bytes. What is
-    created is kept too, up to WHOLE_BYTES: trees, records and packs are read back by the run that follows a
-    snapshot. Larger objects are chunks of datasets and checkpoints, which the machine that wrote them has, and
-    which would drive out what is read often.
+    Any number of processes may share the directory, for any stores, because keys are content-addressed. Created objects
+    up to WHOLE_BYTES are cached too: the run that follows a snapshot reads its trees, records and packs. Larger objects
+    are chunks of datasets and checkpoints. The machine that wrote them has their content, and they would evict objects
+    that are read often.
     """
 
     def __init__(self, store: ObjectStore, directory: Path, limit_bytes: int) -> None:
@@ -75,14 +76,14 @@ class Cached:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if not key.startswith(_OBJECTS):
             return self._store.get(key, start, length)
-        found = self._read(key, start, length)
-        if found is not None:
-            return found
+        data = self._read(key, start, length)
+        if data is not None:
+            return data
         if key in self._large and (start or length is not None):
             return self._store.get(key, start, length)
         with self._alone(key):
-            found = self._read(key, start, length)
-            return self._fetch(key, start, length) if found is None else found
+            data = self._read(key, start, length)
+            return self._fetch(key, start, length) if data is None else data
 
     def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if not key.startswith(_OBJECTS):
@@ -113,14 +114,14 @@ class Cached:
         except OSError:
             return None
         if descriptor is not None:
-            # An access time is not kept on every file system; the time of the last change is ours to set.
+            # Some file systems record no access time, so the modification time records the last use.
             with suppress(OSError):
                 if os.fstat(descriptor).st_mtime < time.time() - _TOUCH_S:
                     os.utime(descriptor)
         return descriptor
 
     def _read(self, key: str, start: int, length: int | None) -> bytes | None:
-        """Return what an entry holds, or None where there is none or the disk cannot read it."""
+        """Return the content of an entry, or None if there is none or the disk cannot read it."""
         descriptor = self.descriptor(key)
         if descriptor is None:
             return None
@@ -134,11 +135,11 @@ class Cached:
             os.close(descriptor)
 
     def _fetch(self, key: str, start: int, length: int | None) -> bytes:
-        """Read from the store, and keep the object where all of it was read."""
+        """Read from the store, and cache the object if it was read completely."""
         if not start and length is None:
             data = self._store.get(key)
         else:
-            # One request gives a small object whole and tells that a larger one is larger.
+            # One request reads a small object completely, and shows whether an object is large.
             data = self._store.get(key, 0, WHOLE_BYTES + 1)
             if len(data) > WHOLE_BYTES:
                 self._large.add(key)
@@ -148,7 +149,7 @@ class Cached:
         return data if not start and length is None else data[start : None if length is None else start + length]
 
     def _copied(self, key: str, sink: Callable[[Buffer], object]) -> bool:
-        """Hand an entry on, a piece at a time, as far as the disk can read it; return whether there is one."""
+        """Pass on an entry in pieces, as far as the disk can read it. Return True if there is one."""
         descriptor = self.descriptor(key)
         if descriptor is None:
             return False
@@ -163,12 +164,12 @@ class Cached:
         try:
             return os.read(descriptor, _PIECE_BYTES)
         except OSError:
-            # What is missing is missed by whoever verifies the bytes, and then read anew.
+            # The reader's checksum detects the missing bytes and reads the object again.
             self._drop(key)
             return b""
 
     def _flow(self, store: Flowing, key: str, sink: Callable[[Buffer], object]) -> None:
-        """Hand an object on from the store, and keep it: what arrives is written twice, and read from no disk."""
+        """Stream an object from the store, and cache it without reading it back from disk."""
         with self._filling(key) as entry:
 
             def both(piece: Buffer) -> None:
@@ -180,10 +181,10 @@ class Cached:
 
     @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
-        """Hold the lock of an object while it is fetched, so that a node fetches it once.
+        """Hold the lock of an object while it is fetched, so that a machine fetches it once.
 
-        The kernel takes the lock back from a process that is killed; one that hangs is waited for no longer than
-        _PATIENCE_S. Nobody who holds one asks for another, so there is no deadlock. Without locks, everybody fetches.
+        The kernel releases the lock of a killed process; the wait for a hanging one ends after _PATIENCE_S. No process
+        holds two of these locks, so there is no deadlock. If the file system has no locks, every process fetches.
         """
         name = f"{zlib.crc32(key.encode()) % _STRIPES:03x}"
         try:
@@ -192,7 +193,7 @@ class Cached:
             yield
             return
         try:
-            # Without a lock, after _PATIENCE_S or on a file system that has none, it is fetched more than once.
+            # If the lock times out, or the file system has no locks, the object may be fetched twice.
             with suppress(OSError):
                 locks.acquire(descriptor, _PATIENCE_S)
             yield
@@ -203,15 +204,15 @@ class Cached:
 
     @contextmanager
     def _filling(self, key: str) -> Iterator[Filling]:
-        """Yield an entry to be filled; what keeps it from being kept is said once."""
+        """Yield an entry to fill. Logs the first reason why an entry cannot be kept."""
         with filling(self._entries, self._room, key) as entry:
             yield entry
         if entry.problem is not None and not self._told:
-            _log.warning("the cache in %s keeps nothing new: %s", self._entries.root, entry.problem)
+            _log.warning("cannot write to the cache in %s: %s", self._entries.root, entry.problem)
             self._told = True
 
     def _keep(self, key: str, data: Buffer) -> None:
-        """Make an entry of a whole object, if that can be done at all."""
+        """Cache a whole object, if possible."""
         if memoryview(data).nbytes > self.capacity_bytes or self._entries.stat(key) is not None:
             return
         with self._filling(key) as entry:
@@ -219,7 +220,7 @@ class Cached:
             entry.keep()
 
     def _drop(self, key: str) -> None:
-        # One that cannot be removed is passed over by `fresh` all the same.
+        # `fresh` bypasses an entry that cannot be deleted.
         with suppress(OSError):
             self._entries.delete(key)
 

@@ -1,7 +1,7 @@
-"""An entry of a cache while its bytes arrive. It appears when it is whole, or not at all.
+"""A cache entry while its bytes arrive. It appears when it is complete, or not at all.
 
-Nothing that goes wrong here is an error of the reader, who gets the bytes from elsewhere: an entry that cannot be kept
-is given up, and `problem` says why.
+No failure here is an error for the reader, who gets the bytes from the store. An entry that cannot be kept is
+abandoned, and `problem` holds the reason.
 """
 
 import errno
@@ -15,11 +15,11 @@ from m5ws.store.local import Draft, LocalStore
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AT_LEAST_BYTES = 64 * 2**20
-"""What is freed at once of a disk that is full: the largest object."""
+"""Bytes freed at once on a full disk: the size of the largest object."""
 
 
 class Filling:
-    """Add all bytes of an object, then `keep` it."""
+    """An entry in progress: `add` all bytes of an object, then `keep` it."""
 
     def __init__(self, entries: LocalStore, room: Room, key: str, stack: ExitStack) -> None:
         self._entries = entries
@@ -35,7 +35,7 @@ class Filling:
             self.problem = error
 
     def add(self, piece: Buffer) -> None:
-        """Add the bytes that follow."""
+        """Append the next bytes."""
         view = memoryview(piece).cast("B")
         while view and self._draft is not None:
             if self._draft.size_bytes + view.nbytes > self._room.capacity_bytes:
@@ -47,7 +47,7 @@ class Filling:
                 self._meet(error)
 
     def keep(self) -> None:
-        """Make the entry appear: every byte of the object was added."""
+        """Publish the entry. All bytes of the object must have been added."""
         if self._draft is None or self._entries.stat(self._key) is not None:
             return
         try:
@@ -59,18 +59,18 @@ class Filling:
             self.problem = error
 
     def _meet(self, error: OSError) -> None:
-        """Make room on a disk that is full, of other things too, once; give up otherwise."""
+        """Free space once if the disk is full, also of other files; otherwise abandon the entry."""
         try:
             if error.errno not in _FULL or self._trimmed:
                 raise error
             self._trimmed = True
             self._room.trim(0, at_least_bytes=_AT_LEAST_BYTES)
-        except OSError as found:
-            self._draft, self.problem = None, found
+        except OSError as failure:
+            self._draft, self.problem = None, failure
 
 
 @contextmanager
 def filling(entries: LocalStore, room: Room, key: str) -> Iterator[Filling]:
-    """Yield an entry that is to be filled; what was not kept is gone at the end."""
+    """Yield an entry to fill. An entry that was not kept is deleted at the end."""
     with ExitStack() as stack:
         yield Filling(entries, room, key, stack)

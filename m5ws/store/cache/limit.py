@@ -1,8 +1,8 @@
-"""How much a cache's directory holds, and what leaves it first.
+"""Size limit of a cache directory, and eviction of the least recently used entries.
 
-One number in a file, `usage`, is all that the processes of a node share: it is raised before an entry appears
-and set right by the next trim, which alone looks at every entry. So it is never less than what is there, whoever
-was killed when (but for what is being filled during a trim), and a fill costs a lock and eight bytes.
+The processes of a machine share one number, in the file `usage`. It is raised before an entry appears, and corrected by
+the next trim, the only operation that lists all entries. So it is never below the real size, even after kills, except
+for entries filled during a trim. Filling an entry costs a lock and eight bytes.
 """
 
 import math
@@ -16,7 +16,7 @@ from m5ws.store.local import LocalStore
 
 _OBJECTS = "objects/"
 _SPARE = 16
-"""A trim leaves one part in so many free, so that trims are rare."""
+"""A trim leaves this fraction (1/16) free, so that trims are rare."""
 
 
 class Room:
@@ -28,24 +28,24 @@ class Room:
         self.capacity_bytes = limit_bytes - limit_bytes // _SPARE
 
     def prepare(self) -> None:
-        """Make the directory, for nobody else to read. Raises OSError."""
+        """Create the directory, readable only by its owner. Raises OSError."""
         os.close(open_private(self._entries.root, "usage"))
 
     def take(self, size_bytes: int) -> None:
-        """Account for an entry that is about to appear, and drop others where the limit is passed. Raises OSError."""
+        """Count an entry that is about to appear, and evict others if the limit is exceeded. Raises OSError."""
         with self._usage() as descriptor:
-            # Without an account, a cache counts as full: the trim that follows finds out.
+            # If the number is missing, the cache counts as full, and the trim that follows corrects it.
             known = _number(descriptor)
             total = size_bytes + (self.limit_bytes if known is None else known)
             _set_number(descriptor, total)
         if total > self.limit_bytes:
-            # Far above it, whoever fills waits for the process that makes room, or filling would outrun it.
+            # Far above the limit, writers wait for the process that trims; otherwise they would outrun it.
             self.trim(size_bytes, wait=total > self.limit_bytes + self.limit_bytes // 4)
 
     def trim(self, wanted_bytes: int, at_least_bytes: int = 0, *, wait: bool = False) -> None:
-        """Drop what was used least lately, until `wanted_bytes` more fit; at least so much as is said.
+        """Evict the least recently used entries until `wanted_bytes` more fit, and at least `at_least_bytes`.
 
-        Does nothing while another process does it, or does it after that one if it is to `wait`. Raises OSError.
+        If another process is trimming, does nothing, or trims after that one with `wait`. Raises OSError.
         """
         with self._locked("trim", math.inf if wait else 0.0) as trimming:
             if trimming is None:
@@ -58,7 +58,7 @@ class Room:
             for entry in entries:
                 if total <= goal:
                     break
-                # Whoever reads it goes on reading: the bytes leave with the last descriptor.
+                # A process that is reading the entry can continue: the kernel frees the bytes with the last descriptor.
                 self._entries.delete(entry.key)
                 total -= entry.size_bytes
             with self._usage() as descriptor:
@@ -73,7 +73,7 @@ class Room:
 
     @contextmanager
     def _locked(self, name: str, wait_s: float) -> Iterator[int | None]:
-        """Hold a lock that the kernel takes back from a process that is killed; None where it is another's."""
+        """Hold a lock, which the kernel releases after a kill. Yield None if another process holds it."""
         descriptor = open_private(self._entries.root, name)
         try:
             yield descriptor if locks.acquire(descriptor, wait_s) else None
@@ -82,7 +82,7 @@ class Room:
 
 
 def open_private(root: Path, name: str) -> int:
-    """Open a file of a cache's own; the cache is made where it is not there, for nobody else to read."""
+    """Open a private file of a cache. Creates the cache, readable only by its owner, if it does not exist."""
     path, flags = root / name, os.O_RDWR | os.O_CREAT
     try:
         return os.open(path, flags, 0o600)

@@ -1,7 +1,7 @@
-"""What botocore's errors mean: by type and by code, never by text.
+"""Translation of botocore's errors into those of `s3.errors`, by type and by code, never by text.
 
-obstore names a few cases by type and has no code for the others, so a request that it fails is asked again through
-botocore's client, whose errors are translated here into those of s3_errors.
+obstore has types for a few cases and codes for none. A request that fails there is repeated with botocore's client, and
+the errors of that client are translated here.
 """
 
 from http import HTTPStatus
@@ -26,15 +26,15 @@ from m5ws.store.s3.errors import (
 )
 from m5ws.store.s3.location import Location
 
-# An answer to HEAD has no body, and so its status for a code: 400 is what an expired token gets there.
+# A response to HEAD has no body, so its status stands in for the code. An expired token gets 400.
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "400"})
 _SLOW_CODES = frozenset({"SlowDown", "503", "429", "Throttling", "ThrottlingException", "TooManyRequests"})
 _PASSING_CODES = frozenset(
     {
         *("InternalError", "ServiceUnavailable", "RequestTimeout", "RequestTimeoutException", "OperationAborted"),
-        # Another conditional request for the key was under way. S3 asks for the upload to be done again.
+        # Another conditional request for the key was in progress. S3 requires a retry of the upload.
         "ConditionalRequestConflict",
-        # What the server received is not what was sent: it was damaged on the way, and was not stored.
+        # The server received damaged bytes, and did not store them.
         *("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody", "InvalidDigest"),
     }
 )
@@ -44,7 +44,7 @@ _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "Forbidden", "AllA
 _FULL = frozenset({"QuotaExceeded", "ServiceQuotaExceededException"})
 _SKEWED = "RequestTimeTooSkewed"
 DAMAGED = (urllib3.exceptions.HTTPError, OSError, KeyError, ValueError, TypeError)
-"""What comes of an answer that ends or is damaged where botocore does not look: dates, numbers, missing fields."""
+"""Errors of a response that is truncated or damaged in fields that botocore does not check."""
 _ANSWERS: dict[HTTPStatus, type[Exception]] = {
     HTTPStatus.PRECONDITION_FAILED: Taken,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: PastTheEnd,
@@ -53,7 +53,7 @@ _ANSWERS: dict[HTTPStatus, type[Exception]] = {
 
 
 def translate(error: Exception, location: Location, action: str, path: str | None) -> Exception:
-    """Return what an error of boto3 means for `action` (`s3:PutObject`) on `path`, or on the bucket."""
+    """Return the m5ws error for an error of boto3, for `action` (`s3:PutObject`) on `path`, or on the bucket."""
     if isinstance(error, boto.ClientError):
         return _by_code(error, location, action, path)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ProfileNotFound):
@@ -66,48 +66,53 @@ def translate(error: Exception, location: Location, action: str, path: str | Non
         | boto.RefreshWithMFAUnsupportedError
         | boto.MetadataRetrievalError,
     ):
-        return NoCredentials(f"the credentials for {location.url} could not be had: {error}")
+        return NoCredentials(f"cannot get credentials for {location.url}: {error}")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
         return Passing(str(error), unreachable=True)
     if isinstance(error, boto.SSLError):
         return StoreUnreachable(
-            f"no TLS with {location.url}: {error}", hint="AWS_CA_BUNDLE names a file of your own authorities."
+            f"TLS connection to {location.url} failed: {error}",
+            hint="Set AWS_CA_BUNDLE to a file with your certificate authorities.",
         )
     if isinstance(error, boto.HTTPClientError | boto.IncompleteReadError | ResponseParserError):
         return Passing(f"{type(error).__name__}: {error}")
     if isinstance(error, boto.BotoCoreError):
         return StoreError(f"{location.url}: {error}")
     if isinstance(error, DAMAGED):
-        return Passing(f"an answer that makes no sense: {type(error).__name__}: {error}")
+        return Passing(f"invalid response: {type(error).__name__}: {error}")
     return error
 
 
 def _by_code(error: boto.ClientError, location: Location, action: str, path: str | None) -> Exception:
     code, status = code_of(error), status_of(error)
-    said = error.response.get("Error", {}).get("Message") or ""
-    if passing := _passing(code, status, f"{code}: {said}"):
+    message = error.response.get("Error", {}).get("Message") or ""
+    if passing := _passing(code, status, f"{code}: {message}"):
         return passing
     if code == "NoSuchBucket":
-        return BucketMissing(f"there is no bucket {location.bucket} ({location.url})")
+        return BucketMissing(f"no such bucket: {location.bucket} ({location.url})")
     if status in _ANSWERS:
         return _ANSWERS[HTTPStatus(status)]()
     if code in _ELSEWHERE or status == HTTPStatus.MOVED_PERMANENTLY:
         return elsewhere(location, region_of(error.response), location.options.region)
     if code in _UNKNOWN_KEY:
-        return NoCredentials(f"the server does not accept the credentials for {location.url}: {code}: {said}")
+        return NoCredentials(f"the server rejected the credentials for {location.url}: {code}: {message}")
     if code == _SKEWED:
-        return StoreError(f"{location.url}: {said}", hint="This machine's clock is wrong: S3 allows 15 minutes.")
+        return StoreError(
+            f"{location.url}: {message}", hint="Correct this machine's clock: S3 allows a difference of 15 minutes."
+        )
     if code in _FULL:
-        return StoreFull(f"{action} on {location.arn(path)} was refused, there is no room: {code}: {said}")
+        return StoreFull(f"quota exceeded for {action} on {location.arn(path)}: {code}: {message}")
     if code in _DENIED or status == HTTPStatus.FORBIDDEN:
-        return AccessDenied(f"{action} on {location.arn(path)} was denied: {said or code}")
+        return AccessDenied(f"{action} on {location.arn(path)} was denied: {message or code}")
     if status == HTTPStatus.NOT_IMPLEMENTED:
-        return StoreError(f"the server of {location.url} does not do what {action} needs: {said or code}")
-    return StoreError(f"{action} on {location.arn(path)} failed: {code}: {said}")
+        return StoreError(
+            f"the server of {location.url} does not support a feature that {action} needs: {message or code}"
+        )
+    return StoreError(f"{action} on {location.arn(path)} failed: {code}: {message}")
 
 
 def _passing(code: str, status: int, why: str) -> Passing | None:
-    """Return what to do again, if an answer is of the kind that passes."""
+    """Return a TransientError if a retry can succeed, else None."""
     if code in _EXPIRED:
         return Passing(why, expired=True)
     if code in _SLOW_CODES or status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
@@ -117,7 +122,7 @@ def _passing(code: str, status: int, why: str) -> Passing | None:
 
 
 def code_of(error: boto.ClientError) -> str:
-    """Return S3's code; an answer without a body, as to HEAD, has its status for one."""
+    """Return S3's error code; for a response without a body, as to HEAD, its status."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 

@@ -1,9 +1,8 @@
-"""The clients of an S3 store, made when they are first needed, and the credentials they share.
+"""The clients of an S3 store, created on first use, and the credentials they share.
 
-Credentials come from boto3's chain and are asked for again every half minute, so that what it refreshes in the middle
-of long work reaches obstore too. No client retries anything itself: s3_retry does, in one place. botocore is loaded
-only where it is needed: for credentials that are not in plain variables, for an endpoint that AWS's rules give, to ask
-for the bucket's region, which a workspace remembers, and when something goes wrong.
+Credentials come from boto3's chain and are read again every half minute, so that obstore gets refreshed ones during
+long work. No client retries; `s3.retry` does. botocore takes long to import, and is only loaded for these cases:
+credentials outside of plain variables, an endpoint by AWS's rules, an unknown bucket region, and failed requests.
 """
 
 import datetime as dt
@@ -26,17 +25,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MIB = 2**20
 _FLOOR_BYTES_PER_S = 1 * _MIB
-"""Slower than this over a whole transfer, obstore's connection is given up; boto3 then waits for progress alone."""
+"""obstore's transfers that are slower than this on average are aborted. boto3 then waits as long as bytes arrive."""
 _CLASSES = (1 * _MIB, 8 * _MIB, 64 * _MIB, 1024 * _MIB)
 _CONNECT_S = 10.0
 _RENEW_EVERY_S = 2.0
-# obstore keeps credentials until five minutes before they expire: so it asks again after half a minute.
+# obstore uses credentials until five minutes before they expire, so it requests them again after half a minute.
 _KEPT = dt.timedelta(minutes=5, seconds=30)
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
 class Connection:
-    """A bucket's clients. Safe to be used by many threads; not across a fork, after which it is to be made anew."""
+    """A bucket's clients. Safe in several threads; create a new one after a fork."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -50,7 +49,7 @@ class Connection:
 
     @property
     def _settings(self) -> "Plain | Control":
-        """Where credentials and what goes with them are found: in variables alone, or by boto3's whole chain."""
+        """Source of credentials and settings: plain variables, or else boto3's whole chain."""
         return plain() or self._control
 
     @property
@@ -72,15 +71,14 @@ class Connection:
 
     @property
     def here(self) -> str | None:
-        """The region that this machine is configured for, by variable or profile; None if it is not."""
+        """The region that this machine is configured for, by variable or profile; None if there is none."""
         return self._settings.here
 
     @property
     def bucket_region(self) -> str | None:
-        """The region that the server says the bucket is in; None where servers have no regions. Asked once, or never
-        where it is remembered from before.
+        """The bucket's region as reported by the server; None if the server has no regions.
 
-        Raises BucketMissing, Passing and what else `translate` makes of an answer.
+        Requested once, or never if it is remembered. Raises BucketMissing, Passing and the other errors of `translate`.
         """
         with self._lock:
             if not self._asked:
@@ -89,11 +87,11 @@ class Connection:
             return self._bucket_region
 
     def remember(self, bucket_region: str | None) -> None:
-        """Take a bucket's region as known: no bucket ever moves."""
+        """Use a known region. A bucket never moves."""
         self._bucket_region, self._asked = bucket_region, True
 
     def forget(self) -> None:
-        """Ask for the bucket's region again when it is next needed."""
+        """Request the bucket's region again when it is next needed."""
         self._asked = False
 
     @property
@@ -102,11 +100,11 @@ class Connection:
         return self.bucket_region or self.location.options.region or self.here or "us-east-1"
 
     def data(self, size_bytes: int, *, reading: bool) -> tuple[DataClient, float]:
-        """Return obstore's client for a transfer of `size_bytes`, and the seconds after which it gives up.
+        """Return obstore's client for a transfer of `size_bytes`, and its time limit in seconds.
 
-        A client has one time limit for all requests: there is one client for each class of sizes.
+        A client has one time limit for all its requests, so there is one client for each size class.
         """
-        size = next((one for one in _CLASSES if size_bytes <= one), _CLASSES[-1])
+        size = next((limit for limit in _CLASSES if size_bytes <= limit), _CLASSES[-1])
         limit_s = self.location.options.stall_s + size / _FLOOR_BYTES_PER_S
         with self._lock:
             if (size, reading) not in self._data:
@@ -114,17 +112,20 @@ class Connection:
             return self._data[size, reading], limit_s
 
     def call(self, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
-        """Return what `ask` reads off boto3's answer.
+        """Return the result of `ask`, which makes a request with boto3's client.
 
-        Raises what `translate` makes of errors: Passing, Absent, Taken, M5Error. An answer that was cut short may look
-        whole to boto3: what `ask` does not find in it is an error too.
+        Raises the errors of `translate`: Passing, Absent, Taken, M5Error. boto3 can accept a truncated response; a
+        field that `ask` misses in it is an error too.
         """
         from m5ws.store.s3 import control as s3_control
 
         return s3_control.call(self.location, self.control, action, path, ask)
 
     def renew(self) -> None:
-        """Forget all credentials: the next request reads them anew. Many threads at once renew once."""
+        """Discard all credentials, so that the next request reads them again.
+
+        Concurrent calls of many threads count once.
+        """
         with self._lock:
             if time.monotonic() - self._renewed_s > _RENEW_EVERY_S:
                 self._renewed_s = time.monotonic()
@@ -132,32 +133,32 @@ class Connection:
                 self._data.clear()
 
     def credentials(self) -> Any:
-        """Return credentials in obstore's form, as they are now. Raises NoCredentials."""
+        """Return the current credentials in obstore's form. Raises NoCredentials."""
         variables = plain()
-        found = variables.credentials if variables is not None else self._control.credentials()
+        current = variables.credentials if variables is not None else self._control.credentials()
         return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.token,
             "expires_at": dt.datetime.now(dt.UTC) + _KEPT,
         }
 
     @property
     def authorities(self) -> str:
-        """The file of who vouches for the server, "" for the usual ones."""
+        """Path of the certificate authorities' file, or "" for the usual authorities."""
         return self._settings.authorities or ""
 
     @property
     def bucket_url(self) -> str:
-        """Where the bucket is, as requests name it."""
+        """URL of the bucket in requests."""
         endpoint, virtual = self._endpoint()
         return endpoint.rstrip("/") if virtual else f"{endpoint.rstrip('/')}/{self.location.bucket}"
 
     def _endpoint(self) -> tuple[str, bool]:
-        """Return where requests go, and whether that names the bucket already."""
+        """Return the endpoint, and True if its host name contains the bucket."""
         endpoint = self.location.options.endpoint_url or str(self.control.meta.endpoint_url)
         split = urlsplit(endpoint)
-        # AWS asks for the bucket in the host's name; its certificate does not cover names with dots.
+        # AWS expects the bucket in the host name. Its certificate does not cover names with dots.
         if (split.hostname or "").endswith(_AWS_HOSTS) and "." not in self.location.bucket:
             return f"{split.scheme}://{self.location.bucket}.{split.netloc}", True
         return endpoint, False
@@ -168,19 +169,20 @@ class Connection:
         split = urlsplit(endpoint)
         if options.integrity == "unsigned" and split.scheme != "https":
             raise UsageError(
-                "[store] integrity = 'unsigned' needs https", hint="Over http nothing else would notice damaged bytes."
+                "[store] integrity = 'unsigned' needs https",
+                hint="Use https or another integrity: over http, damaged bytes would not be detected.",
             )
         config: dict[str, Any] = {
             "endpoint": endpoint,
             "region": self.region,
             "virtual_hosted_style_request": virtual,
-            # obstore reads variables of its own for these; both clients are to do the same.
+            # Without these, obstore reads environment variables of its own. Both clients must behave alike.
             "skip_signature": False,
             "unsigned_payload": options.integrity == "unsigned"
             or (options.integrity == "crc64nvme" and split.scheme == "https"),
         }
         if options.integrity != "unsigned":
-            # A checksum is what Object Lock requires, and what the server can vouch for later.
+            # Object Lock requires a checksum, and `fsck` reads it later.
             config["checksum_algorithm"] = "SHA256" if options.integrity == "signed" else "CRC64NVME"
         if options.sse:
             config["server_side_encryption"] = options.sse
@@ -202,10 +204,10 @@ class Connection:
             "pool_max_idle_per_host": "64",
         }
         if reading:
-            # Not for writing: obstore counts it from before an upload, which gives no sign of life until its end.
+            # Not for uploads: obstore's read timeout would cover the whole upload, which returns nothing until its end.
             options["read_timeout"] = dt.timedelta(seconds=self.location.options.stall_s)
         elif checksum:
-            # Some servers look at the checksum, or at Object Lock's need of one, by this header alone.
+            # Some servers detect the checksum, or Object Lock's need for one, only by this header.
             options["default_headers"] = {"x-amz-sdk-checksum-algorithm": checksum}
         authorities = self._settings.authorities
         if authorities and scheme == "https":
@@ -214,8 +216,10 @@ class Connection:
 
 
 class _Asking:
-    """Asks a connection for credentials, without keeping it: Python cannot see what obstore keeps, so that a circle
-    through it, with botocore's client of a dozen MiB in it, would never be given back.
+    """Gets credentials from a connection through a weak reference.
+
+    Python's garbage collector cannot see references held by obstore. A cycle through it would never be freed, with the
+    dozen MiB of botocore's client.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -224,5 +228,5 @@ class _Asking:
     def __call__(self) -> Any:
         connection = self._connection()
         if connection is None:
-            raise RuntimeError("the store that this client is of is gone")
+            raise RuntimeError("the store of this client was closed")
         return connection.credentials()

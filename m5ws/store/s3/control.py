@@ -1,7 +1,7 @@
-"""boto3's half of an S3 store: its chain of credentials and settings, and its client.
+"""boto3's part of an S3 store: its chain of credentials and settings, and its client.
 
-To import boto3 and to make a client takes a third of a second, so a connection does without both for as long as it can.
-Settings that boto3's session has no name for are read from the botocore session below it.
+Importing boto3 and creating a client take a third of a second, so a connection avoids both as long as possible.
+Settings without a name in boto3's session are read from its botocore session.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CONNECT_S = 10.0
 
 
 class Control:
-    """What the AWS CLI would use here (variables, profiles, SSO, roles, IMDS), and clients made of it."""
+    """Credentials and settings as the AWS CLI finds them (variables, profiles, SSO, roles, IMDS), and boto3 clients."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -36,25 +36,25 @@ class Control:
             raise translate(error, location, "", None) from error
 
     def credentials(self) -> Credentials:
-        """Return credentials as they are now, refreshed where they can be. Raises NoCredentials."""
-        found = self._session.get_credentials()
-        if found is None:
+        """Return the current credentials, refreshed if necessary. Raises NoCredentials."""
+        credentials = self._session.get_credentials()
+        if credentials is None:
             raise NoCredentials(f"no credentials for {self._location.url}")
-        frozen = found.get_frozen_credentials()
+        frozen = credentials.get_frozen_credentials()
         return Credentials(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)
 
     def ask_region(self, wanted: str) -> str | None:
-        """Return the region that the server says the bucket is in, asked in the `wanted` one.
+        """Return the bucket's region as reported by the server, in a request to the `wanted` region.
 
-        Raises BucketMissing, Passing and what else `translate` makes of an answer.
+        Raises BucketMissing, Passing and the other errors of `translate`.
         """
         try:
             response = self.client(wanted).head_bucket(Bucket=self._location.bucket)
         except ClientError as error:
             if code_of(error) in ("404", "NoSuchBucket"):
                 named = f"{self._location.bucket} ({self._location.url})"
-                raise BucketMissing(f"there is no bucket {named}") from error
-            # Who may not ask is told the region all the same (AWS), or what is wrong by the request that follows.
+                raise BucketMissing(f"no such bucket: {named}") from error
+            # A denied response contains the region too (AWS). Otherwise the next request reports the error.
             if status_of(error) in (301, 307, 400, 403):
                 return region_of(error.response)
             raise translate(error, self._location, "s3:ListBucket", None) from error
@@ -63,9 +63,9 @@ class Control:
         return region_of(response)
 
     def client(self, region: str) -> Any:
-        """Return a client that retries nothing, waits no longer than [store] says, and adds no checksums.
+        """Return a client without retries and extra checksums, with the timeouts of [store].
 
-        Raises UsageError where there are no authorities in the file that is named for them, and what `translate` makes.
+        Raises UsageError if the authorities' file has no certificates, and the errors of `translate`.
         """
         if self.authorities:
             bundle(self.authorities)
@@ -76,7 +76,7 @@ class Control:
             read_timeout=options.stall_s,
             retries={"total_max_attempts": 1},
             max_pool_connections=64,
-            # Some servers refuse checksums that S3 does not require; `s3_transfer` sends the one that it wants.
+            # Some servers refuse checksums that S3 does not require. `s3.transfer` sends the required one.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             signature_version="s3v4",
@@ -89,7 +89,7 @@ class Control:
 
 
 def call(location: Location, client: Any, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
-    """Return what `ask` reads off the answer to a client. Raises as `s3_connection.Connection.call`."""
+    """Return the result of `ask`, called with a client. Raises as `s3.clients.Connection.call`."""
     try:
         return ask(client)
     except (ClientError, BotoCoreError, ResponseParserError, *DAMAGED) as error:

@@ -1,7 +1,7 @@
-"""What an S3 store says went wrong, in terms of m5ws, whichever library was asked.
+"""Errors of an S3 store, the same for all client libraries. Imports no S3 library.
 
-What may go away by itself is `Passing`, and s3_retry does it again; `Taken`, `Absent` and `PastTheEnd` are answers;
-everything else is an `M5Error` that names the store, the action and what to do. No library of S3 is imported here.
+`s3.retry` retries after `Passing`. `Taken`, `Absent` and `PastTheEnd` are expected responses. Any other error is an
+`M5Error` that names the store, the action and the next step.
 """
 
 from typing import Any
@@ -11,63 +11,63 @@ from m5ws.store.s3.location import Location
 
 
 class StoreError(M5Error):
-    """An S3 server answered something that leaves the store unusable."""
+    """A response of an S3 server makes the store unusable."""
 
     exit_code = 3
-    hint = "`m5ws -v` shows each request that failed."
+    hint = "Use `m5ws -v` to print each failed request."
 
 
 class BucketMissing(StoreError):
-    """There is no such bucket."""
+    """The bucket does not exist."""
 
-    hint = "Correct [store] url in m5ws.toml, or make the bucket: m5ws makes none."
+    hint = "Correct [store] url in m5ws.toml, or create the bucket: m5ws creates none."
 
 
 class WrongRegion(StoreError):
-    """The bucket is in another region than m5ws.toml, or the store's own record, says."""
+    """The bucket is in another region than m5ws.toml or the store's format record requires."""
 
 
 class AccessDenied(StoreError):
     """The credentials do not allow an action on an object."""
 
-    hint = "Ask for this permission. Without s3:ListBucket, S3 says the same of objects that are absent."
+    hint = "Request this permission. Without s3:ListBucket, S3 also denies requests for missing objects."
 
 
 class StoreFull(StoreError):
-    """The server takes no more bytes of this user or into this bucket."""
+    """The quota of this user or of the bucket is exhausted."""
 
-    hint = "`m5ws gc` deletes what nothing needs; or have the quota raised. What was published is whole."
+    hint = "Run `m5ws gc` to delete unused objects, or raise the quota. Published data is complete."
 
 
 class NoCredentials(StoreError):
     """There are no usable credentials."""
 
-    hint = "`aws configure`, `aws sso login`, AWS_PROFILE or a role: m5ws looks where the AWS CLI looks."
+    hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE. m5ws finds credentials as the AWS CLI does."
 
 
 class StoreUnreachable(StoreError):
-    """Nothing answers at the endpoint."""
+    """No server responds at the endpoint."""
 
-    hint = "Is the endpoint right ([store] endpoint_url, AWS_ENDPOINT_URL), the server up, the network there?"
+    hint = "Check the endpoint ([store] endpoint_url, AWS_ENDPOINT_URL), the server and the network."
 
 
 class StoreFailing(StoreError):
-    """A request failed again and again until its time was over."""
+    """All retries of a request failed."""
 
-    hint = "What was written before is there and whole: the same command goes on from it."
+    hint = "Uploaded data is complete. Run the same command again to continue."
 
 
 class UnsafeServer(StoreError):
-    """The server lets several writers create one object: it cannot hold a store."""
+    """The server lets several writers create one object, so it cannot hold a store."""
 
-    hint = "Conditional PUT (If-None-Match: *) must work. docs/how-to/team-store.md names servers on which it does."
+    hint = "Use a server with conditional PUT (If-None-Match: *). docs/how-to/team-store.md lists some."
 
 
 class Passing(Exception):
-    """A request failed in a way that may pass; it never leaves the store.
+    """A request failed in a way that a retry can solve. Never leaves the store.
 
-    `slow`: the server wants fewer requests; `expired`: it wants newer credentials; `unreachable`: nothing answered;
-    `unknown`: obstore has no code for it, and boto3 is to be asked.
+    `slow`: the server limits the request rate. `expired`: newer credentials are needed. `unreachable`: no response.
+    `unknown`: obstore has no code for the error, so the retry uses boto3.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Passing(Exception):
 
 
 class Taken(Exception):
-    """412: the key of a conditional create is taken."""
+    """412: the key of a conditional create exists."""
 
 
 class Absent(Exception):
-    """404: there is no such object."""
+    """404: the object does not exist."""
 
 
 class PastTheEnd(Exception):
@@ -93,15 +93,17 @@ class PastTheEnd(Exception):
 
 
 def elsewhere(location: Location, region: str | None, wanted: str | None = None) -> WrongRegion:
-    """Return the error for a bucket that is in another region than the `wanted` one."""
+    """Return the error for a bucket that is not in the `wanted` region."""
     where = f"in {region}" if region else "in another region"
-    asked = f", and {wanted} is what is configured here" if wanted else ""
-    meant = f"[store] region = {region!r} in m5ws.toml" if region else "[store] region in m5ws.toml"
-    return WrongRegion(f"the bucket {location.bucket} is {where}{asked}", hint=f"If that is meant, set {meant}.")
+    configured = f", but the configured region is {wanted}" if wanted else ""
+    setting = f"[store] region = {region!r} in m5ws.toml" if region else "[store] region in m5ws.toml"
+    return WrongRegion(
+        f"the bucket {location.bucket} is {where}{configured}", hint=f"To use this bucket, set {setting}."
+    )
 
 
 def region_of(response: Any) -> str | None:
-    """Return the region that the server says the bucket is in, if it says so."""
+    """Return the bucket's region as reported by the server, if it reports one."""
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region")
     return str(region) if region else None

@@ -1,7 +1,7 @@
-"""What a workspace remembers of the stores on servers that it has joined: that they were tried, and their regions.
+"""S3 stores that a workspace has tested before, with their regions.
 
-A text file with one line a store: its URL, and after a blank the region that its server says, `-` for none. It may be
-deleted at any time, and costs a request and a race then.
+A text file with one line per store: its URL, a space, and the region that its server reports (`-` for none). The file
+may be deleted at any time; the next command then tests the stores again.
 """
 
 from pathlib import Path
@@ -13,13 +13,13 @@ _NO_REGION = "-"
 
 
 def recall(path: Path, store: ObjectStore) -> None:
-    """Tell a store what is remembered of it."""
+    """Pass the remembered region to a store."""
     if isinstance(store, Homed) and (region := _read(path).get(store.url)):
         store.recall(None if region == _NO_REGION else region)
 
 
 def join(path: Path, store: ObjectStore) -> None:
-    """Try, the first time, that a server keeps what a store depends on, and remember it. Raises as `Homed.probe`."""
+    """Test a store on first use, and remember the result. Raises as `Homed.probe`."""
     if not isinstance(store, Homed):
         return
     known = _read(path)
@@ -33,12 +33,12 @@ def join(path: Path, store: ObjectStore) -> None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return regions by URL; one is empty where the line has none."""
+    """Return the regions by URL; "" for a line without a region."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return {}
-    found: dict[str, str] = {}
+    regions: dict[str, str] = {}
     for url, _, region in (line.partition(" ") for line in lines):
-        found[url] = region or found.get(url, "")
-    return found
+        regions[url] = region or regions.get(url, "")
+    return regions

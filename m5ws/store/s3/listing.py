@@ -1,7 +1,7 @@
-"""What there is under a prefix, a page of at most 1,000 keys a request, each done again by itself where it fails.
+"""Listing of a prefix, in pages of at most 1,000 keys a request. Each page is retried by itself.
 
-obstore reads a page in a sixteenth of boto3's processor time, which decides how long a store of a million objects takes
-to walk; it knows whole folders only, so the rest of a prefix is compared here. A page that it fails is asked of boto3.
+obstore needs a sixteenth of boto3's CPU time for a page, which matters in a store of a million objects. obstore lists
+whole folders only, so the rest of a prefix is compared here. A page that fails in obstore is requested by boto3.
 """
 
 from collections.abc import Iterator
@@ -19,24 +19,24 @@ _PAGE = 1000
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An object by its whole path in the bucket."""
+    """An object, with its whole path in the bucket."""
 
     path: str
     size_bytes: int
     modified_s: float
     checksum: str | None = None
-    """By which checksum of the whole object the server vouches for it; told by boto3 alone."""
+    """The algorithm of the whole object's checksum that the server keeps. Only boto3 returns it."""
 
 
 class Listing:
-    """Lists a bucket in the order of keys."""
+    """Lists a bucket in key order."""
 
     def __init__(self, connection: Connection, requests: Persistence) -> None:
         self._connection = connection
         self._requests = requests
 
     def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[Found]:
-        """Yield every object whose path begins with `prefix`, in order; with `checksums`, by boto3."""
+        """Yield every object with a path that starts with `prefix`, in order. With `checksums`, by boto3."""
         folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
         while more:
             page = self._requests.do(f"listing {folder}", partial(self._page, folder, after, checksums))
@@ -45,12 +45,12 @@ class Listing:
             after = page[-1].path if page else after
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the next path components after `folder`, which is empty or ends in `/`, sorted."""
+        """Return the next path components after `folder`, sorted. `folder` is empty or ends in `/`."""
         found = self._requests.do(f"listing {folder}", partial(self._names, folder))
         return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in found} - {""}))
 
     def _page(self, folder: str, after: str, surely: bool, number: int) -> list[Found]:
-        """Return the next page: a full one if there may be more."""
+        """Return the next page. It is full if there may be more."""
         if surely or number:
             page = self._ask(Prefix=folder, StartAfter=after, MaxKeys=_PAGE)
             if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
@@ -65,7 +65,7 @@ class Listing:
             ]
 
     def _filled(self, page: Any, folder: str) -> list[Found]:
-        """Return a page that a server cut short, with as many more as make it full."""
+        """Return a page that a server cut short, filled up by further requests."""
         found = _found(page)
         while page.get("IsTruncated") and len(found) < _PAGE:
             left = _PAGE - len(found)
@@ -96,7 +96,7 @@ class Listing:
         return self._connection.call("s3:ListBucket", None, lambda one: self._list_objects(one, asked))
 
     def _list_objects(self, client: Any, asked: dict[str, Any]) -> Any:
-        """Return a page that says itself how much is in it: an answer without a body reads as an empty page."""
+        """Return a page after a check of its key count: boto3 reads a response without a body as an empty page."""
         bucket = self._connection.location.bucket
         page = client.list_objects_v2(Bucket=bucket, **asked)
         held = len(page.get("Contents", ())) + len(page.get("CommonPrefixes", ()))
@@ -115,6 +115,9 @@ def _found(page: Any) -> list[Found]:
 
 
 def _checksum(one: Any) -> str | None:
-    """Return what a checksum of all of an object was made with; one of parts (of a multipart upload) is none of it."""
+    """Return the algorithm of a whole object's checksum, or None.
+
+    A checksum of the parts of an upload does not count.
+    """
     algorithms = sorted(one.get("ChecksumAlgorithm", ()), key=lambda name: (name != "SHA256", name))
     return algorithms[0] if algorithms and one.get("ChecksumType") == "FULL_OBJECT" else None

@@ -1,7 +1,7 @@
-"""Where an S3 store is: bucket, prefix, and what must be known to open it, all in one URL.
+"""Address of an S3 store: bucket, prefix and options, all in one URL.
 
-The URL is what launched processes and followers are told, so everything they need is in it and nothing that is
-secret: `s3://bucket/prefix?region=eu-west-1&endpoint_url=http://127.0.0.1:9000`. Credentials are never part of it.
+Launched processes and followers get this URL alone, so it contains all options and no secrets:
+`s3://bucket/prefix?region=eu-west-1&endpoint_url=http://127.0.0.1:9000`. Credentials are never part of it.
 """
 
 import re
@@ -14,7 +14,7 @@ from m5ws.errors import UsageError
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
-_FORM = "An S3 store is s3://bucket/prefix, of lower-case letters, digits, '.', '-'; '_' and capitals in the prefix."
+_FORM = "Use s3://bucket/prefix with lower-case letters, digits, '.' and '-'. The prefix may have '_' and capitals."
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,24 +26,24 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """The canonical URL, which `parse` reads back: options that differ from their defaults are in it."""
+        """The canonical URL, which `parse` reads back. It contains the options that are not at their defaults."""
         query = urlencode(_given(self.options), safe=":/")
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + (f"?{query}" if query else "")
 
     def arn(self, path: str | None = None) -> str:
-        """Return the name by which policies know an object (prefix and key), or the bucket."""
+        """Return the name of an object (prefix and key), or of the bucket, in policies."""
         return f"arn:aws:s3:::{self.bucket}" + (f"/{path}" if path is not None else "")
 
 
 def parse(url: str, options: StoreOptions | None = None) -> Location:
-    """Return where `url` points to. Raises UsageError for one of another form, or that contradicts `options`."""
+    """Return the location at `url`. Raises UsageError if it is invalid or contradicts `options`."""
     split = urlsplit(url)
     prefix = split.path.strip("/")
     if split.scheme != "s3" or not _BUCKET.fullmatch(split.netloc) or split.fragment:
         named = split._replace(netloc=split.netloc.rpartition("@")[2], query="").geturl()
         raise UsageError(f"{named!r} does not name a bucket", hint=_FORM)
     if prefix and (not _PREFIX.fullmatch(prefix) or {".", ".."}.intersection(prefix.split("/"))):
-        raise UsageError(f"{url!r} has a prefix that is no key", hint=_FORM)
+        raise UsageError(f"{url!r} has an invalid prefix", hint=_FORM)
     merged = _merged(url, options, dict(parse_qsl(split.query, keep_blank_values=True)))
     return Location(bucket=split.netloc, prefix=f"{prefix}/" if prefix else "", options=_consistent(merged))
 
@@ -52,25 +52,25 @@ def _merged(url: str, options: StoreOptions | None, asked: dict[str, str]) -> St
     given = _given(options) if options else {}
     for name in asked.keys() & given.keys():
         if str(given[name]) != asked[name]:
-            raise UsageError(f"{url!r} says another {name} than [store] {name} = {given[name]!r}")
+            raise UsageError(f"{name} in {url!r} contradicts [store] {name} = {given[name]!r}")
     try:
         return msgspec.convert(given | asked, StoreOptions, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{url!r}: {error}", hint=f"Known: {', '.join(StoreOptions.__struct_fields__)}.") from error
+        raise UsageError(
+            f"{url!r}: {error}", hint=f"Valid options: {', '.join(StoreOptions.__struct_fields__)}."
+        ) from error
 
 
 def _given(options: StoreOptions) -> dict[str, object]:
     """Return the options that are not at their defaults."""
     fields = msgspec.structs.fields(StoreOptions)
-    return {one.name: value for one in fields if (value := getattr(options, one.name)) != one.default}
+    return {field.name: value for field in fields if (value := getattr(options, field.name)) != field.default}
 
 
 def _consistent(options: StoreOptions) -> StoreOptions:
     endpoint = options.endpoint_url
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise UsageError(
-            f"[store] endpoint_url = {endpoint!r} is not a URL", hint="It begins with https:// or http://."
-        )
+        raise UsageError(f"[store] endpoint_url = {endpoint!r} is not a URL", hint="Start it with https:// or http://.")
     if endpoint is not None and urlsplit(endpoint).username is not None:
-        raise UsageError("[store] endpoint_url holds a user name", hint="Credentials come from AWS's own files alone.")
+        raise UsageError("[store] endpoint_url contains a user name", hint="Put credentials into AWS's own files.")
     return options

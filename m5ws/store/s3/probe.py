@@ -1,7 +1,7 @@
-"""Whether a server keeps the one promise that a store needs: of many who create an object, one wins.
+"""Test of the guarantee that a store needs: if several writers create one object, exactly one succeeds.
 
-Some servers ignore `If-None-Match`, and some let several writers pass that come at once
-(docs/how-to/team-store.md); on those, two writers could each believe that a name is theirs.
+Some servers ignore `If-None-Match`. Others let several concurrent writers succeed (docs/how-to/team-store.md). On
+those, two writers could both own one name.
 """
 
 import secrets
@@ -17,9 +17,10 @@ _ROUNDS = 2
 
 
 def race(store: ObjectStore) -> None:
-    """Have threads race for keys under `probe/`. Raises UnsafeServer if several win, and what `create` raises.
+    """Race threads for keys under `probe/`. Raises UnsafeServer if several win, and the errors of `create`.
 
-    Who may only read does not race. The keys are deleted; who may not delete leaves them, a byte each.
+    Without write permission there is no race. The keys are deleted; without permission to delete, one byte each
+    remains.
     """
     for _ in range(_ROUNDS):
         key = f"probe/{secrets.token_hex(8)}"
@@ -53,12 +54,12 @@ def _winners(store: ObjectStore, key: str) -> list[bytes]:
     for thread in threads:
         thread.join()
     if failures:
-        raise next((one for one in failures if not isinstance(one, AccessDenied)), failures[0])
+        raise next((error for error in failures if not isinstance(error, AccessDenied)), failures[0])
     return winners
 
 
 def _check(store: ObjectStore, key: str, winners: list[bytes]) -> None:
     if len(winners) != 1:
-        raise UnsafeServer(f"{len(winners)} of {_WRITERS} writers created {key} at once in {store.url}")
+        raise UnsafeServer(f"{len(winners)} of {_WRITERS} concurrent writers created {key} in {store.url}")
     if store.get(key) != winners[0]:
-        raise UnsafeServer(f"{key} in {store.url} does not have the bytes of the one writer who created it")
+        raise UnsafeServer(f"{key} in {store.url} does not have the bytes of the writer that created it")

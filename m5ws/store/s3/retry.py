@@ -1,9 +1,9 @@
-"""Doing a request again: when, how often, and how many at a time. Nothing else in the store retries.
+"""Retries and rate limit of requests. No other module of the store retries.
 
-Pauses have full jitter (a random share of a doubling limit: clients that failed together do not come back together;
-https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), and end when a budget of time is spent.
-How many requests are in flight follows the server: one more for each round that goes well, half when it says
-SlowDown, as TCP does with a full pipe.
+Pauses have full jitter, a random share of a doubling limit, so that clients that failed together do not return together
+(https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). Retries end when a time budget is spent.
+The number of requests in flight adapts as in TCP: it grows by one after each successful round, and is halved after
+SlowDown.
 """
 
 import logging
@@ -19,15 +19,15 @@ import msgspec
 from m5ws.store.s3.errors import Passing, StoreFailing, StoreUnreachable
 
 _log = logging.getLogger(__name__)
-# Not the global generator: a store that fails now and then must not change what a training draws.
+# Not the global generator: retries must not change the random numbers of a training.
 _DRAW = random.SystemRandom()
 T = TypeVar("T")
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a request is tried: pauses up to `first_s`, doubling up to `longest_s`, until `budget_s` is over.
+    """How long a request is retried: pauses up to `first_s`, doubling up to `longest_s`, until `budget_s` is spent.
 
-    `contact_s` is the budget while nothing at all was ever answered: a wrong address is told soon.
+    `contact_s` is the budget until the first response, so that a wrong address is reported soon.
     """
 
     budget_s: float = 180.0
@@ -37,7 +37,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limiter:
-    """How many requests of a store are in flight, over all threads: additive increase, multiplicative decrease."""
+    """Limit for requests in flight, over all threads: additive increase, multiplicative decrease."""
 
     def __init__(self, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -54,7 +54,7 @@ class Limiter:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Wait until one more request may be in flight. Not to be entered twice by one thread."""
+        """Wait until one more request may be in flight. A thread must not enter twice."""
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight < self.allowed)
             self._in_flight += 1
@@ -66,13 +66,13 @@ class Limiter:
                 self._changed.notify()
 
     def well(self) -> None:
-        """A request went well."""
+        """Count a successful request."""
         with self._changed:
             self._allowed = min(self._most, self._allowed + 1 / self._allowed)
             self._changed.notify()
 
     def slow_down(self) -> None:
-        """The server wants fewer. What was in flight together is told once: one cut a second."""
+        """Halve the limit, at most once a second: requests in flight together get the same response."""
         with self._changed:
             if self._clock() - self._cut_s >= 1.0:
                 self._allowed = max(1.0, self._allowed / 2)
@@ -80,7 +80,7 @@ class Limiter:
 
 
 class Persistence:
-    """Does requests of one store until they succeed, fail for good, or their budget is spent."""
+    """Retries requests of one store until they succeed, fail for good, or spend their budget."""
 
     def __init__(self, url: str, patience: Patience, renew: Callable[[], None], limiter: Limiter | None = None) -> None:
         self._url = url
@@ -90,9 +90,9 @@ class Persistence:
         self._answered = False
 
     def do(self, what: str, attempt: Callable[[int], T]) -> T:
-        """Return what `attempt` returns; it gets its number, from 0, and raises `Passing` to be called again.
+        """Return the result of `attempt`. It gets its number, from 0, and is called again if it raises `Passing`.
 
-        Raises StoreFailing or StoreUnreachable when the budget is spent, and whatever else `attempt` raises at once.
+        Raises StoreFailing or StoreUnreachable when the budget is spent, and any other error of `attempt` at once.
         """
         began_s, number = time.monotonic(), 0
         while True:
@@ -108,7 +108,7 @@ class Persistence:
                 return result
 
     def _wait(self, what: str, trouble: Passing, number: int, began_s: float) -> None:
-        """Pause before the next attempt. Raises if there is to be none."""
+        """Pause before the next attempt. Raises if there is none."""
         _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
         self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
         if trouble.slow:
@@ -118,13 +118,13 @@ class Persistence:
         limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)
         pause_s = _DRAW.uniform(0.0, limit_s)
         budget_s = self._patience.budget_s if self._answered else self._patience.contact_s
-        # What is not known yet is always asked: an error without a cause helps nobody.
+        # A cause that is still unknown gets one more attempt, by boto3: an error without a cause is useless.
         if not trouble.unknown and time.monotonic() + pause_s - began_s > budget_s:
             raise self._given_up(what, trouble, number + 1, budget_s) from trouble
         time.sleep(pause_s)
 
     def _given_up(self, what: str, trouble: Passing, attempts: int, budget_s: float) -> StoreFailing | StoreUnreachable:
-        tried = f"{attempts} attempts in {budget_s:.0f} s"
+        attempted = f"{attempts} attempts in {budget_s:.0f} s"
         if trouble.unreachable:
-            return StoreUnreachable(f"nothing answers for {self._url} ({tried}): {trouble}")
-        return StoreFailing(f"{what} on {self._url} failed, {tried}: {trouble}")
+            return StoreUnreachable(f"no response from {self._url} ({attempted}): {trouble}")
+        return StoreFailing(f"{what} on {self._url} failed, {attempted}: {trouble}")

@@ -1,8 +1,8 @@
-"""A store in an S3 bucket: one conditional PUT an object, obstore for the bytes, boto3 for all that is not bytes.
+"""A store in an S3 bucket: one conditional PUT per object, obstore for bytes, boto3 for everything else.
 
-An object appears by `PUT` with `If-None-Match: *`, which one writer wins; nothing is copied, renamed or finished
-later. Every request goes through `Persistence.do`: the first attempt at bytes is obstore's, which is several times
-cheaper, and every further one boto3's, which says by a code what went wrong.
+An object appears by `PUT` with `If-None-Match: *`, which one writer wins. There is no copy, rename or completion later.
+Every request goes through `Persistence.do`. The first attempt to transfer bytes uses obstore, which is several times
+cheaper. Every further attempt uses boto3, which returns an error code.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from m5ws.store.s3.transfer import Flow, Transfer, Upload
 class S3Store:
     """`ObjectStore`, `Flowing`, `Homed` and `Vouching` on a bucket and a prefix.
 
-    Nothing is asked before the first call.
+    Makes no request before the first call.
     """
 
     def __init__(self, location: Location, patience: Patience | None = None) -> None:
@@ -59,14 +59,14 @@ class S3Store:
         except Absent:
             raise NotFound(f"{key} is not in the store {self.url}") from None
         except PastTheEnd:
-            # Only the end of the answer was lost, after the last byte.
+            # Only the end of the response was lost, after the last byte.
             return
 
     def create(self, key: str, data: Buffer) -> None:
         path, upload = self._path(key), Upload(memoryview(data).cast("B"))
         if self._created(path, upload, surely=False):
             return
-        # obstore says of a conflict (409) too that the key is taken: then nothing is there, and boto3 knows better.
+        # obstore also reports a conflict (409) as an existing key. Then the object is missing, and boto3 gets the code.
         found = self.stat(key)
         if found is None and self._created(path, upload, surely=True):
             return
@@ -116,7 +116,7 @@ class S3Store:
         self.connection.remember(region)
 
     def home(self) -> str | None:
-        # A store that is to be made may be in a bucket that is not the one of before.
+        # The bucket of a new store may differ from the remembered one.
         self.connection.forget()
         region = self.region()
         wanted = self.location.options.region or self.connection.here
@@ -127,14 +127,16 @@ class S3Store:
     def visit(self, home_region: str | None) -> str:
         region = self.region()
         asked, here = self.location.options.region, self.connection.here
-        for found, says in ((region, "the bucket is in"), (asked, "m5ws.toml says")):
-            if home_region and found and found != home_region:
+        for value, source in ((region, "the bucket is in"), (asked, "m5ws.toml has")):
+            if home_region and value and value != home_region:
                 raise WrongRegion(
-                    f"the home region of the store at {self.url} is {home_region}, and {says} {found}",
-                    hint="Is it the right bucket? A store that was copied to another region has a home of its own.",
+                    f"the home region of the store at {self.url} is {home_region}, but {source} {value}",
+                    hint="Check the bucket. A store that was copied to another region has its own home region.",
                 )
         if home_region and here and here != home_region:
-            return f"the store's home region is {home_region}, this machine's is {here}: all transfers cross regions"
+            return (
+                f"the store's home region is {home_region}, but this machine is in {here}: all transfers cross regions"
+            )
         return ""
 
     def probe(self) -> None:
@@ -146,7 +148,7 @@ class S3Store:
         return self.location.prefix + checked(key)
 
     def _created(self, path: str, upload: Upload, *, surely: bool) -> bool:
-        """Put an object; return whether what is there then is ours, from this attempt or from an earlier one."""
+        """Put an object. Return True if the existing object is from this attempt or from an earlier one."""
         try:
             self.requests.do(
                 f"writing {path}", lambda number: self._transfer.write(path, upload, surely=surely or number > 0)
@@ -156,21 +158,21 @@ class S3Store:
         return True
 
     def _holds(self, path: str, upload: Upload) -> bool:
-        """Return whether an object has the bytes of `upload`, an attempt at which ended without an answer.
+        """Return True if an object has the bytes of `upload`, after an attempt without a response.
 
-        Another writer's equal bytes count as ours: nothing can tell them apart, and nothing depends on it. Without
-        TLS nothing vouches for what is read, so other bytes are believed only when they are read twice.
+        Equal bytes of another writer count as ours: they are indistinguishable. Without TLS a read can be damaged, so a
+        mismatch counts only after two equal reads.
         """
-        found: bytes | None = None
+        current: bytes | None = None
         try:
             while True:
-                before, found = (
-                    found,
+                previous, current = (
+                    current,
                     self.requests.do(
                         f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
                     ),
                 )
-                if upload.equals(found) or found == before:
-                    return upload.equals(found)
+                if upload.equals(current) or current == previous:
+                    return upload.equals(current)
         except Absent:
             return False

@@ -1,8 +1,8 @@
-"""Bytes to S3 and back, one attempt at a time: by obstore first, and `surely` by boto3.
+"""Transfers to and from S3, one attempt at a time: first by obstore, then by boto3.
 
-obstore costs a fraction of boto3's processor time, but fails with a type that says little, and gives an upload one
-time limit instead of watching it move. So what it fails is asked again of boto3, which has a code for every answer, and
-whose transfers are abandoned only when they stop, or crawl.
+obstore needs a fraction of boto3's CPU time. Its errors have few types, and an upload has one time limit, whether bytes
+move or not. So a request that fails in obstore is repeated with boto3, which has a code for every response and aborts
+only transfers that stop or crawl.
 """
 
 import base64
@@ -22,16 +22,16 @@ from m5ws.store.s3.errors import Absent, Passing, Taken
 
 _LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
-"""So little, that reading a block of a transfer that crawls is over in time for it to be noticed."""
+"""Small enough that a slow transfer is noticed in time after each block."""
 _PIECE_BYTES = 256 * 2**10
-"""So little, that what arrives is hashed and written from the processor's cache, and memory is used again."""
+"""Small enough that bytes are hashed and written from the processor's cache, in reused memory."""
 _CRAWL_BYTES_PER_S = 16 * 2**10
 Stat = tuple[int, float]
-"""Size in bytes, and when it was published (seconds since the epoch)."""
+"""Size in bytes, and publication time in seconds since the epoch."""
 
 
 class Upload:
-    """Bytes to be put. `doubtful`: an attempt ended without an answer, so they may be there already."""
+    """Bytes to upload. `doubtful`: an attempt ended without a response, so the object may exist."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
@@ -40,32 +40,32 @@ class Upload:
 
     @property
     def sha256(self) -> str:
-        """The bytes' SHA-256 in base64, as S3 takes it."""
+        """SHA-256 of the bytes, in base64 as S3 requires."""
         if self._sha256 is None:
             self._sha256 = base64.b64encode(hashlib.sha256(self.data).digest()).decode()
         return self._sha256
 
-    def equals(self, found: bytes) -> bool:
-        """Return whether `found` is these bytes."""
-        return memoryview(found) == self.data
+    def equals(self, data: bytes) -> bool:
+        """Return True if `data` has the same bytes."""
+        return memoryview(data) == self.data
 
 
 class Flow:
-    """Bytes that are handed on as they arrive; `done` is how many were."""
+    """Bytes that are passed on as they arrive. `done` is their number."""
 
     def __init__(self, sink: Callable[[Buffer], object]) -> None:
         self._sink = sink
         self.done = 0
 
     def add(self, piece: Buffer) -> None:
-        """Hand on the bytes that follow."""
+        """Pass on the next bytes."""
         view = memoryview(piece).cast("B")
         self._sink(view)
         self.done += view.nbytes
 
 
 class Transfer:
-    """Single attempts; `s3_retry.Persistence` repeats them. Raises Absent, Taken, PastTheEnd, Passing, M5Error."""
+    """Single attempts; `s3.retry.Persistence` repeats them. Raises Absent, Taken, PastTheEnd, Passing, M5Error."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -73,7 +73,7 @@ class Transfer:
         self._extra = _headers(connection)
 
     def read(self, path: str, start: int, length: int | None, *, surely: bool) -> bytes:
-        """Return bytes [start, start+length) of an object, checked to be as many as there are."""
+        """Return bytes [start, start+length) of an object, after a check of their number."""
         if surely:
             return self._connection.call("s3:GetObject", path, lambda one: self._get_object(one, path, start, length))
         client, limit_s = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
@@ -86,7 +86,7 @@ class Transfer:
             return _whole(data, result.meta["size"], start, length)
 
     def flow(self, path: str, flow: Flow, *, surely: bool) -> None:
-        """Hand on what of an object was not yet. Raises what its sink raises."""
+        """Pass on the remaining bytes of an object. Raises the errors of its sink."""
         if surely:
             return flow.add(self.read(path, flow.done, None, surely=True))
         client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
@@ -95,7 +95,7 @@ class Transfer:
             result = obstore.get(client, path)
             size_bytes, pieces = result.meta["size"], iter(result.stream(min_chunk_size=_PIECE_BYTES))
         while True:
-            # What the sink raises is none of the server's errors.
+            # Errors of the sink are not the server's, so they are not translated.
             with translated(limit_s, began_s):
                 piece = next(pieces, None)
             if piece is None:
@@ -106,7 +106,7 @@ class Transfer:
         return None
 
     def write(self, path: str, upload: Upload, *, surely: bool) -> None:
-        """Put an object under a key that is free. Published from its success on, and possibly from its failure."""
+        """Put an object under a free key. Published from its success on, and possibly from its failure."""
         try:
             if surely:
                 self._connection.call("s3:PutObject", path, lambda one: self._put_object(one, path, upload))
@@ -116,13 +116,13 @@ class Transfer:
             raise
         except Absent as error:
             upload.doubtful = True
-            raise Passing("the bucket is not there", unknown=True) from error
+            raise Passing("the bucket does not exist", unknown=True) from error
         except BaseException:
             upload.doubtful = True
             raise
 
     def stat(self, path: str, *, surely: bool) -> Stat:
-        """Return what HEAD says of an object."""
+        """Return the size and time of an object, by HEAD."""
         if surely:
             return self._connection.call("s3:GetObject", path, lambda one: self._head_object(one, path))
         client, limit_s = self._connection.data(0, reading=True)
@@ -131,11 +131,11 @@ class Transfer:
             return meta["size"], meta["last_modified"].timestamp()
 
     def sha256(self, path: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps of a whole object, if it does."""
+        """Return the SHA-256, in hex, that the server keeps for a whole object, or None."""
         return self._connection.call("s3:GetObject", path, lambda one: self._kept_sha256(one, path))
 
     def delete(self, path: str) -> None:
-        """Delete an object; rare enough for boto3 alone."""
+        """Delete an object. Rare, so boto3 is enough."""
         self._connection.call("s3:DeleteObject", path, lambda one: one.delete_object(Bucket=self._bucket, Key=path))
 
     def _put(self, path: str, upload: Upload) -> None:
@@ -179,7 +179,7 @@ class Transfer:
 
 
 class _Pace:
-    """Ends a transfer that crawls: sockets' own timeouts end only those that stop."""
+    """Aborts a slow transfer. Socket timeouts abort only a transfer that stops."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -192,7 +192,7 @@ class _Pace:
 
 
 class _Body(io.RawIOBase):
-    """Bytes as a file, without a copy; reading it is how boto3 sends it, and so shows whether that moves."""
+    """Bytes as a file, without a copy. boto3 reads it to send it, which shows the progress of the upload."""
 
     def __init__(self, data: memoryview, stall_s: float) -> None:
         self._data = data
@@ -224,9 +224,9 @@ class _Body(io.RawIOBase):
 
 @contextmanager
 def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
-    """Turn obstore's errors, by type, into those of the store. What has no type of its own is `unknown`.
+    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`.
 
-    `began_s`: when the request was made, by the monotonic clock, if that was before.
+    `began_s`: start of the request by the monotonic clock, if it was earlier.
     """
     began_s = time.monotonic() if began_s is None else began_s
     try:
@@ -234,19 +234,19 @@ def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
     except FileNotFoundError as error:
         raise Absent from error
     except exceptions.BaseError as error:
-        # A transfer that was abandoned says that the way is full, as SlowDown does.
+        # A transfer that hits its time limit means an overloaded link, as SlowDown does.
         abandoned = time.monotonic() - began_s >= limit_s
         raise Passing(type(error).__name__, unknown=True, slow=abandoned) from error
 
 
 def _complete(head: Any) -> Any:
     if "ETag" not in head:
-        raise ValueError("the head of the answer ends too soon")
+        raise ValueError("the headers of the response are incomplete")
     return head
 
 
 def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> bytes:
-    """Return `data`. Raises Passing if the connection gave fewer bytes of an object than there are."""
+    """Return `data`. Raises Passing if it is shorter than the requested part of the object."""
     wanted = size_bytes - start if length is None else min(length, size_bytes - start)
     if len(data) != wanted:
         raise Passing(f"{len(data)} bytes instead of {wanted}")
@@ -254,7 +254,7 @@ def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> byte
 
 
 def _headers(connection: Connection) -> dict[str, str]:
-    """Return what every object is put with, as boto3 calls it."""
+    """Return the headers of every upload, by boto3's names."""
     options = connection.location.options
     named = {
         "ServerSideEncryption": options.sse,

@@ -1,4 +1,4 @@
-"""Credentials that environment variables alone decide, as in a container or a job: botocore is not loaded for those."""
+"""Credentials in environment variables alone, as in a container or a job. These need no botocore."""
 
 import functools
 import os
@@ -12,12 +12,12 @@ from m5ws.filesystem import stamp
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _TOKENS = ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
 _MORE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
-"""Variables that name more than the keys."""
+"""Variables that refer to more than the keys."""
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What signs requests."""
+    """Credentials to sign requests."""
 
     access_key: str
     secret_key: str
@@ -25,7 +25,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plain(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the chain would find: credentials, this machine's region, and a file of authorities."""
+    """Everything that boto3's chain would find: credentials, this machine's region, and a file of authorities."""
 
     credentials: Credentials
     here: str | None
@@ -33,10 +33,10 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain() -> Plain | None:
-    """Return the credentials in the environment, or None where botocore's chain could find others.
+    """Return the credentials in the environment, or None if botocore's chain could find others.
 
-    In that chain variables come first. What they leave open (a profile's region, its authorities, its endpoint) comes
-    from two files (https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
+    Variables come first in that chain. Two files provide the rest: a profile's region, its authorities and its endpoint
+    (https://docs.aws.amazon.com/boto3/latest/guide/credentials.html).
     """
     access_key, secret_key = (os.environ.get(name) for name in _KEYS)
     if not access_key or not secret_key or any(name in os.environ for name in _MORE):
@@ -52,21 +52,21 @@ def plain() -> Plain | None:
 
 
 def bundle(path: str) -> bytes:
-    """Return a file of certificates. Raises UsageError if there is none in it, or one that cannot be read."""
+    """Return a file of certificates. Raises UsageError if it has none or cannot be read."""
     import ssl
 
     try:
-        found = os.stat(path)
-        return _checked(path, stamp(found))
+        status = os.stat(path)
+        return _checked(path, stamp(status))
     except ssl.SSLError as error:
-        raise _no_bundle(path, f"that holds no certificates, or broken ones ({error.reason or error})") from error
+        raise _no_bundle(path, f"without valid certificates ({error.reason or error})") from error
     except OSError as error:
         raise _no_bundle(path, error.strerror or str(error)) from error
 
 
 @functools.lru_cache(maxsize=1)
 def _checked(path: str, _stamp: tuple[int, ...]) -> bytes:
-    """Read a bundle that looks like this, once: one of all public authorities takes as long as many a request."""
+    """Read a bundle, once per stamp: a bundle of all public authorities takes as long as many requests."""
     import ssl
 
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
@@ -74,5 +74,5 @@ def _checked(path: str, _stamp: tuple[int, ...]) -> bytes:
 
 
 def _no_bundle(path: str, why: str) -> UsageError:
-    hint = "A file of certificates in PEM; without the variable, the usual public authorities are trusted."
-    return UsageError(f"AWS_CA_BUNDLE (or ca_bundle in AWS's configuration) names {path}: {why}", hint=hint)
+    hint = "Name a file of PEM certificates, or unset AWS_CA_BUNDLE to trust the public authorities."
+    return UsageError(f"AWS_CA_BUNDLE (or ca_bundle in AWS's configuration) is {path}: {why}", hint=hint)

@@ -1,4 +1,7 @@
-"""Ends as it is told: `ends.py HOW…`, one for each rank. What waits says who it is first, in ENDS/<rank>."""
+"""Ends as its arguments select: `ends.py HOW…`, one argument per rank.
+
+A waiting rank first writes its id to ENDS/<rank>.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Launches what a file says, and sits there until it is killed: `owner.py KIND REQUEST`."""
+"""Launches the request in a file, and waits until it is killed: `owner.py KIND REQUEST`."""
 
 import os
 import sys

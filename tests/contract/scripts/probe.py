@@ -1,4 +1,4 @@
-"""What a launched process is, as one JSON document in PROBE/<rank>: what it was given, and what it was started with."""
+"""Writes the state of a launched process as JSON to PROBE/<rank>: its arguments and environment at the start."""
 
 import json
 import os

@@ -1,6 +1,7 @@
-"""Runs m5ws commands, one after the other, in a process that can get no more than a GiB of memory besides its own.
+"""Runs m5ws commands, one after the other, in a process limited to a GiB of memory.
 
-A line in: the arguments, as a JSON list. A line out: the exit status, stdout and stderr, as a JSON object.
+A line of input has the arguments, as a JSON list. A line of output has the exit status, stdout and stderr, as a JSON
+object.
 """
 
 import io
@@ -25,7 +26,7 @@ def limit(more_bytes: int) -> None:
 
 
 def run(arguments: list[str]) -> dict[str, object]:
-    # As a terminal's: what is not UTF-8 is an error on stdout, and escaped on stderr.
+    # As in a terminal: text that is not UTF-8 is an error on stdout, and escaped on stderr.
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     with redirect_stdout(out), redirect_stderr(err):

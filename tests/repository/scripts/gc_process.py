@@ -23,7 +23,7 @@ def repository(store: str) -> Repository:
 
 
 def write(store: str, folder: str, seed: str, count: str) -> None:
-    """Publish `count` snapshots, each printed when it is; between them, leave what is never published."""
+    """Publish `count` snapshots, and print each one. Between them, leave unpublished objects."""
     draw = random.Random(int(seed))
     home = Path(folder)
     home.mkdir(parents=True)
@@ -54,7 +54,7 @@ def write(store: str, folder: str, seed: str, count: str) -> None:
 
 
 def collect(store: str, home: str, rounds: str) -> None:
-    """Plan and execute, with no grace, `rounds` times; go on first with what a killed process has begun."""
+    """Plan and execute, without grace period, `rounds` times. Start with plans of a killed process."""
     repo = repository(store)
     for _ in range(int(rounds)):
         try:
@@ -65,7 +65,7 @@ def collect(store: str, home: str, rounds: str) -> None:
                     done = execute.execute(repo, plan, holder, grace_s=0.0)
                     print(done.objects, done.spared, flush=True)
         except M5Error as error:
-            # A writer slept through the grace period, of no time at all, and is about to repair what it published.
+            # A writer paused for the whole grace period of zero seconds, and is about to repair its reference.
             print(f"# {error}", flush=True)
 
 

@@ -1,9 +1,9 @@
-"""A process of a node: reads objects of a store through a cache, in an order of its own, and says what it read.
+"""Reads objects of a store through a cache, in its own order, in a process of its own.
 
-    reader.py STORE CACHE LIMIT_BYTES SEED ROUNDS [FSIZE_BYTES]
+reader.py STORE CACHE LIMIT_BYTES SEED ROUNDS [FSIZE_BYTES]
 
-It prints `ready` when it begins, and at the end the number of reads and of what the store was asked for. A wrong
-byte is an error. With FSIZE_BYTES no file it writes may grow larger: the kernel refuses, as it does on a full disk.
+It prints `ready` at the start. At the end it prints the number of reads and of requests to the store. A wrong byte is
+an error. With FSIZE_BYTES no file may grow larger: the kernel refuses writes as on a full disk.
 """
 
 import random

@@ -35,7 +35,7 @@ CAUSES = {
     "threads": r"used 2 threads in step \d+, and 1 in the replay",
     "dropout off": r"dropout that was on in one and off in the other",
     "RNG draw after resume": r"the resume was not exact",
-    "checkpoint": r"checkpoint \d+-0001 (was exchanged after|cannot be read)|object [0-9a-f]{64}",
+    "checkpoint": r"checkpoint \d+-0001 (was modified after|cannot be read)|object [0-9a-f]{64}",
     "ledger event": r"batch runs/\S+ does not have the events|was edited after the run|only the record differs",
 }
 DECOY = r"distribution\.gauge: \S+ → \S+ is the only recorded change"

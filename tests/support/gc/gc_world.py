@@ -1,4 +1,4 @@
-"""Writers and gc on one store, and the model of what must be there: for schedules of single operations."""
+"""Writers and gc on one store, and a model of its required content, for schedules of single operations."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ from tests.support.records import planted
 from tests.support.stores.memory_store import MemoryStore
 
 Lie = Callable[[ObjectStore], ObjectStore]
-"""Wraps an actor's store, to break one step of the protocol by what it answers."""
+"""Wraps an actor's store, to break one step of the protocol by its return values."""
 
 
 def honest(store: ObjectStore) -> ObjectStore:
@@ -27,7 +27,7 @@ def honest(store: ObjectStore) -> ObjectStore:
 
 
 def upload(repo: Repository, contents: Sequence[bytes]) -> Snapshot:
-    """Make files and their tree durable, as `snapshot` does, and return the snapshot; nothing is published."""
+    """Make files and their tree durable, as `snapshot` does, and return the snapshot without publishing."""
     files = {b"%04d" % place: content for place, content in enumerate(contents)}
     if repo.format.small_bytes > 1:
         return planted.snapshot(planted.packed(repo, files))
@@ -38,7 +38,7 @@ def upload(repo: Repository, contents: Sequence[bytes]) -> Snapshot:
 
 
 def publish(repo: Repository, contents: Sequence[bytes]) -> str:
-    """Upload and publish a snapshot of these contents and return its id; gc in the way makes it do so again."""
+    """Upload and publish a snapshot of these contents, with retries after gc, and return its id."""
 
     def attempt() -> str:
         observed = repo.objects.put_record(Observed(facts={"machine": str(len(contents) % 2)}))
@@ -52,9 +52,10 @@ def publish(repo: Repository, contents: Sequence[bytes]) -> str:
 
 
 class World:
-    """A store, what was published in it, and actors. `returned` maps each published snapshot to all it needs.
+    """A store, its published snapshots, and actors.
 
-    Files are in packs, or, where they are not `packed`, large ones, which takes fewer operations.
+    `returned` maps each published snapshot to all objects it needs. Files are in packs, or large if not `packed`, which
+    takes fewer operations.
     """
 
     def __init__(self, writers_lie: Lie = honest, gc_lies: Lie = honest, *, packed: bool = True) -> None:
@@ -68,7 +69,7 @@ class World:
         self._holders = 0
 
     def needs(self, contents: Sequence[bytes]) -> set[str]:
-        """Return the keys of what a snapshot of these contents needs, by the model and not by the store."""
+        """Return the keys that a snapshot of these contents needs, by the model, not by the store."""
         model = Repository(MemoryStore(), self.repo.format)
         snapshot = publish(model, contents)
         needed = {stat.key for stat in model.store.list("objects/")}
@@ -76,11 +77,11 @@ class World:
         return needed
 
     def writer(self, name: str, jobs: Sequence[tuple[Sequence[bytes], bool]]) -> Actor:
-        """Start an actor that publishes each job's contents, or only uploads them."""
+        """Start an actor that publishes the contents of each job, or only uploads them."""
 
         def act(actor: Actor) -> None:
             for contents, whole in jobs:
-                # A process of its own for each job.
+                # A separate process for each job.
                 repo = Repository(self._lies[0](TurnStore(self.store, actor)), self.repo.format)
                 repo.patience = Patience(limit_s=1e9, pause=actor.pause)
                 if whole:
@@ -93,7 +94,7 @@ class World:
         return Actor(name, act)
 
     def gc(self, name: str, rounds: int, grace: Callable[[Actor], None]) -> Actor:
-        """Start an actor that plans and executes `rounds` times; `grace` is called in between."""
+        """Start an actor that plans and executes `rounds` times. `grace` is called in between."""
 
         def act(actor: Actor) -> None:
             for _ in range(rounds):
@@ -104,28 +105,28 @@ class World:
                         grace(actor)
                         execute.execute(repo, planned.id, name, grace_s=0.0, workers=Serial)
                 except M5Error as error:
-                    # A reference that a late writer is still repairing: gc deletes nothing then.
+                    # A late writer is still repairing a reference; then gc deletes nothing.
                     self.failures.append(str(error))
 
         return Actor(name, act)
 
     def broken(self) -> list[str]:
-        """Return what is missing of snapshots whose publication has returned."""
+        """Return the missing objects of snapshots whose publication has returned."""
         return sorted(need for needed in self.returned.values() for need in needed if need not in self.store.objects)
 
     def missing(self, reference: str) -> set[str]:
-        """Return what is missing of the snapshot that a reference stands for."""
+        """Return the missing objects of the snapshot of a reference."""
         return self.expected[reference.split("/")[1]] - self.store.objects.keys()
 
     def settle(self) -> None:
-        """Execute what is planned, then plan and execute again, until nothing can be deleted."""
+        """Execute open plans, then plan and execute again, until nothing can be deleted."""
         while (due := execute.due(self.repo, 0.0)) is not None:
             execute.execute(self.repo, due.plan, "settling", grace_s=0.0, take_over=True, workers=Serial)
         while (planned := gc.plan(self.repo, Rules(), 0.0, workers=Serial)).id is not None:
             execute.execute(self.repo, planned.id, "settling", grace_s=0.0, workers=Serial)
 
     def ends_well(self) -> None:
-        """Assert that all that was published is there, that nothing else is, and that fsck finds the same."""
+        """Assert that everything published exists and nothing else does, and that fsck agrees."""
         assert not self.broken()
         self.settle()
         needed = set().union(*self.returned.values())

@@ -1,4 +1,4 @@
-"""A workspace whose store holds at least two references of every kind, and the table of kinds of docs/format.md."""
+"""A workspace with at least two references of every kind in its store, and the table of kinds in docs/format.md."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ SPEC = LaunchSpec(command=("train.py",), trainer="python", outputs=("out",))
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A kind of reference: the form of its keys, its record, and what must match."""
+    """A kind of reference: the form of its keys, its record, and the fields that must match."""
 
     pattern: str
     record: str
@@ -74,7 +74,7 @@ def _cells(section: str) -> list[list[str]]:
 
 
 class World:
-    """The workspace. `put` writes bytes under a key, `undo` restores the bytes from before the first of them."""
+    """The workspace. `put` writes bytes under a key, and `undo` restores the original bytes of all keys."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -131,7 +131,7 @@ def _fill(repo: Repository, root: Path) -> None:
 
 
 def _train(repo: Repository, run: Run, attempts: int) -> None:
-    """Write the ledger of a run, of which each attempt does two steps and saves after each."""
+    """Write the ledger of a run. Each attempt does two steps, with a checkpoint after each."""
     made: list[str] = []
     for attempt in range(1, attempts + 1):
         planted.begin(repo, run.id, attempt, inherits=tuple(made), resume=made[-1] if made else None)
@@ -161,7 +161,7 @@ def _save(repo: Repository, run: Run, attempt: int, step: int, heads: dict[str, 
 
 
 def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
-    """Publish a replay of one step, whose ledger is one batch a chain, and its verdict."""
+    """Publish a replay of one step, with one batch per chain, and its verdict."""
     replay = planted.run(
         repo, name, run.snapshot, spec=SPEC, purpose="reproduce", reproduces=run.id, created_s=run.created_s + 10
     )
@@ -184,7 +184,7 @@ def _copy(repo: Repository, run: Run, number: int) -> None:
 
 
 def plan(repo: Repository) -> None:
-    """Add plans of gc: two that are being executed, with parts and keeps, and two that are done."""
+    """Add gc plans: two in progress, with parts and keeps, and two that are done."""
     for number in range(4):
         repo.objects.put(f"left behind {number}".encode())
     for rules in (Rules(last=1), Rules(every=2)):

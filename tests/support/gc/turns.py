@@ -1,7 +1,7 @@
-"""Actors that share a store, one store operation at a time, in an order that the test chooses.
+"""Actors that share a store, one store operation at a time, in an order chosen by the test.
 
-Each actor is a thread that stands still before every operation until it is stepped; so a schedule is a list of actors'
-names, and the same list is the same history.
+Each actor is a thread that pauses before every operation until the test steps it. A schedule is a list of actors'
+names, and the same list gives the same history.
 """
 
 import threading
@@ -15,7 +15,7 @@ from tests.support.stores.passing_store import PassingStore
 
 
 class Serial(Executor):
-    """Does what is submitted at once, in the caller's thread: a schedule has no other threads."""
+    """Runs submitted work at once, in the caller's thread: a schedule has no other threads."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -29,7 +29,7 @@ class Serial(Executor):
 
 
 class Actor:
-    """One thread. `doing` is the operation that the next step does, `error` what ended the actor, if anything did."""
+    """One thread. `doing` is the operation of the next step; `error` is the actor's error, or None."""
 
     def __init__(self, name: str, act: Callable[["Actor"], None]) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Actor:
         self._stands.acquire()
 
     def step(self) -> None:
-        """Do one operation, and run on to the one after it."""
+        """Do one operation, and run up to the next one."""
         assert not self.ended
         self._go.release()
         self._stands.acquire()
@@ -57,7 +57,7 @@ class Actor:
             assert self.ended
 
     def turn(self, doing: str) -> None:
-        """Stand still, in the actor's thread, until there is a step."""
+        """Pause in the actor's thread until the next step."""
         self.doing = doing
         self._stands.release()
         self._go.acquire()
@@ -65,7 +65,7 @@ class Actor:
             raise Died(doing)
 
     def pause(self, seconds: float) -> None:
-        """Wait as writers do, without time: others have their turns meanwhile."""
+        """Wait as writers do, but without time: other actors get their turns."""
         self.turn("pause")
 
     def _run(self, act: Callable[["Actor"], None]) -> None:
@@ -78,7 +78,7 @@ class Actor:
 
 
 class TurnStore(PassingStore):
-    """`ObjectStore` of one actor, which takes a turn for each operation; a listing is one."""
+    """`ObjectStore` of one actor, with a turn for each operation. A listing is one operation."""
 
     def __init__(self, inner: ObjectStore, actor: Actor) -> None:
         super().__init__(inner, lambda operation, key: actor.turn(f"{operation} {key}"))

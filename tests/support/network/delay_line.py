@@ -1,9 +1,9 @@
-"""A long way on loopback: a process that relays TCP and gives each byte to the other side a fixed time later.
+"""A long link on loopback: a process that relays TCP, and delays each byte by a fixed time.
 
-Bytes are delayed, not serialised: what is on its way does not hold up what follows, as on a long wire without loss.
-A new connection costs one round trip more, as TCP's handshake does. What a long wire also has and this one lacks is
-slow start and a limited rate. `python tests/support/network/delay_line.py HOST:PORT RTT_MS` prints its port as
-JSON and ends when its stdin does.
+Bytes are delayed but not serialised, as on a long link without loss. A new connection costs one more round trip, as
+TCP's handshake does. Slow start and a limited rate are not simulated.
+
+`python tests/support/network/delay_line.py HOST:PORT RTT_MS` prints its port as JSON and ends when its stdin closes.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ import sys
 from collections import deque
 
 _BUFFER_BYTES = 1 << 20
-# What may be on its way in one direction: at 25 ms one way, more than 2.5 GB/s. Beyond it the sender is held up.
+# Bytes in transit in one direction: at 25 ms one way, more than 2.5 GB/s. Beyond that the sender waits.
 _ON_ITS_WAY_BYTES = 64 << 20
 
 
 class End(asyncio.BufferedProtocol):
-    """One end of a relayed connection: what it receives is written to `peer`, `delay_s` later."""
+    """One end of a relayed connection. Received bytes are written to `peer`, `delay_s` later."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -61,7 +61,7 @@ class End(asyncio.BufferedProtocol):
             self.peer.hold(blocked=False)
 
     def hold(self, *, blocked: bool) -> None:
-        """Say whether the other side takes bytes."""
+        """Set whether the other side accepts bytes."""
         self._blocked = blocked
         if not blocked:
             self._deliver()
@@ -73,7 +73,7 @@ class End(asyncio.BufferedProtocol):
             self._timer = self._loop.call_at(self._queue[0][0], self._deliver)
 
     def _deliver(self) -> None:
-        """Write what is due; come back when the next is."""
+        """Write the bytes that are due, and schedule the next call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,7 +97,7 @@ class End(asyncio.BufferedProtocol):
 
 
 class Near(End):
-    """The client's end: it is joined to the server once a handshake over the wire would be done."""
+    """The client's end. It is connected to the server after the time of a handshake over the link."""
 
     def __init__(self, delay_s: float, target: tuple[str, int]) -> None:
         super().__init__(delay_s)
@@ -127,7 +127,7 @@ class Near(End):
 
 
 async def run(target: tuple[str, int], rtt_s: float) -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin closes."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Near(rtt_s / 2, target), "127.0.0.1", 0, backlog=1024)
     print(f'{{"port": {server.sockets[0].getsockname()[1]}}}', flush=True)

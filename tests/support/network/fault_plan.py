@@ -1,4 +1,4 @@
-"""Which requests meet which fault: drawn from a seed, so the n-th request has the same fate in every campaign."""
+"""Faults of requests, drawn from a seed: the n-th request has the same fault in every campaign."""
 
 import random
 
@@ -21,13 +21,13 @@ KINDS = {
 
 REFUSALS = {
     "denied": "403 AccessDenied instead of an answer of the server",
-    "full": "403 QuotaExceeded instead of an answer of the server, to what would store something",
+    "full": "403 QuotaExceeded instead of a response, to requests would store something",
 }
-"""Refusals are no accidents of the way, and no client tries them again."""
+"""A refusal is no transport failure, and no client retries it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates by kind, in faults per request; no rates is quiet."""
+    """Rates by kind, in faults per request. Without rates there are no faults."""
 
     rates: dict[str, float] = {}
     seed: int = 0
@@ -42,16 +42,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of one request; `at`, in [0, 1), says where in the message it stands."""
+    """A fault of one request. `at`, in [0, 1), is its position in the message."""
 
     kind: str
     at: float
 
 
 class Counters(msgspec.Struct):
-    """What was seen and done since the last change of settings.
+    """Counters since the last change of settings.
 
-    `pointless` counts faults that had nothing to work on: a bit flip where there is no body.
+    `pointless` counts faults without an effect, such as a bit flip without a body.
     """
 
     requests: int = 0
@@ -65,19 +65,19 @@ class Counters(msgspec.Struct):
 
 
 class Plan:
-    """Draws each request's fate, and counts."""
+    """Draws each request's fault, and counts."""
 
     def __init__(self, settings: Settings) -> None:
         self.change(settings)
 
     def change(self, settings: Settings) -> None:
-        """Begin anew: with these rates, from this seed, counting from zero."""
+        """Start with new rates, from a seed, with counters at zero."""
         self.settings = settings
         self.counters = Counters()
         self._random = random.Random(settings.seed)
 
     def draw(self, method: str) -> Fault | None:
-        """Return what happens to the next request."""
+        """Return the fault of the next request, or None."""
         self.counters.requests += 1
         count(self.counters.methods, method)
         kind_at, at = self._random.random(), self._random.random()
@@ -89,5 +89,5 @@ class Plan:
 
 
 def count(counters: dict[str, int], name: str) -> None:
-    """Add one."""
+    """Increment a counter."""
     counters[name] = counters.get(name, 0) + 1

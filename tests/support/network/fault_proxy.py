@@ -1,9 +1,10 @@
 """An HTTP proxy that breaks requests on purpose: a process between a client and a server, over plain TCP.
 
-Each connection of a client has one of its own to the server, and what is not broken goes through byte for byte, the
-Host header too: a signed request stays signed. A connection on which a fault has left the two sides of two minds is
-ended. `python tests/support/network/fault_proxy.py HOST:PORT` prints its two ports as JSON, takes settings at the
-second (GET / and PUT /, docs in `proxies.py`), and ends when its stdin does.
+Each client connection has its own connection to the server. Undamaged requests pass byte for byte, including the Host
+header, so a signed request stays signed. A connection is closed after a fault that left both sides in different states.
+
+`python tests/support/network/fault_proxy.py HOST:PORT` prints its two ports as JSON. The second one takes settings (GET
+/ and PUT /, described in `proxies.py`). It ends when its stdin closes.
 """
 
 import asyncio
@@ -44,16 +45,16 @@ _ERROR = (
     "<Error><Code>{code}</Code><Message>{message}</Message><RequestId>INJECTED</RequestId></Error>"
 )
 _ESTABLISHED = 1
-# This part of cut responses is cut before the body begins.
+# This fraction of cut responses is cut before the body.
 _IN_HEAD = 0.1
 
 
 class Reset(Exception):
-    """The client's connection is to be reset."""
+    """The client's connection must be reset."""
 
 
 class Ended(Exception):
-    """The client's connection is to be closed after what was written to it."""
+    """The client's connection must be closed after the bytes written to it."""
 
 
 class Link:
@@ -78,7 +79,7 @@ class Link:
             await self.writer.wait_closed()
 
     async def left(self, timeout_s: float) -> None:
-        """Return when the other side has left, or after `timeout_s`. Nothing is read, so that uploads do stall."""
+        """Return when the other side has closed, or after `timeout_s`. Reads nothing, so that uploads stall."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline and self._established():  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.05)
@@ -96,7 +97,7 @@ class Link:
 
 
 class Connection:
-    """A client's connection, and the one to the server that belongs to it."""
+    """A client's connection, and its connection to the server."""
 
     def __init__(self, client: Link, target: tuple[str, int], plan: Plan) -> None:
         self._client = client
@@ -105,7 +106,7 @@ class Connection:
         self._server: Link | None = None
 
     async def serve(self) -> None:
-        """Pass requests on until one side, or a fault, ends it."""
+        """Pass on requests until one side, or a fault, ends the connection."""
         try:
             while (head := await read_head(self._client.reader)) is not None:
                 await self._exchange(head, self._plan.draw(head.method))
@@ -137,7 +138,8 @@ class Connection:
         if fault is not None and kind == "corrupt_request":
             pieces = flipped(pieces, framing, fault.at)
         await server.send(head.raw)
-        # Both ways at once: a server may answer before it has read all, and Expect: 100-continue waits for it to.
+        # Both directions at once: a server may respond before it has read everything, and Expect: 100-continue requires
+        # it.
         upload = None if framing.empty else asyncio.ensure_future(self._upload(server, pieces))
         try:
             closes = await self._respond(server, head.method, fault)
@@ -159,7 +161,7 @@ class Connection:
         return server
 
     async def _answer(self, head: Head, framing: Framing, kind: str) -> None:
-        """Answer in the server's place, which hears nothing of it."""
+        """Respond in place of the server, which gets nothing."""
         waits = head.headers.get(b"expect", b"").lower() == b"100-continue"
         if not waits:
             async for _ in body(self._client.reader, framing):
@@ -175,7 +177,7 @@ class Connection:
             raise Ended
 
     async def _cut_upload(self, head: Head, framing: Framing, fault: Fault) -> None:
-        """Let the server have a part of the request, and then nothing more."""
+        """Pass a part of the request to the server, and then nothing more."""
         server = await self._connected()
         if framing.empty:
             await server.send(head.raw[: int(len(head.raw) * fault.at)])
@@ -198,12 +200,12 @@ class Connection:
                 self._plan.counters.bytes_up += len(piece.data)
                 await server.send(piece.data)
         except Malformed:
-            # The client has left in the middle: the server must not wait for the rest, nor we for its answer.
+            # The client left in the middle. The server must not wait for the rest, and the proxy not for its response.
             server.writer.transport.abort()
             raise
 
     async def _respond(self, server: Link, method: str, fault: Fault | None) -> bool:
-        """Pass a response on; return whether the connection ends after it."""
+        """Pass on a response. Return True if the connection ends after it."""
         head = await self._final(server)
         framing = response_framing(head, method)
         pieces = body(server.reader, framing)
@@ -225,7 +227,7 @@ class Connection:
         return head.closes or (framing.length is None and not framing.chunked)
 
     async def _final(self, server: Link) -> Head:
-        """Return the head of the final response; those before it (100 Continue) are passed on."""
+        """Return the head of the final response. Earlier ones (100 Continue) are passed on."""
         while (head := await read_head(server.reader)) is not None:
             if head.status >= 200:
                 return head
@@ -263,7 +265,7 @@ class Connection:
 
 
 async def _finished(upload: "asyncio.Future[None]") -> bool:
-    """Return whether an upload has come to its good end; end it if not."""
+    """Return True if an upload completed. Otherwise cancel it."""
     if not upload.done():
         upload.cancel()
     with suppress(asyncio.CancelledError, Malformed, OSError):
@@ -273,7 +275,7 @@ async def _finished(upload: "asyncio.Future[None]") -> bool:
 
 
 async def cut(pieces: AsyncIterator[Piece], framing: Framing, at: float) -> AsyncIterator[Piece]:
-    """Yield a body's first `at` of its content; of a body that does not say its length, of its first piece."""
+    """Yield the first `at` of a body's content. If its length is unknown, of its first piece."""
     left = None if framing.length is None else int(framing.length * at)
     async for piece in pieces:
         if not piece.content:
@@ -288,7 +290,7 @@ async def cut(pieces: AsyncIterator[Piece], framing: Framing, at: float) -> Asyn
 
 
 async def flipped(pieces: AsyncIterator[Piece], framing: Framing, at: float) -> AsyncIterator[Piece]:
-    """Yield a body with one bit of its content flipped, at `at` of it, or of its first piece as above."""
+    """Yield a body with one flipped bit, at `at` of its content, or of its first piece as above."""
     position = None if framing.length is None else int(framing.length * at)
     async for piece in pieces:
         if not piece.content:
@@ -305,7 +307,7 @@ async def flipped(pieces: AsyncIterator[Piece], framing: Framing, at: float) -> 
 
 
 async def _administer(link: Link, plan: Plan) -> None:
-    """Answer GET / with settings and counters, and PUT / by changing settings: each key that is given."""
+    """Answer GET / with settings and counters. PUT / changes the settings given by key."""
     try:
         while (head := await read_head(link.reader)) is not None:
             sent = b"".join([piece.data async for piece in body(link.reader, request_framing(head))])
@@ -325,7 +327,7 @@ async def _administer(link: Link, plan: Plan) -> None:
 
 
 async def run(target: tuple[str, int]) -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin closes."""
     plan = Plan(Settings())
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

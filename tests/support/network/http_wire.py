@@ -1,6 +1,6 @@
-"""HTTP/1.1 as it is on the wire: where a message ends, and nothing more.
+"""HTTP/1.1 framing: the ends of messages, and nothing more.
 
-Bytes go through as they came, header order, case and Host included, since a signature covers them.
+Bytes are passed on unchanged, including header order, case and Host, because they are signed.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ PIECE_BYTES = 1 << 18
 
 
 class Malformed(Exception):
-    """What came is not HTTP/1.1, or ended in the middle of a message."""
+    """The received bytes are not HTTP/1.1, or ended within a message."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A message's first line and headers: as they came, and by lower-case name."""
+    """A message's first line and headers: as received, and by lower-case name."""
 
     raw: bytes
     first: list[bytes]
@@ -32,13 +32,13 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def closes(self) -> bool:
-        """Whether the connection ends after this message."""
+        """True if the connection ends after this message."""
         said = self.headers.get(b"connection", b"").lower()
         return said == b"close" or (self.first[0] == b"HTTP/1.0" and said != b"keep-alive")
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How long a body is: `length` bytes, or as its chunks say, or (both unset) until the connection ends."""
+    """The length of a body: `length` bytes, or by chunks, or (both unset) until the connection ends."""
 
     length: int | None = None
     chunked: bool = False
@@ -49,7 +49,7 @@ class Framing(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Some bytes of a body; `content` is false for those that only say where chunks begin and end."""
+    """Some bytes of a body. `content` is False for chunk delimiters."""
 
     data: bytes
     content: bool = True
@@ -75,14 +75,14 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
 
 
 def request_framing(head: Head) -> Framing:
-    """Return how a request's body is framed (RFC 9112, section 6.3)."""
+    """Return the framing of a request's body (RFC 9112, section 6.3)."""
     if head.headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
         return Framing(chunked=True)
     return Framing(length=int(head.headers.get(b"content-length", b"0")))
 
 
 def response_framing(head: Head, method: str) -> Framing:
-    """Return how the body of the response to a `method` request is framed."""
+    """Return the framing of the response's body for a `method` request."""
     if method == "HEAD" or head.status < 200 or head.status in (204, 304):
         return Framing(length=0)
     if head.headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
@@ -92,7 +92,7 @@ def response_framing(head: Head, method: str) -> Framing:
 
 
 async def body(reader: asyncio.StreamReader, framing: Framing) -> AsyncIterator[Piece]:
-    """Yield a body as it comes. Raises Malformed if the connection ends before the body does."""
+    """Yield a body as it arrives. Raises Malformed if the connection ends before the body."""
     if framing.chunked:
         async for piece in _chunks(reader):
             yield piece
@@ -124,7 +124,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[Piece]:
             async for piece in _exactly(reader, size):
                 yield piece
             yield Piece(await reader.readexactly(2), content=False)
-        # Trailers, and the empty line that ends them.
+        # Trailers, and the empty line after them.
         while line != b"\r\n":
             line = await reader.readuntil(b"\r\n")
             yield Piece(line, content=False)

@@ -1,7 +1,7 @@
-"""Machines of a team: processes with a network and a host name of their own, and a server that all of them reach.
+"""Machines of a team: processes with their own network and host name, and a server that all of them reach.
 
-Each machine has one link, to the server, which has one address for all. A link can be cut, and a machine can be lost.
-It needs the superuser, `ip` (Debian: iproute2) and `unshare`.
+Each machine has one link to the server, which has one address for all. A link can be cut, and a machine can be lost.
+This needs root, `ip` (Debian: iproute2) and `unshare`.
 """
 
 import os
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ADDRESS = "10.177.0.1"
-"""Where the server is found from each machine."""
+"""Address of the server on each machine."""
 
 
 def missing() -> str | None:
-    """Return the missing programs or rights that namespaces need; None if none is missing."""
+    """Return the missing programs or rights that namespaces need, or None."""
     if absent := [program for program in ("ip", "unshare") if shutil.which(program) is None]:
         return f"{' and '.join(absent)} not found (apt-get install iproute2 util-linux)"
     if os.geteuid() != 0:
@@ -29,7 +29,7 @@ def missing() -> str | None:
 
 
 class Machine:
-    """A network namespace. Processes that are started in it have its host name, and end with it."""
+    """A network namespace. Processes started in it have its host name, and end with it."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -42,7 +42,7 @@ class Machine:
         _ip("-n", self._name, *words)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-        """Start a command here; all that it prints is added to `log`."""
+        """Start a command here. Its output is appended to `log`."""
         named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.host, *command]
         inside = ["ip", "netns", "exec", self._name, "unshare", "--uts", *named]
         with log.open("ab") as file:
@@ -51,7 +51,7 @@ class Machine:
             )
 
     def lose(self) -> None:
-        """Kill all its processes, at once."""
+        """Kill all its processes at once."""
         while pids := _ip("netns", "pids", self._name).split():
             for pid in pids:
                 try:
@@ -65,7 +65,7 @@ class Machine:
 
 
 class Network:
-    """A server and machines that are linked to it."""
+    """A server and the machines linked to it."""
 
     def __init__(self, server: Machine, machines: Mapping[str, Machine]) -> None:
         self.server = server
@@ -80,11 +80,11 @@ class Network:
             self.link(machine, up=True)
 
     def address(self, machine: Machine) -> str:
-        """Return the address that the server sees a machine at."""
+        """Return a machine's address as seen by the server."""
         return f"10.177.{list(self.machines.values()).index(machine) + 1}.2"
 
     def link(self, machine: Machine, *, up: bool) -> None:
-        """Cut a machine's link, or mend it."""
+        """Cut a machine's link, or restore it."""
         machine.ip("link", "set", "eth0", "up" if up else "down")
         if up:
             number = list(self.machines.values()).index(machine) + 1
@@ -93,7 +93,7 @@ class Network:
 
 @contextmanager
 def network(*hosts: str) -> Iterator[Network]:
-    """Make machines with these host names, linked to a server, for as long as the context lasts."""
+    """Create machines with these host names, linked to a server, until the context ends."""
     made: list[Machine] = []
     try:
         made.extend(Machine(host) for host in ("server", *hosts))

@@ -1,7 +1,7 @@
-"""Proxies between a client and a server, as processes of their own that end with the one that started them.
+"""Proxies between a client and a server, in processes that end with the process that started them.
 
-`FaultProxy` breaks requests; `DelayLine` makes the way long. Both keep what they pass on as it is; for both, point
-one at the other's port. Rates can also be set by hand: `curl -X PUT -d '{"rates": {"stall": 0.1}}' ADMIN_URL`.
+`FaultProxy` breaks requests; `DelayLine` adds latency. Both pass on other bytes unchanged, and one can use the other's
+port as its target. Rates can also be set by hand: `curl -X PUT -d '{"rates": {"stall": 0.1}}' ADMIN_URL`.
 """
 
 import http.client
@@ -30,7 +30,7 @@ class _State(msgspec.Struct):
 
 
 class _Process:
-    """A proxy's process. Its stdin is ours: the kernel closes it when we end, however we end."""
+    """A proxy's process. The kernel closes its stdin when the test process ends, also after a kill."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -48,7 +48,7 @@ class _Process:
 
 
 class FaultProxy:
-    """A process that passes HTTP on to `target` ("127.0.0.1:8000"), quiet until it is given rates."""
+    """A process that passes HTTP on to `target` ("127.0.0.1:8000"). It breaks nothing before rates are set."""
 
     def __init__(self, target: str) -> None:
         self._process = _Process("fault_proxy.py", target)
@@ -63,16 +63,16 @@ class FaultProxy:
         self._process.close()
 
     def change(self, settings: Settings) -> None:
-        """Break requests by these settings from now on, and count from zero."""
+        """Break requests by these settings from now on, with counters at zero."""
         self._ask("PUT", msgspec.json.encode(settings))
 
     def quiet(self) -> None:
-        """Pass everything on, and count from zero."""
+        """Break nothing, with counters at zero."""
         self.change(Settings())
 
     @property
     def counters(self) -> Counters:
-        """What was passed on and broken since the last change."""
+        """Counters of requests and faults since the last change."""
         return self._ask("GET").counters
 
     def _ask(self, method: str, said: bytes | None = None) -> _State:
@@ -88,7 +88,7 @@ class FaultProxy:
 
 
 class DelayLine:
-    """A process that relays TCP to `target` and makes each round trip `rtt_ms` longer."""
+    """A process that relays TCP to `target` and adds `rtt_ms` to each round trip."""
 
     def __init__(self, target: str, rtt_ms: float) -> None:
         self._process = _Process("delay_line.py", target, str(rtt_ms))

@@ -1,4 +1,4 @@
-"""The simplest HTTP server that a proxy can stand before, and what it has really received."""
+"""A minimal HTTP server behind a proxy, which records the bytes it received."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def content(size_bytes: int) -> bytes:
-    """Return what GET /<size_bytes> answers: bytes of which no two neighbours are alike."""
+    """Return the response to GET /<size_bytes>: bytes without two equal neighbours."""
     return bytes(number * 7 % 251 for number in range(size_bytes))
 
 
 class TrivialServer:
-    """GET /n gives n bytes, GET /chunked/n the same in chunks, PUT takes a body; all else is an error."""
+    """GET /n returns n bytes, GET /chunked/n the same in chunks. PUT takes a body. Anything else is an error."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []
@@ -36,7 +36,7 @@ class TrivialServer:
 
 class _Quiet(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that were cut: that is what is tested."""
+        """Ignore errors of broken connections, which the tests cause."""
 
 
 def _handler(owner: TrivialServer) -> type[BaseHTTPRequestHandler]:

@@ -1,9 +1,10 @@
-"""A real Ceph RGW of the distribution's packages, in a directory, without systemd.
+"""A real Ceph RGW from the distribution's packages, in a directory, without systemd.
 
-`hold` gives the server that all processes of a test session share, and starts it for the first who asks. Its daemons
-never outlive those who use it: a guardian process, which has started them, waits for an exclusive lock on a file on
-which each user holds a shared one, so the kernel itself counts the users, killed ones too, and the guardian's own
-end kills the daemons. `python tests/support/s3/ceph.py DIRECTORY` is that guardian.
+`hold` returns the server shared by all processes of a test session, and starts it on first use. A guardian process
+starts the daemons. Each user holds a shared lock on a file, and the guardian waits for an exclusive lock on it. So the
+kernel counts the users, including killed ones. The guardian's end kills the daemons.
+
+`python tests/support/s3/ceph.py DIRECTORY` is that guardian.
 """
 
 import fcntl
@@ -29,11 +30,12 @@ PROGRAMS = (
     "setpriv",
 )
 PACKAGES = "ceph-common ceph-mon ceph-osd radosgw openssl"
-# The one owns the buckets; what the others may do is what a bucket's policy says.
+# The first user owns the buckets. Bucket policies give permissions to the others.
 USERS = ("admin", "operator", "reader", "researcher")
 _START_S = 120.0
 
 _CONFIGURATION = """\
+# Identity and keys.
 [global]
 fsid = {fsid}
 mon_host = [v2:127.0.0.1:{mon_port}/0,v1:127.0.0.1:{mon_port_v1}/0]
@@ -50,6 +52,7 @@ pid_file =
 log_file = {directory}/$name.log
 mon_cluster_log_file = {directory}/cluster.log
 crash_dir = {directory}
+# One replica; few groups.
 osd_pool_default_size = 1
 osd_pool_default_min_size = 1
 osd_pool_default_pg_num = 8
@@ -61,21 +64,24 @@ mon_max_pg_per_osd = 1000
 # Without these, a start waits seconds for votes that one monitor does not need.
 paxos_propose_interval = 0.05
 paxos_min_wait = 0.01
+# The monitor.
 [mon]
 mon_data = {directory}/mon
 mon_tick_interval = 1
 mon_data_avail_warn = 2
 mon_data_avail_crit = 1
+# Storage.
 [osd]
 osd_data = {directory}/osd
 osd_objectstore = bluestore
 osd_memory_target = 939524096
 osd_max_pg_log_entries = 500
 osd_op_queue = wpq
-# A sparse file.
+# The next file is sparse.
 bluestore_block_size = 21474836480
 bluestore_fsck_on_mkfs = false
 bluestore_fsck_on_mount = false
+# The gateway.
 [client.rgw]
 rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1 ssl_endpoint=127.0.0.1:{secure_port} \\
     ssl_certificate={directory}/server.pem ssl_private_key={directory}/server.key
@@ -96,11 +102,11 @@ _CAPABILITIES: Mapping[str, Sequence[str]] = {
 
 
 class CephFailed(Exception):
-    """A Ceph that is installed did not start; the message has the ends of its logs."""
+    """An installed Ceph did not start. The message has the ends of its logs."""
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What a user signs with."""
+    """Credentials of a user."""
 
     user: str
     access_key: str
@@ -108,14 +114,14 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def arn(self) -> str:
-        """The name by which a bucket policy speaks of the user."""
+        """The user's name in bucket policies."""
         return f"arn:aws:iam:::user/{self.user}"
 
 
 class Ceph(msgspec.Struct, frozen=True):
-    """A running server: where it answers, who its users are, and the process that guards it.
+    """A running server: its endpoint, its users, and the process that guards it.
 
-    `secure_endpoint` speaks TLS, with a certificate of the authority in the file `authority`.
+    `secure_endpoint` uses TLS, with a certificate of the authority in the file `authority`.
     """
 
     endpoint: str
@@ -136,10 +142,10 @@ def missing() -> tuple[str, ...]:
 
 @contextmanager
 def hold(root: Path) -> Iterator[Ceph]:
-    """Give the server of `root`, a directory that all processes of one session share. Raises CephFailed."""
+    """Return the server of `root`, a directory shared by all processes of a session. Raises CephFailed."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / "starting", "w") as starting:
-        # One starts it; the others wait here and find it.
+        # One process starts the server; the others wait here and then use it.
         fcntl.flock(starting, fcntl.LOCK_EX)
         ceph, lock = _join(root) or _start(root)
     try:
@@ -149,7 +155,7 @@ def hold(root: Path) -> Iterator[Ceph]:
 
 
 def _join(root: Path) -> tuple[Ceph, int] | None:
-    """Return the server that runs and a lock that keeps it running; None if there is none, or it is ending."""
+    """Return the running server and a lock that keeps it running; None if there is none, or it is ending."""
     try:
         ceph = msgspec.json.decode((root / "server").read_bytes(), type=Ceph)
         lock = os.open(Path(ceph.directory) / "users", os.O_RDONLY)
@@ -158,7 +164,7 @@ def _join(root: Path) -> tuple[Ceph, int] | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        # The guardian has it: its server is ending.
+        # The guardian has the lock: its server is ending.
         os.close(lock)
         return None
     if not answers(ceph.port):
@@ -168,14 +174,17 @@ def _join(root: Path) -> tuple[Ceph, int] | None:
 
 
 def _start(root: Path) -> tuple[Ceph, int]:
-    """Start a guardian and return its server, with the lock that keeps it. Ports are tried anew if others took them."""
+    """Start a guardian.
+
+    Return its server, and the lock that keeps it running. Retries if other processes took the ports.
+    """
     problem = ""
     for _ in range(3):
         directory = root / secrets.token_hex(4)
         directory.mkdir()
         lock = os.open(directory / "users", os.O_RDONLY | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Of its own session: Ctrl-C is the tests' to answer, and the server stays until they have.
+        # In its own session: Ctrl-C goes to the tests, and the server stays until they end.
         guardian = subprocess.Popen(
             [sys.executable, __file__, str(directory)],
             stdin=subprocess.DEVNULL,
@@ -203,7 +212,7 @@ def _log_ends(directory: Path) -> str:
 
 
 def _guard(directory: Path) -> None:
-    """Start the daemons, say so on stdout, and end them, with all their data, when nobody uses them any more."""
+    """Start the daemons, report it on stdout, and end them with all their data after the last user."""
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         ceph = _daemons(directory, daemons)
@@ -212,7 +221,7 @@ def _guard(directory: Path) -> None:
             fcntl.flock(users, fcntl.LOCK_EX)
         shutil.rmtree(directory, ignore_errors=True)
     finally:
-        # Nothing of it is to be kept, so nothing has to end in good order.
+        # No data is kept, so an orderly shutdown is not needed.
         for daemon in daemons:
             daemon.kill()
         for daemon in daemons:
@@ -243,7 +252,7 @@ def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
     _call("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
     daemons.append(_daemon("ceph-osd", "-i", "0", "-f"))
     _until(lambda: b"1 up" in _ceph("osd", "stat"), daemons)
-    # A gateway makes them with the first bucket, which waits for that.
+    # A gateway creates them with the first bucket, which would wait for it.
     for pool in ("index", "data", "non-ec"):
         _ceph("osd", "pool", "create", f"default.rgw.buckets.{pool}")
         _ceph("osd", "pool", "application", "enable", f"default.rgw.buckets.{pool}", "rgw")
@@ -263,7 +272,7 @@ def _daemons(directory: Path, daemons: "list[subprocess.Popen[bytes]]") -> Ceph:
 
 
 def _certificates(directory: Path) -> None:
-    """Make an authority, and a certificate of its for this machine's loopback."""
+    """Create an authority, and a certificate for this machine's loopback."""
     common = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
     authority, key = str(directory / "authority.pem"), str(directory / "authority.key")
     _call(*common, "-subj", "/CN=m5ws tests", "-out", authority, "-keyout", key)
@@ -307,7 +316,7 @@ def _call_beside(*command: str) -> "subprocess.Popen[bytes]":
 
 
 def _daemon(*command: str) -> "subprocess.Popen[bytes]":
-    # The kernel kills it when the guardian dies, however that happens.
+    # The kernel kills it when the guardian dies, for any reason.
     return _call_beside("setpriv", "--pdeathsig", "KILL", *command)
 
 
@@ -319,7 +328,7 @@ def _until(there: Callable[[], bool], daemons: "Sequence[subprocess.Popen[bytes]
 
 
 def answers(port: int) -> bool:
-    """Return whether an HTTP server answers at a port of this machine."""
+    """Return True if an HTTP server responds at a port of this machine."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/")
@@ -332,7 +341,7 @@ def answers(port: int) -> bool:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports of this machine that nobody listens on, at this moment."""
+    """Return ports of this machine that are free at this moment."""
     sockets = [socket.socket() for _ in range(number)]
     try:
         for one in sockets:

@@ -1,4 +1,5 @@
-"""moto's S3 server, with exact conditional creates: its own look and its write are two steps, between which others win.
+"""moto's S3 server with atomic conditional creates. moto alone checks and writes in two steps, so several writers can
+win.
 
 python tests/support/s3/moto_server.py PORT [HOST]
 """
@@ -15,7 +16,7 @@ _CONDITION = "HTTP_IF_NONE_MATCH"
 
 
 class OneAtATime:
-    """A WSGI application whose conditional requests are answered one after the other."""
+    """A WSGI application that handles conditional requests one after the other."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The policies of docs/reference/policies, with names put in and statements put together, as its page says to do it."""
+"""The policies of docs/reference/policies, with names filled in and statements combined, as its page describes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""boto3 as the tests use it: path-style, signed, without retries, so that each answer is the server's own."""
+"""boto3 clients for tests: path-style, signed, without retries, so that each response is the server's own."""
 
 import secrets
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def connect(endpoint: str, keys: Keys, *, attempts: int = 1, read_timeout_s: flo
             s3={"addressing_style": "path"},
             retries={"total_max_attempts": attempts},
             read_timeout=read_timeout_s,
-            # Ceph 16 does not know the checksums that boto3 would send by itself.
+            # Ceph 16 does not support the checksums that boto3 sends by default.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
@@ -34,7 +34,7 @@ def connect(endpoint: str, keys: Keys, *, attempts: int = 1, read_timeout_s: flo
 
 
 def fresh_bucket(client: Any, **options: Any) -> str:
-    """Make a bucket whose name no other test has, in this process or another, and return its name."""
+    """Create a bucket with a name that no other test uses, in any process. Return its name."""
     name = f"bucket-{secrets.token_hex(8)}"
     client.create_bucket(Bucket=name, **options)
     return name

@@ -1,4 +1,4 @@
-"""A light S3 server as a process of its own, and buckets on it."""
+"""A light S3 server in its own process, and buckets on it."""
 
 import contextlib
 import functools
@@ -26,12 +26,12 @@ _START_S = 30.0
 
 
 class S3Server(msgspec.Struct, frozen=True):
-    """Where a server answers, and what its clients are configured with."""
+    """The endpoint of a server, and the configuration of its clients."""
 
     endpoint: str
 
     def client(self, region: str = "eu-west-1") -> Any:
-        """Return a boto3 client of the server, for what a test arranges."""
+        """Return a boto3 client of the server, for the preparations of a test."""
         import boto3
         import botocore.config
 
@@ -45,7 +45,7 @@ class S3Server(msgspec.Struct, frozen=True):
         )
 
     def bucket(self, region: str = "eu-west-1", **options: Any) -> str:
-        """Make a bucket in a region and return its name."""
+        """Create a bucket in a region, and return its name."""
         name = f"bucket-{secrets.token_hex(6)}"
         where = {"LocationConstraint": region}
         self.client(region).create_bucket(Bucket=name, CreateBucketConfiguration=where, **options)
@@ -59,7 +59,9 @@ class S3Server(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def descriptions_read_once() -> Iterator[None]:
-    """Have all of botocore's sessions share its descriptions of services: to read them is most of making a client."""
+    """Share the loader of botocore's service descriptions between all sessions: reading them dominates client
+    creation.
+    """
     import botocore.session
 
     own = botocore.session.create_loader
@@ -72,7 +74,7 @@ def descriptions_read_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def moto(log: Path) -> Iterator[S3Server]:
-    """Run moto's server, with exact conditional creates, while the context lasts."""
+    """Run moto's server, with atomic conditional creates, until the context ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A real S3 server, of one bucket in memory, that misbehaves as its script says, once for each line of it."""
+"""A real S3 server with one bucket in memory. It fails as its script demands, once for each line."""
 
 import base64
 import hashlib
@@ -33,10 +33,10 @@ _CHECKSUMS = {"SHA256": "x-amz-checksum-sha256", "CRC64NVME": "x-amz-checksum-cr
 
 
 class ScriptedS3:
-    """`faults` are taken from the front: an error code of S3, or a name of what else goes wrong (`_Handler`).
+    """`faults` are taken from the front: an error code of S3, or the name of another failure (`_Handler`).
 
-    While it `keeps_checksums`, it keeps those that objects are sent with, and tells them: `checksums` is key to
-    algorithm and value. What a test puts into `objects` is changed behind its back.
+    While it `keeps_checksums`, it keeps the checksums of uploads and returns them: `checksums` has algorithm and value
+    by key. Changes of `objects` by a test happen behind the server's back.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ScriptedS3:
         return f"s3://bucket/store?endpoint_url={self.endpoint}{query}"
 
     def count(self, method: str) -> int:
-        """Return how many requests for objects there were of a method."""
+        """Return the number of requests for objects with a method."""
         return sum(one == method and key != "" for one, key, _ in self.requests)
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class ScriptedS3:
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    """With the usual 5, some of many clients that come at once would knock again after a second."""
+    """With the default of 5, some of many simultaneous clients would reconnect only after a second."""
 
 
 def _version(content: bytes) -> str:
@@ -92,10 +92,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     s3: ScriptedS3
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    """Otherwise a body, which follows its headers, waits 40 ms for the client to say that these arrived."""
+    """Otherwise a body waits 40 ms for the client to acknowledge the headers."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._serve()
@@ -121,10 +121,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 pass
             case "reset":
                 return self._reset()
-            case "lost":  # done, and the answer lost on the way
+            case "lost":  # done, but the response is lost
                 self._put(key, body)
                 return self._reset()
-            case "overtaken":  # another writer was first, and the answer is lost
+            case "overtaken":  # another writer was first, and the response is lost
                 self._put(key, b"another's")
                 return self._reset()
             case "stall":
@@ -167,7 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if key not in self.s3.objects:
             return self._refuse("NoSuchKey")
         data = self.s3.objects[key]
-        if fault == "flip":  # on the way to the reader
+        if fault == "flip":  # in transit to the reader
             data = bytes([data[0] ^ 1]) + data[1:]
         if "range" not in headers:
             return self._answer(200, data, self._kept(key, headers), half=fault == "half")
@@ -179,7 +179,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._answer(206, data[int(first) : end], {"Content-Range": span}, half=fault == "half")
 
     def _kept(self, key: str, headers: dict[str, str]) -> dict[str, str]:
-        """Return the checksum of an object, as it is told to those who ask for it."""
+        """Return the checksum of an object, as in responses."""
         if headers.get("x-amz-checksum-mode") != "ENABLED" or key not in self.s3.checksums:
             return {}
         name, value = self.s3.checksums[key]

@@ -1,4 +1,4 @@
-"""What an S3 server does and does not do, asked one thing at a time: the rows of docs/reference/servers.md."""
+"""Features of an S3 server, tested one at a time: the rows of docs/reference/servers.md."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ _ROUNDS = 6
 
 
 class Server:
-    """A client of the server's, and one of another user's if the server knows users."""
+    """A client of the server, and one of another user if the server has users."""
 
     def __init__(self, owner: Any, other: Any = None, other_arn: str = "") -> None:
         self.owner = owner
@@ -80,7 +80,7 @@ def _winners(server: Server, bucket: str, key: str) -> int:
 
 
 def _damaged_signed(server: Server) -> str:
-    """Other bytes than were signed: what a bit flip on the way is."""
+    """Send other bytes than were signed, as after a bit flip in transit."""
     bucket = server.bucket()
 
     def damage(request: Any, **_: Any) -> None:
@@ -127,7 +127,7 @@ def _users(server: Server) -> str:
 
 
 def _condition(server: Server) -> str:
-    """Whether the deny of write-once.json stops the PUTs that lack If-None-Match, and no others."""
+    """The deny of write-once.json stops exactly the PUTs without If-None-Match."""
     if server.other is None:
         return "no (policies are not enforced)"
     bucket = server.bucket()
@@ -142,7 +142,7 @@ def _condition(server: Server) -> str:
 
 
 def _lock(server: Server) -> str:
-    """Whether an object in a bucket with a default retention can be destroyed before its time."""
+    """Test whether an object in a bucket with a default retention can be deleted before its time."""
     bucket = server.bucket(ObjectLockEnabledForBucket=True)
     rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
     configuration = {"ObjectLockEnabled": "Enabled", "Rule": rule}
@@ -189,7 +189,7 @@ CHECKS: dict[str, Callable[[Server], str]] = {
     "a wrong CRC64NVME header is refused": _damaged_crc64,
     "a wrong Content-MD5 is refused": _damaged_md5,
     "a checksum is kept and told": _checksum_kept,
-    "users are told apart": _users,
+    "users are separate": _users,
     "a policy can demand `If-None-Match`": _condition,
     "a locked object cannot be destroyed": _lock,
     "encryption at rest on request (AES256)": _encryption,

@@ -1,4 +1,4 @@
-"""Stores that break one promise each, for tests of what is to notice it."""
+"""Stores that break one promise each, for tests that must detect it."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from m5ws.errors import NotFound, ObjectExists
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore
 
-# Of so many calls, one breaks.
+# One call in this many breaks.
 _EVERY = 5
 
 BREAKS = {
@@ -19,7 +19,7 @@ BREAKS = {
     "says absent on stat": "said absent",
     "leaves out of list": "said absent",
     "adds to names": "made up",
-    "cuts what it gets": "said damaged",
+    "truncates writes": "said damaged",
     "cuts names": "wrong bytes",
     "raises KeyError": "unclear error",
     "raises without a word": "unclear error",
@@ -27,7 +27,7 @@ BREAKS = {
 
 
 class BrokenStore:
-    """`ObjectStore` on a directory that now and then does what `breaks` says, a key of `BREAKS`."""
+    """`ObjectStore` on a directory. Some calls break as `breaks` selects, a key of `BREAKS`."""
 
     def __init__(self, inner: LocalStore, breaks: str) -> None:
         assert breaks in BREAKS
@@ -48,9 +48,9 @@ class BrokenStore:
         if self._now("raises without a word"):
             raise NotFound("")
         found = self._inner.get(key, start, length)
-        # An object always: what is damaged on one reading alone is read again, and nobody sees it.
+        # For objects, every reading is damaged: damage of a single reading is hidden by the second one.
         whole = not key.startswith("objects/")
-        cuts = self._now("cuts names") if whole else self._breaks == "cuts what it gets" and key.endswith(("0", "1"))
+        cuts = self._now("cuts names") if whole else self._breaks == "truncates writes" and key.endswith(("0", "1"))
         return found[:-1] if cuts else found
 
     def create(self, key: str, data: Buffer) -> None:

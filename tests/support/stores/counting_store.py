@@ -1,15 +1,15 @@
-"""A store that remembers what was read from it, and can go away."""
+"""A store that records its reads, and can become unreachable."""
 
 from m5ws.store.interface import ObjectStore
 from tests.support.stores.passing_store import PassingStore
 
 
 class Gone(BaseException):
-    """Nothing catches it: whoever needed the store is shown up."""
+    """No code catches this error, so any use of the store fails the test."""
 
 
 class CountingStore(PassingStore):
-    """`ObjectStore`; `gets` are the keys that were read, and nothing of it can be read once it is `gone`."""
+    """`ObjectStore`. `gets` lists the keys read. Once it is `gone`, every read fails."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner, self._counts)

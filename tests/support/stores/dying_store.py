@@ -1,15 +1,15 @@
-"""A store whose process dies: after its n-th write, nothing more is done."""
+"""A store whose process dies: after its n-th write, nothing more happens."""
 
 from m5ws.store.interface import ObjectStore
 from tests.support.stores.passing_store import PassingStore
 
 
 class Died(BaseException):
-    """No code catches it, as no code catches a kill."""
+    """No code catches this error, as no code catches a kill."""
 
 
 class DyingStore(PassingStore):
-    """`ObjectStore` that lets `lives` objects be created and dies instead of creating the next."""
+    """`ObjectStore` that allows `lives` creates, and dies at the next one."""
 
     def __init__(self, inner: ObjectStore, lives: int) -> None:
         super().__init__(inner, self._dies, self._written)

@@ -1,4 +1,4 @@
-"""A store that is far away: it hands objects on as they arrive, and can damage them on the way."""
+"""A remote store: it streams objects, and can damage them in transit."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ _PIECE_BYTES = 10_000
 
 
 class FlowingStore(CountingStore):
-    """`Flowing` on another store; `flows` are the keys that were read so. `damage` changes what arrives."""
+    """`Flowing` on another store. `flows` lists the keys streamed. `damage` changes the bytes that arrive."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""A store in memory: fast enough for thousands of schedules. Its clock is the number of objects ever created."""
+"""A store in memory, fast enough for thousands of schedules. Its clock is the number of objects ever created."""
 
 import threading
 from collections.abc import Iterator

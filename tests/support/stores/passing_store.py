@@ -1,15 +1,15 @@
-"""A store that passes every operation on, and says so first: what tests of promises are played through."""
+"""A store that announces every operation, and then passes it on. Tests inject failures through it."""
 
 from collections.abc import Callable, Iterator
 
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 
 Before = Callable[[str, str], object]
-"""Called with the operation's name and its key or prefix; what it raises comes out of the operation."""
+"""Called with the operation's name and its key or prefix. Its errors become errors of the operation."""
 
 
 class PassingStore:
-    """`ObjectStore` on another; `before` is called before each operation, `created` after a create."""
+    """`ObjectStore` on another one. `before` is called before each operation, `created` after a create."""
 
     def __init__(
         self, inner: ObjectStore, before: Before | None = None, created: Callable[[str], object] | None = None

@@ -1,4 +1,4 @@
-"""A store whose writer falls asleep just before it publishes: the world goes on, and `meanwhile` is what happens."""
+"""A store whose writer pauses just before it publishes. `meanwhile` runs during the pause."""
 
 from collections.abc import Callable
 
