@@ -1,1 +1,1 @@
-"""Verdicts as signed statements: make, check."""
+"""Signed statements on verdicts: build and verify."""

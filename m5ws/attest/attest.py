@@ -1,7 +1,7 @@
-"""`attest`: the newest verdicts on a run, and all that they stand on, as a statement for others to check.
+"""`attest`: a statement on the newest verdicts on a run, with all their evidence, for others to verify.
 
-It names the stored bytes of the run, its snapshot, checkpoints, segments, environments and verdicts, and where each
-ledger stood. It only reads, and what it reads is checked: a damaged run is not attested.
+The statement lists the stored bytes of the run, its snapshot, checkpoints, segments, environments and verdicts, and the
+head of each ledger chain. Reads only, and verifies every read: a damaged run has no statement.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def build(repo: Repository, run_id: str) -> Statement:
-    """Return the statement on a run by its newest verdicts, or, of a replay, on its original by this verdict alone.
+    """Return the statement on a run by its newest verdicts, or, for a replay, on its original by this verdict alone.
 
-    Raises NotFound if there is no verdict, CorruptObject where something is damaged.
+    Raises NotFound if there is no verdict, CorruptObject if an object is damaged.
     """
     named = runs.load(repo, run_id)
     run = runs.load(repo, named.reproduces) if named.reproduces is not None else named
@@ -51,16 +51,16 @@ def build(repo: Repository, run_id: str) -> Statement:
     outcome, reason = joint_outcome([verdict for _, verdict in chosen], parts)
     of_runs = [run.id, *(replay.id for replay, _ in chosen)]
     rechecks = [verdict.recheck for _, verdict in chosen if verdict.recheck is not None]
-    again = (replay for one in rechecks for replay in (one.replay, one.start))
+    again = (replay for recheck in rechecks for replay in (recheck.replay, recheck.start))
     of_runs += [replay for replay in again if replay is not None]
-    chains = [(chain, ended) for one in of_runs for chain, ended in _chains(repo, one)]
+    chains = [(chain, ended) for name in of_runs for chain, ended in _chains(repo, name)]
     recorded = {event.name: event for chain, _ in chains if chain.run == run.id for event in chain.published}
     made, written = tuple(_checkpoints(repo, run, recorded)), tuple(_outputs(repo, run.id))
     subjects = [_reference(repo, f"runs/{run.id}/run"), _object(repo, run.snapshot)]
-    subjects += [one for line in made for one in (line.record, line.content)]
-    subjects += [one for files in written for one in (files.record, files.content)]
+    subjects += [subject for line in made for subject in (line.record, line.content)]
+    subjects += [subject for files in written for subject in (files.record, files.content)]
     return Statement(
-        subject=tuple({one.name: one for one in subjects}.values()),
+        subject=tuple({subject.name: subject for subject in subjects}.values()),
         predicate=Predicate(
             m5ws=m5ws.__version__,
             hash=repo.format.hash,
@@ -94,11 +94,11 @@ def _verdicts(
         if name == only or (only is None and not changed and verdict.segment not in newest):
             newest[verdict.segment] = (replay, verdict)
         else:
-            why = "another was asked for" if only else "its inputs were changed" if changed else "a newer one is there"
+            why = "another replay was named" if only else "its inputs were changed" if changed else "a newer one exists"
             others.append(OtherVerdict(replay=name, outcome=verdict.outcome, why=why))
     if not newest:
-        what = f"replay {only}" if only else f"run {run.id}"
-        raise NotFound(f"there is no verdict on {what} to attest", hint=f"`m5ws reproduce {run.id}` finds one.")
+        subject = f"replay {only}" if only else f"run {run.id}"
+        raise NotFound(f"{subject} has no verdict to attest", hint=f"Make one with `m5ws reproduce {run.id}`.")
     order = sorted(newest, key=lambda part: (part.first, part.last) if part is not None else (-1, 0))
     return [newest[part] for part in order], tuple(others)
 
@@ -111,9 +111,9 @@ def _segments(repo: Repository, run: str) -> tuple[Segment, ...]:
 
 
 def _chains(repo: Repository, run: str) -> Iterator[tuple[Chain, bool]]:
-    """Yield every chain of a run, followed to its end, and whether its attempt had ended.
+    """Yield every chain of a run, followed to its end, and True if its attempt had ended.
 
-    The launcher's first: of an attempt that is ending just now, what the ranks wrote is all there when it says so.
+    The launcher's chain comes first. If it has the attempt's end, all events of the ranks are in the store.
     """
     for attempt in ledger.attempts(repo, run):
         launcher = Chain(run, attempt, LAUNCHER).follow(repo)
@@ -139,7 +139,7 @@ def _end(chain: Chain, *, ended: bool) -> ChainEnd:
 
 
 def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[CheckpointLine]:
-    """Yield the checkpoints of a run that count, after the one that a fork starts from."""
+    """Yield the valid checkpoints of a run, after the one that a fork starts from."""
     named: list[tuple[str, Digest, Checkpoint]] = []
     if (parent := run.parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)
@@ -155,10 +155,10 @@ def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[Che
 
 
 def _outputs(repo: Repository, run: str) -> Iterator[OutputsLine]:
-    """Yield the output files that the attempts of a run left at their ends."""
+    """Yield the output files that the attempts of a run stored at their ends."""
     for name in filter(outputs.is_final, outputs.names(repo, run)):
-        digest, found = outputs.find(repo, run, name)
-        yield OutputsLine(name=f"{run}@{name}", record=_object(repo, digest), content=_object(repo, found.content))
+        digest, files = outputs.find(repo, run, name)
+        yield OutputsLine(name=f"{run}@{name}", record=_object(repo, digest), content=_object(repo, files.content))
 
 
 def _environments(repo: Repository, chains: Sequence[tuple[Chain, bool]]) -> Iterator[EnvironmentLine]:

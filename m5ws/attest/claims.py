@@ -1,4 +1,4 @@
-"""What a statement on a verdict claims, held against itself and against its signatures: no store is needed."""
+"""Checks of a statement without a store: its signatures, and contradictions within it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,83 +16,85 @@ from m5ws.reproduce.verdict.joint import joint_outcome
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that does not hold: what it is about, and what is wrong."""
+    """One fault of a statement: its object `what`, and the detail."""
 
     what: str
     detail: str
 
 
 def signatures(envelope: Envelope, body: bytes, port: Signatures, allowed: Path | None) -> list[Signed]:
-    """Return what each signature of an envelope is worth. Raises M5Error where that cannot be found out."""
-    return [port.check(_bytes(one.sig), pae(PAYLOAD_TYPE, body), allowed) for one in envelope.signatures]
+    """Return the check of each signature of an envelope. Raises M5Error if a signature cannot be checked."""
+    payload = pae(PAYLOAD_TYPE, body)
+    return [port.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
 
 
-def unsigned(found: Sequence[Signed], *, asked: bool) -> list[Finding]:
-    """Return what is wrong with the signatures as a whole: one good one is enough. `asked`: whose was said."""
-    if any(one.good for one in found) or not (found or asked):
+def unsigned(checks: Sequence[Signed], *, required: bool) -> list[Finding]:
+    """Return the fault of the signatures as a whole. One good signature is enough; none is needed unless `required`."""
+    if any(check.good for check in checks) or not (checks or required):
         return []
-    if not found:
-        return [Finding(what="signature", detail="it is not signed")]
-    whose = " by a key that the allowed signers have" if asked else ""
-    return [Finding(what="signature", detail=f"none of {len(found)} is a good one of this statement{whose}")]
+    if not checks:
+        return [Finding(what="signature", detail="the statement is not signed")]
+    whose = " by a key of the allowed signers" if required else ""
+    return [Finding(what="signature", detail=f"none of {len(checks)} signatures is valid for this statement{whose}")]
 
 
 def _bytes(text: str) -> bytes:
     try:
         return from_base64(text)
     except ValueError:
-        return b""  # What is no base64 is no signature.
+        return b""  # Not base64, so no signature is valid for it.
 
 
 def plain(verdict: Verdict) -> dict[str, object]:
-    """Return all that a verdict says, as JSON has it."""
-    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(verdict))
-    return found
+    """Return all fields of a verdict as JSON values."""
+    values: dict[str, object] = msgspec.json.decode(msgspec.json.encode(verdict))
+    return values
 
 
-def said(statement: Statement) -> list[Finding]:
-    """Return where a statement contradicts itself: what can be seen of it without a store."""
-    told, found = statement.predicate, []
+def contradictions(statement: Statement) -> list[Finding]:
+    """Return the contradictions within a statement, which show without a store."""
+    predicate, findings = statement.predicate, []
     verdicts = []
-    for line in told.verdicts:
+    for line in predicate.verdicts:
         try:
             verdict = msgspec.convert(line.found, Verdict)
         except msgspec.ValidationError as error:
-            return [Finding(what=line.record.name, detail=f"what it says is no verdict: {error}")]
+            return [Finding(what=line.record.name, detail=f"the statement has no valid verdict: {error}")]
         verdicts.append(verdict)
         names = (f"runs/{verdict.replay}/run", f"runs/{verdict.replay}/verdict")
-        if (line.replay.name, line.record.name) != names or verdict.run != told.run:
-            found.append(Finding(what=line.record.name, detail="it is a verdict on something else"))
+        if (line.replay.name, line.record.name) != names or verdict.run != predicate.run:
+            findings.append(Finding(what=line.record.name, detail="the verdict is on another run"))
     if not verdicts:
-        found.append(Finding(what="verdicts", detail="there are none"))
-    elif (outcome := joint_outcome(verdicts, told.segments)[0]) != told.outcome:
-        found.append(Finding(what="outcome", detail=f"it says {told.outcome}, and its verdicts say {outcome}"))
-    subjects = {one.name for one in statement.subject}
-    needed = (f"runs/{told.run}/run", key(told.snapshot), *_named(told.checkpoints))
-    missing = "it is what the statement is about, and not among its subjects"
-    found += [Finding(what=name, detail=missing) for name in needed if name not in subjects]
-    places = Counter((line.run, line.attempt, line.rank) for line in told.ledgers)
+        findings.append(Finding(what="verdicts", detail="the statement has none"))
+    elif (outcome := joint_outcome(verdicts, predicate.segments)[0]) != predicate.outcome:
+        detail = f"the statement has {predicate.outcome}, and its verdicts give {outcome}"
+        findings.append(Finding(what="outcome", detail=detail))
+    subjects = {subject.name for subject in statement.subject}
+    needed = (f"runs/{predicate.run}/run", key(predicate.snapshot), *_named(predicate.checkpoints))
+    missing = "missing in the statement's list of subjects"
+    findings += [Finding(what=name, detail=missing) for name in needed if name not in subjects]
+    places = Counter((line.run, line.attempt, line.rank) for line in predicate.ledgers)
     twice = ["runs/{}/ledger/{:04d}/{}".format(*place) for place, count in places.items() if count > 1]
-    found += [Finding(what=name, detail="it is named twice") for name in twice]
-    if (told.run, 1, LAUNCHER) not in places:
-        found.append(Finding(what=f"run {told.run}", detail="its ledger is not named"))
-    return found + _apart(told)
+    findings += [Finding(what=name, detail="listed twice") for name in twice]
+    if (predicate.run, 1, LAUNCHER) not in places:
+        findings.append(Finding(what=f"run {predicate.run}", detail="its ledger is not listed"))
+    return findings + _apart(predicate)
 
 
-def _apart(told: Predicate) -> list[Finding]:
-    """Return which segments do not follow the one before, or start from a checkpoint that is not named."""
-    records = {line.name: line.record.name for line in told.checkpoints}
-    absent = "the checkpoint that it starts from is not named, or another is"
+def _apart(predicate: Predicate) -> list[Finding]:
+    """Return findings on segments that leave a gap, or that start from a checkpoint that is not listed."""
+    records = {line.name: line.record.name for line in predicate.checkpoints}
+    absent = "the checkpoint that it starts from is not listed, or has another digest"
     return [
         *(
             Finding(what=f"{part}", detail=f"the segment before it ends after step {before.last}")
-            for before, part in pairwise(told.segments)
+            for before, part in pairwise(predicate.segments)
             if part.first != before.last
         ),
         *(
             Finding(what=f"{part}", detail=absent)
-            for part in told.segments
-            if part.digest is not None and records.get(f"{told.run}@{part.checkpoint}") != key(part.digest)
+            for part in predicate.segments
+            if part.digest is not None and records.get(f"{predicate.run}@{part.checkpoint}") != key(part.digest)
         ),
     ]
 

@@ -7,9 +7,9 @@ import msgspec
 
 
 class Signed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a signature is worth: whether it is `good`, whose key made it, and who that is, if somebody said so.
+    """Result of the check of a signature. `signer` is the name of the key's owner, if the allowed signers list it.
 
-    `keyid` is the fingerprint of the key inside the signature, "" if there is none to be found.
+    `keyid` is the fingerprint of the key inside the signature, "" if there is none.
     """
 
     good: bool
@@ -18,16 +18,16 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signatures(Protocol):
-    """Signs bytes for one purpose, and says what a signature is worth (SSH keys)."""
+    """Signs bytes for one purpose, and checks signatures (SSH keys)."""
 
     def sign(self, key: Path, data: bytes) -> bytes:
-        """Return an armoured signature by the private key in a file. Raises M5Error."""
+        """Return an armoured signature with the private key in a file. Raises M5Error."""
 
     def keyid(self, signature: bytes) -> str:
-        """Return the fingerprint of the key that a signature says it was made with, or ""."""
+        """Return the fingerprint of the key in a signature, or ""."""
 
     def check(self, signature: bytes, data: bytes, allowed: Path | None) -> Signed:
-        """Check a signature: by any key, or, if `allowed` says who signs with which keys, by one of these.
+        """Check a signature: by any key, or, with the allowed-signers file `allowed`, by a key of that file.
 
-        Raises M5Error where it could not be checked.
+        Raises M5Error if the signature could not be checked.
         """

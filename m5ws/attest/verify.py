@@ -1,4 +1,4 @@
-"""`verify`: whether what a statement says is what a store holds. Reads; every fault is named, and none ends it."""
+"""`verify`: compare a statement with a store. Reads only. A fault becomes a finding, and the check continues."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -35,9 +35,9 @@ _Place = tuple[str, int, str]
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was held against the store, in numbers, what does not hold, and what has come since (`notes`).
+    """Result of a verification: counts, faults (`findings`) and additions since the statement (`notes`).
 
-    `present` objects were asked for and not read, `read` ones were read.
+    `read` objects were read, `present` ones were only found to exist.
     """
 
     files: int
@@ -50,18 +50,18 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(repo: Repository, statement: Statement, *, read_data: bool, progress: Progress | None = None) -> Checked:
-    """Hold a statement against a store; with `read_data`, by every byte of the snapshot and the checkpoints.
+    """Compare a statement with a store; with `read_data`, read every byte of the snapshot and the checkpoints.
 
-    Raises NotFound if the store does not have the run at all, and M5Error where it does not answer.
+    Raises NotFound if the store does not have the run, and M5Error if it does not answer.
     """
     return _Check(repo, statement, progress or (lambda *_: None)).done(read_data=read_data)
 
 
 class _Check:
-    """One statement against one store."""
+    """The check of one statement against one store."""
 
     def __init__(self, repo: Repository, statement: Statement, progress: Progress) -> None:
-        self._repo, self._statement, self._told = repo, statement, statement.predicate
+        self._repo, self._statement, self._predicate = repo, statement, statement.predicate
         self._progress = progress
         self._findings: list[Finding] = []
         self._notes: list[str] = []
@@ -69,15 +69,17 @@ class _Check:
         self._made: dict[str, Checkpoint] = {}
 
     def done(self, *, read_data: bool) -> Checked:
-        if "run" not in self._repo.store.names(f"runs/{self._told.run}/"):
-            raise NotFound(f"run {self._told.run} is not in this store", hint="`m5ws pull` fetches it from another.")
+        if "run" not in self._repo.store.names(f"runs/{self._predicate.run}/"):
+            raise NotFound(
+                f"run {self._predicate.run} is not in this store", hint="Fetch it from another store with `m5ws pull`."
+            )
         named = self._statement.named
-        for number, one in enumerate(named):
-            self._progress("reading what is named", number, len(named))
-            data = self._bytes(one.name)
-            for algorithm in differing(one, data) if data is not None else ():
-                why = f"its {algorithm} digest is another" if algorithm else "it is named by no digest that m5ws knows"
-                self._find(one.name, why)
+        for number, subject in enumerate(named):
+            self._progress("reading subjects", number, len(named))
+            data = self._bytes(subject.name)
+            for algorithm in differing(subject, data) if data is not None else ():
+                why = f"its {algorithm} digest differs" if algorithm else "the statement has no supported digest of it"
+                self._find(subject.name, why)
         self._records()
         self._ledgers()
         read, present = self._objects(read_data=read_data)
@@ -120,22 +122,22 @@ class _Check:
             self._find(what, str(error))
 
     def _records(self) -> None:
-        """Compare what the statement says with what the records say that it names."""
-        told = self._told
-        run = self._record(f"runs/{told.run}/run", Run)
-        if run is not None and run.snapshot != told.snapshot:
-            self._find(f"runs/{told.run}/run", f"its snapshot is {run.snapshot}")
-        for line in told.verdicts:
+        """Compare the fields of the statement with the records in the store."""
+        predicate = self._predicate
+        run = self._record(f"runs/{predicate.run}/run", Run)
+        if run is not None and run.snapshot != predicate.snapshot:
+            self._find(f"runs/{predicate.run}/run", f"its snapshot is {run.snapshot}")
+        for line in predicate.verdicts:
             verdict, replay = self._record(line.record.name, Verdict), self._record(line.replay.name, Run)
             if verdict is not None and replay is not None:
                 self._hold(line.record.name, partial(bindings.check_verdict, verdict, replay))
             if verdict is not None and claims.plain(verdict) != line.found:
-                self._find(line.record.name, "the verdict in the store says something else")
-            if replay is not None and replay.reproduces != told.run:
+                self._find(line.record.name, "the verdict in the store differs from the statement")
+            if replay is not None and replay.reproduces != predicate.run:
                 self._find(line.replay.name, f"it reproduces {replay.reproduces or 'no run'}")
-        for checkpoint in told.checkpoints:
+        for checkpoint in predicate.checkpoints:
             self._checkpoint(checkpoint)
-        for files in told.outputs:
+        for files in predicate.outputs:
             self._outputs(files)
 
     def _checkpoint(self, line: CheckpointLine) -> None:
@@ -144,11 +146,11 @@ class _Check:
             return
         run, _, name = line.name.partition("@")
         if (record.run, record.step, key(record.content)) != (run, line.step, line.content.name):
-            self._find(line.name, f"its record is of step {record.step} of run {record.run}, or has another content")
+            self._find(line.name, f"its record has step {record.step} of run {record.run}, or another content")
         self._made[line.name] = record
         self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
-        if run != self._told.run:
-            return  # The checkpoint that a fork starts from needs no reference: the run names it.
+        if run != self._predicate.run:
+            return  # A fork's run record contains the digest of its checkpoint, so no reference is needed.
         try:
             if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
                 self._find(line.name, "another checkpoint has this name now")
@@ -172,7 +174,7 @@ class _Check:
     # --- ledgers -----------------------------------------------------------------------------------
 
     def _ledgers(self) -> None:
-        lines = {(line.run, line.attempt, line.rank): line for line in self._told.ledgers}
+        lines = {(line.run, line.attempt, line.rank): line for line in self._predicate.ledgers}
         heads = self._heads()
         for number, (place, line) in enumerate(lines.items()):
             self._progress("reading ledgers", number, len(lines))
@@ -182,28 +184,28 @@ class _Check:
             ended = launcher.ended if launcher is not None else None
             if chain is not None and ended is not None and ended.outcome != "failed":
                 for head in wanted.keys() - chain.passed.keys():
-                    self._find(chain.prefix, f"it is not the ledger that checkpoint {wanted[head]} was made with")
+                    self._find(chain.prefix, f"the head in checkpoint {wanted[head]} is missing in this ledger")
         for run, attempt, rank in list(self._chains):
             if rank == LAUNCHER:
                 self._ends(run, attempt)
         self._events()
-        for environment in self._told.environments:
+        for environment in self._predicate.environments:
             launcher = self._chains.get((environment.run, environment.attempt, LAUNCHER))
             if launcher is not None and environment.record.name not in map(key, launcher.observed):
-                self._find(environment.record.name, f"{launcher.prefix} names another environment")
+                self._find(environment.record.name, f"{launcher.prefix} has another environment")
         self._later(lines)
         self._steps()
 
     def _heads(self) -> dict[_Place, dict[Digest, str]]:
-        """Return, by chain, the heads that checkpoints name, and which checkpoint names each."""
-        found: dict[_Place, dict[Digest, str]] = {}
+        """Return, by chain, the heads in checkpoints, each with the checkpoint's name."""
+        heads: dict[_Place, dict[Digest, str]] = {}
         for name, record in self._made.items():
             for rank, head in record.ledger.items():
-                found.setdefault((record.run, record.attempt, rank), {})[head] = name
-        return found
+                heads.setdefault((record.run, record.attempt, rank), {})[head] = name
+        return heads
 
     def _chain(self, line: ChainEnd, wanted: set[Digest]) -> None:
-        """Follow a chain: it must pass where it was attested, and go on only if its attempt had not ended."""
+        """Follow a chain. It must contain the attested head, and may be longer only if its attempt had not ended."""
         chain = Chain(line.run, line.attempt, line.rank)
         try:
             chain.follow(self._repo, wanted)
@@ -212,55 +214,56 @@ class _Check:
             return
         self._chains[line.run, line.attempt, line.rank] = chain
         if chain.passed.get(line.head) != (line.events, line.batches, line.sha256):
-            self._find(chain.prefix, f"it does not have the {line.events} events that it was attested with")
+            self._find(chain.prefix, f"the {line.events} attested events are not in this ledger")
         elif chain.events > line.events and line.ended:
             self._find(chain.prefix, f"{chain.events - line.events} events came after the attempt had ended")
         elif chain.events > line.events:
-            self._notes.append(f"{chain.prefix} has {chain.events - line.events} more events by now")
+            self._notes.append(f"{chain.prefix} has {chain.events - line.events} newer events")
 
     def _events(self) -> None:
-        """Hold each checkpoint against its event in the ledger."""
-        digests = {line.name: line.record.name.rpartition("/")[2] for line in self._told.checkpoints}
+        """Compare each checkpoint with its event in the ledger."""
+        digests = {line.name: line.record.name.rpartition("/")[2] for line in self._predicate.checkpoints}
         for event, name in (
-            (one, f"{chain.run}@{one.name}") for chain in self._chains.values() for one in chain.published
+            (event, f"{chain.run}@{event.name}") for chain in self._chains.values() for event in chain.published
         ):
             if (made := self._made.get(name)) is not None:
                 self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
-        """Check that each rank's chain ends where the attempt's end says."""
+        """Check that each rank's chain ends at the head in the attempt's end event."""
         ended = self._chains[run, attempt, LAUNCHER].ended
         for rank, head in ended.heads.items() if ended is not None else ():
             chain = self._chains.get((run, attempt, rank))
             if chain is not None and chain.head != head:
-                self._find(chain.prefix, "it does not end where the attempt's end says")
+                self._find(chain.prefix, "its last batch is not the one in the attempt's end event")
 
     def _later(self, lines: Mapping[_Place, ChainEnd]) -> None:
-        """Note attempts that began since: they are no fault, and the statement does not speak of them."""
+        """Note attempts that began after the statement. They are no fault."""
         for run in dict.fromkeys(place[0] for place in lines):
             known = {attempt for name, attempt, _ in lines if name == run}
             if more := sorted(set(ledger.attempts(self._repo, run)) - known):
-                self._notes.append(f"run {run} has been tried again since: attempts {', '.join(map(str, more))}")
+                self._notes.append(f"run {run} has newer attempts: {', '.join(map(str, more))}")
 
     def _steps(self) -> None:
-        """Check that the segments are all that the run did; of one that went on since, that is a note."""
-        told = self._told.segments
+        """Check that the segments cover all steps of the run. Newer steps are a note."""
+        attested = self._predicate.segments
         try:
-            now = segments.of_run(self._repo, self._told.run)
+            now = segments.of_run(self._repo, self._predicate.run)
         except runs.UNREADABLE:
-            return  # It recorded no steps, or what is wrong with it was found above.
-        if not told or (told[0].first, told[-1].last) != (now[0].first, now[-1].last):
-            detail = f"run {self._told.run} did steps {now[0].first + 1}-{now[-1].last}, not those that are told"
+            return  # It recorded no steps, or its fault is a finding already.
+        if not attested or (attested[0].first, attested[-1].last) != (now[0].first, now[-1].last):
+            steps = f"{now[0].first + 1}-{now[-1].last}"
+            detail = f"run {self._predicate.run} did steps {steps}, and the statement has other steps"
             self._notes.append(detail) if self._notes else self._find("segments", detail)
 
     # --- objects -----------------------------------------------------------------------------------
 
     def _small_files(self, records: Records) -> None:
-        """Have what holds the snapshot's small files checked too, and check that it is known."""
-        repo, snapshot = self._repo, self._told.snapshot
+        """Add the packs of the snapshot's small files to `records`, and check that a packing is known."""
+        repo, snapshot = self._repo, self._predicate.snapshot
         try:
-            said = [one.packings for one in snapshots.annotations(repo, snapshot)]
-            for packing in trees.counting(repo.objects, said, lenient=True):
+            packings = [annotation.packings for annotation in snapshots.annotations(repo, snapshot)]
+            for packing in trees.counting(repo.objects, packings, lenient=True):
                 records.walk("snapshot", packing, Packing)
             for tree in snapshots.load(repo, snapshot).trees.values():
                 trees.located(repo.objects, repo.locations, tree)
@@ -268,13 +271,13 @@ class _Check:
             self._find(f"snapshots/{snapshot}", str(error))
 
     def _objects(self, *, read_data: bool) -> tuple[int, int]:
-        """Check all that snapshot and checkpoints lead to; return how many objects were read, and only asked for."""
+        """Check all objects of snapshot and checkpoints. Return the number of objects read, and of those only found."""
         records = Records(self._repo.objects)
-        records.walk("snapshot", self._told.snapshot, Snapshot)
+        records.walk("snapshot", self._predicate.snapshot, Snapshot)
         self._small_files(records)
-        for line in self._told.checkpoints:
+        for line in self._predicate.checkpoints:
             records.walk(line.name, line.record.name.rpartition("/")[2], Checkpoint)
-        for files in self._told.outputs:
+        for files in self._predicate.outputs:
             records.walk(files.name, files.record.name.rpartition("/")[2], OutputFiles)
         for digest, detail in {**records.corrupt, **records.unreadable}.items():
             self._find(key(digest), detail)
@@ -287,7 +290,7 @@ class _Check:
             self._find("objects", str(error))
             return len(records.read), 0
         for digest in sorted(absent):
-            self._find(key(digest), "the object is not there")
+            self._find(key(digest), "the object is missing")
         waiting = sorted(rest.keys() - absent)
         if not read_data:
             return len(records.read), len(waiting)

@@ -1,1 +1,1 @@
-"""The input that makes two runs differ, found by hybrid runs."""
+"""Search for the inputs that make two runs differ, with hybrid runs."""

@@ -1,7 +1,8 @@
-"""`bisect`: which of the inputs that differ between two runs make them differ, found by running hybrids of both.
+"""`bisect`: find the changed inputs that make two runs differ, by running hybrids of both runs.
 
-A cause is named only on evidence: GOOD, replayed here, is GOOD; GOOD with the cause taken from BAD is not, and without
-any one part of the cause it was not seen to differ. Where nothing that is pinned explains it, that is the answer.
+A cause is named only on evidence. GOOD, replayed here, equals its record. GOOD with the cause from BAD differs. GOOD
+without any one part of the cause was not seen to differ. If no pinned input explains the difference, the report says
+so.
 """
 
 from collections.abc import Sequence
@@ -28,18 +29,18 @@ from m5ws.reproduce.outputs import results
 from m5ws.runs import history, supervise
 
 Outcome = Literal["explained", "not explained", "unfinished", "not comparable"]
-"""`unfinished`: more runs are needed than were allowed.
+"""`unfinished`: --max-runs was too low.
 
-`not comparable`: GOOD cannot be had again here, or BAD's inputs do not run."""
+`not comparable`: GOOD cannot be replayed here, or BAD's inputs do not run."""
 
 _FIXED_BY_SETTINGS = ("threads", "threads.interop", "deterministic")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What will be tried: `alone` one by one, or, where there are many, `groups` before single ones.
+    """The differences to test: `alone` one by one, or, if there are many, `groups` before single ones.
 
-    `environment` is what was observed otherwise and cannot be taken from either run. `most_runs` is a bound for one
-    cause; whether there is another takes one more, and finding it as many again. `commits` are those between the two.
+    `environment` has observed differences that cannot be taken from either run. `most_runs` is a bound for one cause. A
+    test for another cause takes one more run, and its search as many again. `commits` are those between the two runs.
     """
 
     good: str
@@ -55,10 +56,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. Each of `causes` makes GOOD differ by itself; `trials` is the evidence, `runs` what it cost.
+    """The result. Each of `causes` makes GOOD differ by itself; `trials` is the evidence, `runs` the number of runs.
 
-    `enough`: with nothing of the causes in it, BAD was seen to be GOOD up to there; None if that could not be told.
-    `here` is how this environment differs from GOOD's, where that matters.
+    `enough` is True if BAD without the causes equals GOOD up to that step, and None if that is unknown. `here` is the
+    drift of this environment from GOOD's, if it matters.
     """
 
     outcome: Outcome
@@ -76,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A bisection, ready to be executed; `plan` is what there is to show of it."""
+    """A bisection that is ready to be executed. `plan` is its printable record."""
 
     question: Question
     groups: tuple[tuple[Element, ...], ...]
@@ -84,15 +85,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> Task:
-    """Return what will be tried, distributions too where environments are to be `rebuilt`.
+    """Return the plan. With `rebuilt` environments, distributions are differences too.
 
     Writes and runs nothing. Raises UsageError for runs that do not differ.
     """
     repo = ports.repo
     good, bad = runs.load(repo, good_id), runs.load(repo, bad_id)
     first, session = first_difference(ports, good, bad)
-    found, untried = differences.between(repo, good, bad, rebuilt=rebuilt)
-    groups = tuple(map(tuple, differences.grouped(found, first)))
+    elements, untried = differences.between(repo, good, bad, rebuilt=rebuilt)
+    groups = tuple(map(tuple, differences.grouped(elements, first)))
     ordered = tuple(element for group in groups for element in group)
     shown = Plan(
         good=good.id,
@@ -102,8 +103,8 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         groups=tuple(map(names, groups)),
         alone=names(ordered) if len(ordered) <= ddmin.FEW else (),
         untried=tuple(untried),
-        environment=_environment(repo, good, bad, [element.change for element in found]),
-        # GOOD itself comes first.
+        environment=_environment(repo, good, bad, [element.change for element in elements]),
+        # The first run is GOOD itself.
         most_runs=1 + ddmin.most(groups) if ordered else 0,
         commits=commit_history.between(repo, ports.history, good.snapshot, bad.snapshot),
     )
@@ -112,17 +113,17 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
 
 
 def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Divergence, bool]:
-    """Return where `bad` first differs from `good`, and whether they recorded steps. Raises UsageError if nowhere."""
+    """Return the first divergence of `bad` from `good`, and True if they recorded steps. Raises UsageError if equal."""
     if (good.parent and good.parent.digest) != (bad.parent and bad.parent.digest):
         raise UsageError(
-            f"runs {good.id} and {bad.id} start from different checkpoints, so that no step of theirs is the same",
-            hint="`m5ws checkpoint diff` compares the checkpoints. Bisect the runs that made them.",
+            f"runs {good.id} and {bad.id} start from different checkpoints, so they have no step in common",
+            hint="Compare the checkpoints with `m5ws checkpoint diff`, and bisect the runs that made them.",
         )
     for run in (good, bad):
         if run.segment is not None and run.segment.digest is not None:
-            raise UsageError(f"run {run.id} is a replay of {run.segment} alone", hint="Name runs that began at step 1.")
+            raise UsageError(f"run {run.id} is a replay of {run.segment} only", hint="Name runs that began at step 1.")
         if not ledger.attempts(ports.repo, run.id):
-            raise UsageError(f"run {run.id} has not started: there is nothing to compare")
+            raise UsageError(f"nothing to compare: run {run.id} has not started", hint="Name runs that were trained.")
     done = history.load(ports.repo, bad.id)
     comparison = compare.whole(history.load(ports.repo, good.id), done)
     session = comparison.original.by_steps
@@ -134,9 +135,8 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
     if first is None:
         ended = "" if done.outcome == "finished" else f", and run {bad.id} {done.outcome or 'has not ended'} there"
         raise UsageError(
-            f"run {bad.id} does not differ from run {good.id} in anything that both recorded, "
-            f"up to step {done.last_step}{ended}",
-            hint="`m5ws diff` shows what differs in their inputs. Only a difference in results can be explained.",
+            f"runs {good.id} and {bad.id} have equal results in all common records, up to step {done.last_step}{ended}",
+            hint="A bisection explains different results. `m5ws diff` shows different inputs.",
         )
     return first, session
 
@@ -150,9 +150,9 @@ def execute(
     shown: Shown,
     rebuilt: Rebuilt | None = None,
 ) -> Report:
-    """Run hybrids until the causes are known, nothing pinned is left to explain it, or `max_runs` were run.
+    """Run hybrids until the causes are known, no pinned difference is left, or `max_runs` are spent.
 
-    `rebuilt` makes their environments, if the task was planned so.
+    `rebuilt` makes their environments, if the plan has distributions.
     """
     if not task.question.elements:
         return Report(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
@@ -163,22 +163,21 @@ def execute(
         if control.answer != "same":
             return _without_control(task, hybrids, control)
         for cause in ddmin.causes(task.groups, hybrids.ask):
-            causes.append(cause)  # noqa: PERF402 - what was found is kept where the next one takes too many runs
+            causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next one is cut off
     except RunsSpent as spent:
         return _unfinished(task, hybrids, causes, spent)
     return _explained(task, hybrids, causes) if causes else _unexplained(task, hybrids)
 
 
 def _without_control(task: Task, hybrids: HybridRuns, control: Trial) -> Report:
-    """Report that GOOD itself cannot be had again here, so that no hybrid would say anything."""
+    """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
     good = task.question.good.id
     here = hybrids.drift_since(task.question.good)
-    reason = f"run {good} cannot be done again here, and nothing can be compared: it {control.reason}"
+    reason = f"run {good} cannot be replayed here, so nothing can be compared: its replay {control.reason}"
     if control.answer == "differs":
         reason = (
-            f"run {good}, done again here with nothing changed, is not itself any more: the environment changes bits, "
-            f"or an operation is not deterministic; `m5ws reproduce {good}` shows more. Which of the changes matter "
-            "cannot be told until it is"
+            f"run {good}, replayed here without changes, differs from its record: the environment changes bits, or an "
+            f"operation is nondeterministic. `m5ws reproduce {good}` shows more. A bisection needs an equal replay"
         )
     return _report(task, hybrids, "not comparable", reason, here=here)
 
@@ -187,38 +186,38 @@ def _explained(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Eleme
     rest = frozenset(task.question.elements).difference(*causes)
     left = hybrids.trial(rest)
     enough = True if left.answer == "same" else None
-    told = " or ".join(_told(task, cause) for cause in causes)
+    words = " or ".join(_described(task, cause) for cause in causes)
     each = "each by itself makes" if len(causes) > 1 else "makes"
-    reason = f"{told} {each} the runs differ"
+    reason = f"{words} {each} the runs differ"
     good, bad = task.question.good.id, task.question.bad.id
     if enough:
-        reason += f"; with all else from run {bad}, it is run {good} up to there"
+        reason += f". With all other inputs of run {bad}, the result equals run {good} up to that step"
     else:
-        reason += f"; whether anything else does cannot be told: with all else from run {bad} it {left.reason}"
+        reason += f". Other causes are possible: a hybrid with all other inputs of run {bad} {left.reason}"
     return _report(task, hybrids, "explained", reason, causes=causes, enough=enough)
 
 
 def _unexplained(task: Task, hybrids: HybridRuns) -> Report:
-    """Report that nothing pinned makes a difference here, or that BAD's inputs do not run here."""
+    """Report that no pinned difference matters here, or that BAD's inputs do not run here."""
     bad = task.question.bad.id
     everything = hybrids.trial(frozenset(task.question.elements))
     if everything.answer == "unresolved":
-        reason = f"the inputs of run {bad} do not run here up to the difference: {everything.reason}"
+        reason = f"the inputs of run {bad} do not run here up to the first difference: {everything.reason}"
         return _report(task, hybrids, "not comparable", reason)
-    reason = f"with all that could be taken from run {bad}, the run done here is still {task.question.good.id}'s. "
+    reason = f"a hybrid with every pinned difference of run {bad} still equals run {task.question.good.id}. "
     return _report(task, hybrids, "not explained", reason + _elsewhere(task.plan))
 
 
 def _unfinished(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]], spent: RunsSpent) -> Report:
     reason = f"{spent}. {spent.hint}"
     if causes:
-        told = " or ".join(_told(task, cause) for cause in causes)
-        reason = f"{told} makes the runs differ; whether anything else does was not tried to its end: {reason}"
+        words = " or ".join(_described(task, cause) for cause in causes)
+        reason = f"{words} makes the runs differ. The search for other causes was cut off: {reason}"
         return _report(task, hybrids, "explained", reason, causes=causes)
     differing = [trial.taken for trial in hybrids.trials if trial.answer == "differs"]
     if differing:
         smallest = min(differing, key=len)
-        reason += f" The smallest set so far that makes them differ: {', '.join(smallest)}"
+        reason += f" The smallest set so far that makes the runs differ: {', '.join(smallest)}"
     return _report(task, hybrids, "unfinished", reason)
 
 
@@ -248,27 +247,31 @@ def _taken(task: Task, chosen: frozenset[Element]) -> Names:
     return names([element for element in task.question.elements if element in chosen])
 
 
-def _told(task: Task, cause: frozenset[Element]) -> str:
+def _described(task: Task, cause: frozenset[Element]) -> str:
     together = " together" if len(cause) > 1 else ""
     return f"{' and '.join(_taken(task, cause))}{together}"
 
 
 def _nothing_pinned(shown: Plan) -> str:
-    return f"nothing that is pinned and could be tried differs between the runs. {_elsewhere(shown)}"
+    return f"no pinned input that a hybrid can combine differs between the runs. {_elsewhere(shown)}"
 
 
 def _elsewhere(shown: Plan) -> str:
-    """Say where else the cause can lie."""
+    """Return a sentence on causes outside the pinned inputs."""
     if any(change.rating != "cannot" for change in shown.environment):
-        return "Their environments differ so that it can change bits: see there"
-    return "Nor do their environments, in what was recorded: an operation is not deterministic, or a machine failed"
+        return "Their environments differ in ways that can change bits: see the list of environment differences"
+    return "Their recorded environments are equal too: an operation is nondeterministic, or a machine had a fault"
 
 
 def _environment(repo: Repository, good: Run, bad: Run, tried: Sequence[Change]) -> tuple[Change, ...]:
-    """Return how the observed environments differ, but for what follows from what is pinned, or is tried."""
+    """Return the observed differences of the environments, without those that pinned or tested differences cause."""
     old, new = (snapshots.load(repo, run.snapshot).determinism for run in (good, bad))
-    one, other = _variables(old, good), _variables(new, bad)
-    follows = {f"variable.{name}" for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    old_variables, new_variables = _variables(old, good), _variables(new, bad)
+    follows = {
+        f"variable.{name}"
+        for name in old_variables.keys() | new_variables.keys()
+        if old_variables.get(name) != new_variables.get(name)
+    }
     follows |= set(_FIXED_BY_SETTINGS) if old != new or follows else set()
     follows |= {"world"} if good.spec.nproc != bad.spec.nproc else set()
     installed = [change for change in tried if change.part == "environment"]

@@ -1,7 +1,7 @@
-"""Delta debugging: from a set of differences that makes runs differ, to one from which nothing can be left out.
+"""Delta debugging: reduce a set of differences that makes runs differ to one that cannot be reduced further.
 
-What is returned is 1-minimal: without any one of its elements it is not seen to differ. It is a smallest set of all
-where it has one element, or where a set that differs still does with more in it; other sets may differ as well.
+The result is 1-minimal: without any one of its elements the runs were not seen to differ. It is the smallest set of all
+if it has one element, or if every superset of a differing set differs too. Other sets may differ as well.
 
 Source: A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE Transactions on Software
 Engineering 28(2), 2002, section 3 (ddmin, with its three outcomes and its bound of n² + 3n tests).
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 Answer = Literal["same", "differs", "unresolved"]
-"""What a test of a set says; `unresolved`: it could not be run to where it is decided."""
+"""Outcome of the test of a set; `unresolved`: the run ended before the outcome was known."""
 
 T = TypeVar("T", bound=Hashable)
 Item = TypeVar("Item")
@@ -20,21 +20,21 @@ Test = Callable[[frozenset[T]], Answer]
 Groups = Sequence[Sequence[T]]
 
 FEW = 8
-"""Up to so many elements, each is tried alone first: most divergences have one cause."""
+"""Up to this number, each element is tested alone first: most divergences have one cause."""
 
 
 def causes(groups: Groups[T], test: Test[T]) -> Iterator[frozenset[T]]:
-    """Yield disjoint 1-minimal sets that differ, until what is left does not; none if not even everything differs.
+    """Yield disjoint 1-minimal sets that differ, until the rest does not; none if all elements together do not.
 
-    `test` is asked for the same set more than once, and should remember; the empty set, which is never asked for, is
-    known to be the same. Elements are tried in their order: the likeliest ones come first.
+    `test` may get the same set more than once, and should cache its answers. It never gets the empty set, which is
+    known to be the same. Elements are tested in order, the likeliest ones first.
     """
     rest = [list(group) for group in groups if group]
-    while rest and (found := minimise(rest, test)) is not None:
-        yield found
-        left = [[element for element in group if element not in found] for group in rest]
+    while rest and (cause := minimise(rest, test)) is not None:
+        yield cause
+        left = [[element for element in group if element not in cause] for group in rest]
         rest = [group for group in left if group]
-        # With nothing of a cause in it, does it differ still? Then there is another one.
+        # If the rest without this cause still differs, there is another cause.
         if not rest or test(frozenset(_flat(rest))) != "differs":
             return
 
@@ -42,7 +42,7 @@ def causes(groups: Groups[T], test: Test[T]) -> Iterator[frozenset[T]]:
 def minimise(groups: Groups[T], test: Test[T]) -> frozenset[T] | None:
     """Return a 1-minimal set that differs, None if all elements together do not.
 
-    Where there are many elements, whole groups are left out first, and then single elements of those that remain.
+    If there are many elements, whole groups are removed first, and then single elements of the rest.
     """
     elements = _flat(groups)
     if len(elements) <= FEW:
@@ -58,7 +58,7 @@ def minimise(groups: Groups[T], test: Test[T]) -> frozenset[T] | None:
 
 
 def most(groups: Groups[T]) -> int:
-    """Return a bound on the sets that `minimise` asks about, each counted once."""
+    """Return an upper bound of the number of sets that `minimise` tests, each counted once."""
     count = len(_flat(groups))
     if count <= FEW or len(groups) < 2:
         return _bound(count)
@@ -71,7 +71,7 @@ def _bound(count: int) -> int:
 
 
 def _ddmin(items: list[Item], differs: Callable[[list[Item]], bool]) -> list[Item]:
-    """Return a 1-minimal part of `items`, which are known to differ; nothing of them is known not to."""
+    """Return a 1-minimal part of `items`, which are known to differ. The empty part is known not to."""
     count = 2
     while len(items) > 1:
         parts = _split(items, count)
@@ -79,7 +79,7 @@ def _ddmin(items: list[Item], differs: Callable[[list[Item]], bool]) -> list[Ite
         if part is not None:
             items, count = part, 2
             continue
-        rests = [[item for other in parts if other is not part for item in other] for part in parts]
+        rests = [[item for kept in parts if kept is not part for item in kept] for part in parts]
         rest = next((rest for rest in rests if differs(rest)), None)
         if rest is not None:
             items, count = rest, max(count - 1, 2)
@@ -91,7 +91,7 @@ def _ddmin(items: list[Item], differs: Callable[[list[Item]], bool]) -> list[Ite
 
 
 def _split(items: list[Item], count: int) -> list[list[Item]]:
-    """Return `items` in `count` parts, in order, of as nearly the same length as can be."""
+    """Return `items` in `count` parts, in order, of nearly equal length."""
     ends = [len(items) * number // count for number in range(count + 1)]
     return [items[begin:end] for begin, end in pairwise(ends)]
 

@@ -1,8 +1,8 @@
-"""What differs between two runs, in the smallest pieces of which each can be taken from either: a bisection's elements.
+"""The elements of a bisection: the smallest differences between two runs that can be taken from either.
 
-Each config key is one (of a file that cannot be changed key by key, the file), each changed file of code, the
-tokenizer, each dataset, each value of the launch, each environment variable of it, and each determinism setting; each
-distribution too, where hybrids run in environments that are made for them.
+Elements are: each config key (or the file, if it cannot be changed key by key), each changed code file, the tokenizer,
+each dataset, each launch value, each environment variable of the launch, and each determinism setting. If hybrids run
+in rebuilt environments, each distribution is an element too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import Keys
 
 _RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "outputs")
-"""What of a launch says when and what is recorded: a hybrid records what GOOD did, or could not be compared with it."""
+"""Launch settings of records and saves. Hybrids keep GOOD's, since other records could not be compared."""
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference that can be taken from either run. `file` is of code and config, `keys` of a config value."""
+    """One difference that can be taken from either run. `file` is set for code and config, `keys` for config values."""
 
     change: Change
     file: bytes = b""
@@ -44,16 +44,16 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Untried(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference that no hybrid is made of, and why."""
+    """A difference that hybrids cannot combine, and the reason."""
 
     change: Change
     why: str
 
 
 def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> tuple[list[Element], list[Untried]]:
-    """Return what differs from run `good` to `bad` and can be taken from either, and what cannot.
+    """Return the differences from run `good` to `bad`: those that hybrids can combine, and the others.
 
-    Distributions can be where environments are `rebuilt`.
+    Distributions can be combined if environments are `rebuilt`.
     """
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     elements = [
@@ -69,7 +69,7 @@ def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> 
 
 
 def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element]]:
-    """Return elements by the part they belong to, those that explain `first` best before others."""
+    """Return elements by part, with the best explanations of `first` first."""
     fitting, others = difference_kinds.ranked(first, [element.change for element in elements])
     places = {id(change): place for place, change in enumerate([*fitting, *others])}
     ordered = sorted(elements, key=lambda element: places.get(id(element.change), len(places)))
@@ -89,7 +89,7 @@ def _file(part: str, pair: FilePair) -> Element:
 
 
 def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Element]:
-    """Yield keys, named alone where there is one config file on both sides, else `file:key`, as `diff` names them."""
+    """Yield config keys, named alone if both sides have one config file, else `file:key`, as in `diff`."""
     pairs = tree_diff.different(repo, old, new)
     if not pairs:
         return
@@ -129,9 +129,9 @@ def _launch(good: Run, bad: Run) -> Iterator[Element]:
     for change in diff.launch(good.spec, bad.spec):
         if change.name not in _RECORDING:
             yield Element(change=change)
-    one, two = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
-    if one != two:
-        yield Element(change=rated("launch", "from.restart", one, two))
+    before, after = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
+    if before != after:
+        yield Element(change=rated("launch", "from.restart", before, after))
 
 
 def _determinism(old: Determinism, new: Determinism) -> Iterator[Element]:
@@ -144,12 +144,12 @@ def _determinism(old: Determinism, new: Determinism) -> Iterator[Element]:
 def _unset(good: Run, bad: Run) -> Iterator[Untried]:
     for change in diff.launch(good.spec, bad.spec):
         if change.name in _RECORDING:
-            yield Untried(change=change, why="hybrids record and save what GOOD did, or could not be compared with it")
+            yield Untried(change=change, why="hybrids record and save as GOOD did, to be comparable with it")
 
 
 def _declared(old: Declared, new: Declared) -> Iterator[Untried]:
     for change in diff.declared(old, new):
-        yield Untried(change=change, why="it says what should be installed, and installs nothing")
+        yield Untried(change=change, why="a declaration installs nothing")
 
 
 def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[Element]) -> Iterator[Untried]:
@@ -161,4 +161,4 @@ def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[E
         before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
         if merge.merged(pair.name, before, after, places) != after:
             change = Change(part="config", name=f"{pair.name} (text)", old=None, new=None, rating="cannot")
-            yield Untried(change=change, why="comments, order and layout are BAD's only where all of its keys are")
+            yield Untried(change=change, why="comments, order and layout come from BAD only with all of its keys")

@@ -1,7 +1,7 @@
-"""Environments of hybrids: GOOD's, made again, with some distributions as BAD had them.
+"""Environments of hybrids: GOOD's environment rebuilt, with some distributions as in BAD.
 
-Every hybrid of a bisection that tells distributions apart runs in such a one, GOOD itself too, so that nothing else
-of this machine's own environment comes between them.
+If a bisection tests distributions, every hybrid runs in a rebuilt environment, GOOD itself included. This machine's own
+environment then makes no difference.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -24,10 +24,10 @@ _M5WS = "m5ws"
 
 
 def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
-    """Yield the distributions that the two runs began with in another version, or from elsewhere.
+    """Yield the distributions whose version or origin differs between the two runs.
 
-    Those whose change cannot alter bits are left out, and m5ws, which is never rebuilt; all of them where an image is
-    pinned. Raises UsageError if a run recorded no environment.
+    Changes that cannot alter bits are left out, and so is m5ws, which is never rebuilt. If an image is pinned, nothing
+    is yielded. Raises UsageError if a run recorded no environment.
     """
     if any(snapshots.load(repo, run.snapshot).declared.image is not None for run in (good, bad)):
         return
@@ -35,8 +35,8 @@ def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
     sides = [
         usage.Side(observed=observed, usage=usage.of_run(repo, run.id)) for observed, run in ((old, good), (new, bad))
     ]
-    found = drift.drift(old, new) if sides[1].usage is None else usage.judged(drift.drift(old, new), *sides)
-    able = {change.name: change for change in found if change.rating != "cannot"}
+    changes = drift.drift(old, new) if sides[1].usage is None else usage.judged(drift.drift(old, new), *sides)
+    able = {change.name: change for change in changes if change.rating != "cannot"}
     for name in sorted((old.distributions.keys() | new.distributions.keys()) - {_M5WS}):
         change = able.get(f"distribution.{name}") or able.get(f"origin.{name}")
         if change is not None:
@@ -44,7 +44,7 @@ def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
 
 
 def recipe(repo: Repository, good: Run, bad: Run, taken: Collection[Change], snapshot: Digest) -> Recipe:
-    """Return how to make the environment of GOOD with the distributions `taken` from BAD, for a hybrid's snapshot.
+    """Return the recipe of GOOD's environment with the distributions `taken` from BAD, for a hybrid's snapshot.
 
     Raises NotRebuildable.
     """
@@ -54,8 +54,8 @@ def recipe(repo: Repository, good: Run, bad: Run, taken: Collection[Change], sna
 
 
 def follows(change: Change, taken: Collection[Change]) -> bool:
-    """Return whether an observed change is one of a distribution's, or a fact that such a one brings with it."""
-    names = {_distribution(one) for one in taken}
+    """Return True if an observed change is one of a distribution in `taken`, or one that it causes."""
+    names = {_distribution(distribution) for distribution in taken}
     kind, _, rest = change.name.partition(".")
     own = rest if kind in ("distribution", "origin") else change.name.removeprefix("loaded ")
     return own in names or kind in names
@@ -66,9 +66,9 @@ def _distribution(change: Change) -> str:
 
 
 def _mixed(old: Observed, new: Observed, names: Collection[str]) -> Observed:
-    def each(one: Mapping[str, T], other: Mapping[str, T]) -> dict[str, T]:
-        kept = {name: value for name, value in one.items() if name not in names}
-        return kept | {name: value for name, value in other.items() if name in names}
+    def each(good: Mapping[str, T], bad: Mapping[str, T]) -> dict[str, T]:
+        kept = {name: value for name, value in good.items() if name not in names}
+        return kept | {name: value for name, value in bad.items() if name in names}
 
     known = old.origins is not None and new.origins is not None
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
-"""Hybrids: run GOOD with some of its differences taken from run BAD, as a snapshot and a launch of their own.
+"""Hybrids: run GOOD with some differences taken from run BAD, as a snapshot and a launch.
 
-Whole parts are the trees that the store holds already; code and config of which some is from each are packed anew, as a
-snapshot of the same files would be. With no element it is GOOD, with all of them BAD, but for what cannot change bits.
+A tree of one run is used as stored. Mixed code or config is packed like a snapshot of the same files. Without elements
+a hybrid equals GOOD. With all of them it equals BAD, except for differences that cannot alter bits.
 """
 
 import os
@@ -31,7 +31,7 @@ from m5ws.snapshot.config.merge import Unmixable
 
 
 class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hybrid is trained from, and how it is launched."""
+    """The inputs and the launch of a hybrid."""
 
     snapshot: Snapshot
     spec: LaunchSpec
@@ -39,9 +39,9 @@ class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], chosen: Collection[Element]) -> Hybrid:
-    """Return `good` with `chosen` of all `elements` from `bad`; its trees are durable, its snapshot not published.
+    """Return `good` with `chosen` of all `elements` from `bad`. Its trees are durable, its snapshot unpublished.
 
-    Raises Unmixable where the two would have one path twice, or as a file and as a folder.
+    Raises Unmixable if the mixture would have one path twice, or as a file and as a folder.
     """
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     parts = {element.change.part for element in chosen}
@@ -55,7 +55,8 @@ def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], cho
         elif part == "launch":
             spec = msgspec.structs.replace(spec, **_launched(spec, bad.spec, name))
     data = {element.change.name for element in chosen if element.change.part == "data"}
-    datasets = (*(one for one in old.datasets if one.name not in data), *(o for o in new.datasets if o.name in data))
+    unchanged = (dataset for dataset in old.datasets if dataset.name not in data)
+    datasets = (*unchanged, *(dataset for dataset in new.datasets if dataset.name in data))
     snapshot = Snapshot(
         code=_code(repo, old.code, new.code, elements, chosen),
         config=_config(repo, old.config, new.config, elements, chosen),
@@ -66,31 +67,31 @@ def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], cho
     )
     _check_disjoint(repo, snapshot)
     if parent is not None and (snapshot != old or spec != good.spec or parent != good.parent):
-        # What was changed here is to show, as it would in a fork that was made so.
+        # A fork made with these changes would use them, so the hybrid does too.
         parent = msgspec.structs.replace(parent, settings="script")
     return Hybrid(snapshot=snapshot, spec=spec, parent=parent)
 
 
 def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) -> Digest:
-    """Publish a hybrid's snapshot, if it is new, and return its id. Raises Vanished if gc took some of it away."""
+    """Publish a hybrid's snapshot, if it is new, and return its id. Raises Vanished if gc deleted a part of it."""
     digest = repo.objects.put_record(hybrid.snapshot)
     if repo.store.names(f"snapshots/{digest}/"):
-        found = snapshots.load(repo, digest).trees.values()
-        if all(trees.is_found(repo.objects, repo.locations, tree) for tree in found):
+        known = snapshots.load(repo, digest).trees.values()
+        if all(trees.is_found(repo.objects, repo.locations, tree) for tree in known):
             return digest
     message = f"bisect: run {good.id} with {what or 'nothing'} from run {bad.id}"
     annotation = Annotation(created_s=time.time(), message=message, derived_from=good.snapshot)
-    # Published from here on: the trees are durable, and all that they name was before.
+    # Published from here on: the trees are durable, and so is everything that they name.
     return snapshots.publish(repo, hybrid.snapshot, annotation)
 
 
-def _launched(spec: LaunchSpec, other: LaunchSpec, name: str) -> dict[str, Any]:
-    """Return the field of a launch spec that is to be replaced, with its value from `other`."""
+def _launched(spec: LaunchSpec, bad: LaunchSpec, name: str) -> dict[str, Any]:
+    """Return the field of a launch spec to replace, with its value from `other`."""
     variable = name.removeprefix("environment.")
     if variable == name:
-        return {name: getattr(other, name)}
+        return {name: getattr(bad, name)}
     environment = {key: value for key, value in spec.environment.items() if key != variable}
-    return {"environment": environment | {k: v for k, v in other.environment.items() if k == variable}}
+    return {"environment": environment | {k: v for k, v in bad.environment.items() if k == variable}}
 
 
 def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], chosen: Collection[Element]) -> Code:
@@ -129,7 +130,7 @@ def _config(
 
 
 def _packed(repo: Repository, entries: Mapping[bytes, Entry | None], texts: Mapping[bytes, bytes]) -> Digest:
-    """Make a tree of entries durable, some with other content; it is packed from files, so that it packs alike."""
+    """Make a tree of entries durable, some with new content. It is packed from files, like a snapshot."""
     kept = [entry for _, entry in sorted(entries.items()) if entry is not None]
     _check(kept)
     with tempfile.TemporaryDirectory(prefix="m5ws-hybrid-") as folder:

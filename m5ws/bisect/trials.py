@@ -1,7 +1,7 @@
-"""Hybrids put to the test: whether a run with some of the differences is GOOD, up to the step that is asked about.
+"""Trials of hybrids: whether a run with some of the differences equals GOOD up to the decisive step.
 
-What was run before, by this bisection, an earlier one or `reproduce`, is found in the store and not run again, if its
-environment was one that gives the same bits as this one.
+A run of this bisection, of an earlier one or of `reproduce` is reused from the store, if its environment gives the same
+bits as this one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -31,13 +31,13 @@ from m5ws.snapshot.config.merge import Unmixable
 
 Names = tuple[str, ...]
 Rebuilt = Callable[[Recipe], supervise.Ports]
-"""Makes an environment, and returns the outside of a run in it. Raises M5Error for what cannot be installed."""
+"""Makes an environment, and returns the ports of a run in it. Raises M5Error if a package cannot be installed."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One set of differences that was tried: what was taken from BAD, and what came of it.
+    """One tested set of differences: those taken from BAD, and the answer.
 
-    `known`: `run` was there before. `first` is where it differs from GOOD, `reason` why it is unresolved.
+    `known`: `run` existed before. `first` is its divergence from GOOD, `reason` the cause of an unresolved answer.
     """
 
     taken: Names
@@ -49,7 +49,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Two runs, what of BAD's can be taken, and the first step at which they differ."""
+    """Two runs, the differences that can be taken from BAD, and the first divergence."""
 
     good: Run
     bad: Run
@@ -59,12 +59,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last(self) -> int:
-        """The step after which a hybrid has told what it can."""
+        """The step after which the answer of a hybrid is known."""
         return max(self.first.step, 1)
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told how it goes: of a run before it begins, of its events, and of each trial when it is over."""
+    """Callbacks for progress: before a run begins, for each of its events, and after each trial."""
 
     begin: Callable[[Names, str], None]
     told: Callable[[Trial], None]
@@ -73,15 +73,15 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsSpent(M5Error):
-    """As many hybrids were run as are allowed."""
+    """The limit of hybrid runs is reached."""
 
-    hint = "Ask again, with more --max-runs: what was run is not run again."
+    hint = "Repeat the command with a larger --max-runs. Finished runs are reused."
 
 
 class HybridRuns:
-    """Answers for sets of differences, each remembered; at most `limit` of them are found out by running one.
+    """Answers for sets of differences, each cached. At most `limit` of them take a new run.
 
-    With `rebuilt`, each runs in an environment that is made for it.
+    With `rebuilt`, each hybrid runs in an environment made for it.
     """
 
     def __init__(
@@ -108,15 +108,15 @@ class HybridRuns:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """All that was tried, in order."""
+        """All trials, in order."""
         return tuple(self._answers.values())
 
     def ask(self, chosen: frozenset[Element]) -> Answer:
-        """Return whether GOOD with `chosen` from BAD is the same as GOOD. Raises RunsSpent, reproduce.Interrupted."""
+        """Return the answer for GOOD with `chosen` from BAD. Raises RunsSpent, reproduce.Interrupted."""
         return self.trial(chosen).answer
 
     def trial(self, chosen: frozenset[Element]) -> Trial:
-        """As `ask`, with all that is known of it."""
+        """Return the trial of GOOD with `chosen` from BAD. Raises like `ask`."""
         if chosen not in self._answers:
             self._answers[chosen] = trial = self._tried(chosen)
             self._shown.told(trial)
@@ -132,13 +132,13 @@ class HybridRuns:
         if (known := self._known(ports, plan, taken)) is not None:
             return known
         if self.runs >= self._limit:
-            raise RunsSpent(f"{self.runs} hybrids were run, which is all that --max-runs allows")
+            raise RunsSpent(f"the limit of --max-runs is reached: {self.runs} hybrids were run")
         self.runs += 1
         self._shown.begin(taken, plan.run.id)
         return self._run(ports, plan, taken)
 
     def _plan(self, chosen: Collection[Element], what: str) -> tuple[supervise.Ports, run.Plan]:
-        """Publish a hybrid's snapshot, and return where it runs and its first attempt, ready to be executed."""
+        """Publish a hybrid's snapshot. Return the ports of its run, and the plan of its first attempt."""
         repo, question = self._ports.repo, self._question
 
         def attempt() -> tuple[hybrids.Hybrid, str]:
@@ -159,7 +159,7 @@ class HybridRuns:
         return ports, run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
 
     def _outside(self, chosen: Collection[Element], snapshot: Digest) -> supervise.Ports:
-        """Return the outside of a hybrid, in an environment of its own if they have one. Raises Unmixable."""
+        """Return the ports of a hybrid, with a rebuilt environment if the bisection has them. Raises Unmixable."""
         if self._rebuilt is None:
             return self._ports
         taken = [element.change for element in chosen if element.change.part == "environment"]
@@ -169,7 +169,7 @@ class HybridRuns:
             if recipe not in self._made:
                 self._made[recipe] = self._rebuilt(recipe)
         except M5Error as error:
-            raise Unmixable(f"no such environment: {error}") from error
+            raise Unmixable(f"its environment cannot be made: {error}") from error
         return self._made[recipe]
 
     def _run(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial:
@@ -184,38 +184,38 @@ class HybridRuns:
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.Interrupted(
-                f"hybrid {plan.run.id} was stopped before it told anything",
-                hint="Ask again: what was run to its end is not run again.",
+                f"hybrid {plan.run.id} was stopped before its answer was known",
+                hint="Repeat the command. Finished runs are reused.",
             )
         return trial
 
     def _known(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial | None:
-        """Return the trial of a run that was there before, if one is as good as a new one."""
+        """Return the trial of an earlier run, if one is as good as a new one."""
         repo = self._ports.repo
-        for other in runs.readable(repo):
-            if not _as(other, plan.run):
+        for earlier in runs.readable(repo):
+            if not _as(earlier, plan.run):
                 continue
-            done = history.load(repo, other.id)
+            done = history.load(repo, earlier.id)
             if done.outcome is None or done.attempts != 1:
                 continue
-            if drift.worst(_drift(ports, other, plan)) in ("can", "does"):
+            if drift.worst(_drift(ports, earlier, plan)) in ("can", "does"):
                 continue
             comparison = compare.whole(self._side(self._original), self._side(done))
-            trial = self._judged(comparison, other, taken, done.outcome, "it ended so when it was run before")
+            trial = self._judged(comparison, earlier, taken, done.outcome, "an earlier run ended like this")
             if trial.answer != "unresolved" or done.outcome == "failed":
                 return msgspec.structs.replace(trial, known=True)
         return None
 
-    def drift_since(self, other: Run) -> tuple[Change, ...]:
-        """Return how GOOD's environment here differs from the one that a run began in."""
+    def drift_since(self, earlier: Run) -> tuple[Change, ...]:
+        """Return the drift of GOOD's environment here from the one that a run began in."""
         try:
             ports, plan = self._plan((), "nothing")
         except (Unmixable, UsageError):
             return ()
-        return _drift(ports, other, plan)
+        return _drift(ports, earlier, plan)
 
     def _side(self, done: History) -> History:
-        """Return what is compared of a run: of a session, up to the step that is asked about."""
+        """Return the compared part of a run: with a session, everything up to the decisive step."""
         return done.within(-1, self._question.last) if self._question.session else done
 
     def _judged(
@@ -232,48 +232,48 @@ class HybridRuns:
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
 
 
-def _drift(ports: supervise.Ports, other: Run, plan: run.Plan) -> tuple[Change, ...]:
-    return reproduce.environment_drift(ports, reproduce.Request(original=other.id), plan)
+def _drift(ports: supervise.Ports, earlier: Run, plan: run.Plan) -> tuple[Change, ...]:
+    return reproduce.environment_drift(ports, reproduce.Request(original=earlier.id), plan)
 
 
 def missing(comparison: Comparison) -> Divergence | None:
-    """Return the first step that the original did and a run that has ended did not, as the divergence that it is."""
-    found = [
+    """Return the first step of the original that an ended run lacks, as a divergence."""
+    lacking = [
         (min(absent), rank)
         for rank, steps in comparison.original.steps.items()
         if (absent := set(steps) - set(comparison.replay.steps.get(rank, {})))
     ]
-    if not found:
+    if not lacking:
         return None
-    step, rank = min(found)
+    step, rank = min(lacking)
     return Divergence(step=step, rank=rank, quantity="step", original="done", replayed=None)
 
 
 def _unresolved(question: Question, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
-    """Return why an ended hybrid that does not differ is not the same either: what differs in BAD was not compared."""
-    asked, replay = question.first, comparison.replay
+    """Return the reason why an ended hybrid without a divergence is not the same either; None if it is the same."""
+    first, replay = question.first, comparison.replay
     if outcome != "finished" and (not question.session or missing(comparison) is not None):
         return f"{outcome}: {message or 'it gave no reason'}"
-    if asked.quantity.startswith(("tensor ", "generator ")) and asked.step not in replay.states.get(asked.rank, {}):
-        return f"recorded no state after step {asked.step}"
-    if asked.quantity == "checkpoint" and asked.step not in replay.contents:
-        return f"saved no checkpoint after step {asked.step}"
+    if first.quantity.startswith(("tensor ", "generator ")) and first.step not in replay.states.get(first.rank, {}):
+        return f"recorded no state after step {first.step}"
+    if first.quantity == "checkpoint" and first.step not in replay.contents:
+        return f"saved no checkpoint after step {first.step}"
     return None
 
 
-def _as(other: Run, wanted: Run) -> bool:
-    """Return whether a run that is there does what is wanted: from the same inputs, from its begin, and as far."""
-    if (other.reproduces, other.snapshot, other.spec, other.parent) != (
+def _as(earlier: Run, wanted: Run) -> bool:
+    """Return True if an existing run does the wanted steps from the same inputs and the same begin."""
+    if (earlier.reproduces, earlier.snapshot, earlier.spec, earlier.parent) != (
         wanted.reproduces,
         wanted.snapshot,
         wanted.spec,
         wanted.parent,
     ):
         return False
-    one, asked = other.segment, wanted.segment
-    return one is None or (asked is not None and one.digest is None and one.last >= asked.last)
+    existing, needed = earlier.segment, wanted.segment
+    return existing is None or (needed is not None and existing.digest is None and existing.last >= needed.last)
 
 
 def names(elements: Sequence[Element]) -> Names:
-    """Return what elements are called."""
+    """Return the names of elements."""
     return tuple(element.name for element in elements)

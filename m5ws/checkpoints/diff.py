@@ -1,7 +1,7 @@
-"""What differs between two checkpoints: tensors by name, element by element, and what is no tensor, value by value.
+"""Differences between two checkpoints: tensors by name, element by element, and other state value by value.
 
-Digests first: what is stored as the same parts is equal without being read. The rest is read in windows, so that
-memory is bounded whatever the size. Bits are compared, never values: -0.0 is not +0.0, and a NaN is the NaN that it is.
+Digests come first: parts with equal digests are not read. Other parts are read in windows, so memory is bounded. Bits
+are compared, never values: -0.0 differs from +0.0, and NaNs with different bits differ.
 """
 
 import itertools
@@ -29,9 +29,9 @@ Kind = Literal["only in a", "only in b", "type", "shape", "bits"]
 
 
 class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that is not the same in both; `a` and `b` are its type and shape. `elements` is None if it is not read.
+    """A tensor that differs. `a` and `b` are its type and shape. `elements` is None if the tensor was not read.
 
-    `first_index` is where in the tensor the first element lies that differs.
+    `first_index` is the index in the tensor of the first element that differs.
     """
 
     name: str
@@ -43,7 +43,7 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is not the same in both; None where one has none, else its digest."""
+    """A file that differs, with its digests; None on a side without the file."""
 
     name: str
     a: str | None
@@ -51,7 +51,10 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs; `notes` say what was compared how, and what was not. `by` is what tensors are named by."""
+    """Differences between two checkpoints; `notes` describe the limits of the comparison.
+
+    `by` is the key that matches tensors of both sides.
+    """
 
     a: Named
     b: Named
@@ -72,11 +75,11 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     repo: Repository, a: Named, b: Named, bits: CompareBits | None, progress: Progress | None = None
 ) -> CheckpointDiff:
-    """Compare two checkpoints; without `bits`, name what differs and read no tensor.
+    """Compare two checkpoints. Without `bits`, name the tensors that differ and read none.
 
     Raises NotFound, CorruptObject, UnknownSchema.
     """
-    contents = [_content(repo, one) for one in (a, b)]
+    contents = [_content(repo, checkpoint) for checkpoint in (a, b)]
     old, new = contents
     by: Literal["name", "path"] = "path" if "deepspeed/1" in (old.format, new.format) else "name"
     if repo.objects.get_record(a.digest, Checkpoint).content == repo.objects.get_record(b.digest, Checkpoint).content:
@@ -108,38 +111,38 @@ def _layouts(content: Content) -> dict[str, Layout]:
 
 
 def _comparable(a: Content, b: Content) -> tuple[Content, Content]:
-    """Return both with the state of ranks only where there are as many: a rank of another number is another thing."""
+    """Return both contents. The state of ranks is left out if the numbers of ranks differ."""
     if a.world == b.world and a.format == b.format:
         return a, b
-    one, other = (
+    left, right = (
         msgspec.structs.replace(content, ranks=(), blobs={} if content.format == "deepspeed/1" else content.blobs)
         for content in (a, b)
     )
-    return one, other
+    return left, right
 
 
 def _notes(a: Content, b: Content, read: bool) -> Iterator[str]:
     if a.format != b.format:
-        yield f"one is of format {a.format}, the other of {b.format}: their tensors have different names"
+        yield f"the formats are {a.format} and {b.format}: tensors have different names"
     if a.world != b.world:
-        yield f"one was made by {a.world} ranks, the other by {b.world}: the state of single ranks is not compared"
+        yield f"the numbers of ranks are {a.world} and {b.world}: the state of single ranks is not compared"
     if a.format == b.format == "deepspeed/1":
         yield "DeepSpeed's tensors are compared by file and path; its flat buffers are not the model's parameters"
     if not read:
-        yield "how much tensors differ was not asked"
+        yield "the elements of tensors were not compared"
 
 
 def _files(repo: Repository, a: Content, b: Content) -> Iterator[FileChange]:
-    trees = [load_tree(repo.objects, one.tree).entries if one.tree is not None else () for one in (a, b)]
+    trees = [load_tree(repo.objects, side.tree).entries if side.tree is not None else () for side in (a, b)]
     old, new = ({entry.name: entry for entry in entries} for entries in trees)
     for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name), new.get(name)
-        if one is None or other is None or (one.digest, one.mode) != (other.digest, other.mode):
-            yield FileChange(name=name, a=one.digest if one else None, b=other.digest if other else None)
+        before, after = old.get(name), new.get(name)
+        if before is None or after is None or (before.digest, before.mode) != (after.digest, after.mode):
+            yield FileChange(name=name, a=before.digest if before else None, b=after.digest if after else None)
 
 
 class _Work:
-    """One comparison: parts are read once, and counted."""
+    """One comparison. Each part is read once and counted."""
 
     def __init__(self, repo: Repository, bits: CompareBits | None, progress: Progress | None) -> None:
         self._parts = Parts(repo.objects)
@@ -148,7 +151,7 @@ class _Work:
         self.equal = self.unread = self.read = 0
 
     def tensors(self, a: Mapping[str, Layout], b: Mapping[str, Layout]) -> Iterator[TensorChange]:
-        """Yield what is not the same in both, in order of names."""
+        """Yield the tensors that differ, in order of names."""
         names = sorted(a.keys() | b.keys())
         for number, name in enumerate(names):
             change = self._tensor(name, a.get(name), b.get(name))
@@ -161,18 +164,24 @@ class _Work:
 
     def _tensor(self, name: str, a: Layout | None, b: Layout | None) -> TensorChange | None:
         if a is None or b is None:
-            return TensorChange(name=name, kind="only in b" if a is None else "only in a", a=_said(a), b=_said(b))
+            return TensorChange(
+                name=name, kind="only in b" if a is None else "only in a", a=_described(a), b=_described(b)
+            )
         if a.dtype != b.dtype or a.shape != b.shape:
-            return TensorChange(name=name, kind="type" if a.dtype != b.dtype else "shape", a=_said(a), b=_said(b))
-        one, other = Reader(self._parts, a), Reader(self._parts, b)
-        ranges = list(self._unequal(one, other))
+            return TensorChange(
+                name=name, kind="type" if a.dtype != b.dtype else "shape", a=_described(a), b=_described(b)
+            )
+        left, right = Reader(self._parts, a), Reader(self._parts, b)
+        ranges = list(self._unequal(left, right))
         if not ranges:
             return None
-        found = self._elements(one, other, ranges) if self._bits is not None else None
-        if found is not None and not found.differing:
+        elements = self._elements(left, right, ranges) if self._bits is not None else None
+        if elements is not None and not elements.differing:
             return None
-        first = _index(found.first, a.shape) if found is not None and found.first is not None else None
-        return TensorChange(name=name, kind="bits", a=_said(a), b=_said(b), elements=found, first_index=first)
+        first = _index(elements.first, a.shape) if elements is not None and elements.first is not None else None
+        return TensorChange(
+            name=name, kind="bits", a=_described(a), b=_described(b), elements=elements, first_index=first
+        )
 
     def _unequal(self, a: Reader, b: Reader) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes that are not known to be equal."""
@@ -185,18 +194,18 @@ class _Work:
                 yield start, end
 
     def _elements(self, a: Reader, b: Reader, ranges: Sequence[tuple[int, int]]) -> Elements:
-        """Return how two tensors differ, with what is known to be equal counted as compared."""
+        """Return the differences between two tensors. Elements in parts with equal digests count as compared."""
         jobs: list[Job[Elements]] = [
-            # Of each side a window, and the parts that it is made of.
+            # Memory: on each side a window, and the parts that it consists of.
             (4 * (end - start), lambda start=start, end=end: self._range(a, b, start, end))  # type: ignore[misc]
             for start, end in ranges
         ]
         known = a.layout.elements - sum(end - start for start, end in ranges) // a.layout.item_bytes
-        found = Elements(compared=known)
+        elements = Elements(compared=known)
         for part in fly(jobs, _THREADS, _BUDGET_BYTES):
-            found += part
+            elements += part
         self.read += sum(end - start for start, end in ranges)
-        return found
+        return elements
 
     def _range(self, a: Reader, b: Reader, start: int, end: int) -> Elements:
         old, new = a.read(start, end), b.read(start, end)
@@ -206,8 +215,8 @@ class _Work:
         return self._bits(old, new, a.layout.dtype, start // item)
 
 
-def _said(found: Layout | None) -> str | None:
-    return None if found is None else f"{found.dtype} {list(found.shape)}"
+def _described(tensor: Layout | None) -> str | None:
+    return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,4 +9,4 @@ class CompareBits(Protocol):
     """Compares elements by their bits (training/tools/compare_bits.py)."""
 
     def __call__(self, a: bytearray, b: bytearray, dtype: str, first: int) -> Elements:
-        """Compare two buffers of equal length; `dtype` is torch's name, `first` the index of their first element."""
+        """Compare two buffers of equal length. `dtype` is torch's name, `first` the index of their first element."""

@@ -1,7 +1,7 @@
-"""The checkpoints of a run, and all that is known of one. Reads only.
+"""The checkpoints of a run, and the details of one. Reads only.
 
-What a checkpoint adds to the store is counted against the checkpoints before it in its run: bytes in objects that none
-of them names. A damaged record does not hide the others.
+The added bytes of a checkpoint are those of objects that no earlier checkpoint of its run uses. A damaged record does
+not hide the other checkpoints.
 """
 
 from collections.abc import Iterable
@@ -34,8 +34,8 @@ _IN_FLIGHT_BYTES = 64 * 2**20
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint in a list.
 
-    `size_bytes` is all of it, `new_bytes` what no earlier checkpoint of the run had. `counts` is False for one that an
-    attempt published after a newer one had begun. `when_s` is seconds since the epoch.
+    `size_bytes` is its whole size, `new_bytes` the part that no earlier checkpoint of the run had. `counts` is False if
+    an attempt published it after a newer attempt had begun. `when_s` is seconds since the epoch.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored tensor: whole, whatever the number of its shards."""
+    """A stored tensor as a whole, whatever the number of its shards."""
 
     name: str
     dtype: str
@@ -71,7 +71,7 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a checkpoint. `ledger` maps each rank to its chain's head at that step."""
+    """The details of a checkpoint. `ledger` maps each rank to its chain's head at that step."""
 
     name: str
     run: str
@@ -93,9 +93,9 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointRow]:
-    """Return every checkpoint that was published, in order of steps, also those that do not count.
+    """Return every published checkpoint in order of steps, also those that do not count.
 
-    Output files, which older builds published as checkpoints, are none.
+    Output files, which older versions published as checkpoints, are left out.
     """
     names = checkpoints.names(repo, run)
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
@@ -104,7 +104,7 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
     jobs: list[Job[_Read]] = [(_RECORD_BYTES, partial(_read, repo, run, name, recorded)) for name in names]
     rows: list[CheckpointRow] = []
     seen: set[bytes] = set()
-    for number, (name, found) in enumerate(zip(names, fly(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
+    for number, (name, records) in enumerate(zip(names, fly(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
         row = CheckpointRow(
             name=name,
             step=checkpoints.step_of(name),
@@ -113,15 +113,15 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
             kept=name in kept,
             counts=name in valid,
         )
-        if isinstance(found, str) or found[2].format != "files/1":
-            rows.append(_filled(row, found, seen))
+        if isinstance(records, str) or records[2].format != "files/1":
+            rows.append(_filled(row, records, seen))
         if progress:
             progress("reading checkpoints", number + 1, len(names))
     return rows
 
 
 def view(repo: Repository, which: Named) -> CheckpointView:
-    """Return all that is known of a checkpoint. Raises NotFound, CorruptObject."""
+    """Return the details of a checkpoint. Raises NotFound, CorruptObject."""
     record = repo.objects.get_record(which.digest, Checkpoint)
     content = repo.objects.get_record(record.content, Content)
     opaque = content.blobs if content.format == "dcp/1" else {}
@@ -162,17 +162,17 @@ def _recorded(repo: Repository, run: str) -> dict[str, CheckpointPublished]:
 
 
 def _moments(repo: Repository, run: str, recorded: Recorded) -> dict[str, float]:
-    """Return when each checkpoint was published: as the ledger says, or else by the store's clock."""
+    """Return the time of each checkpoint's publication, from the ledger, or else from the store's clock."""
     stored = repo.store.list(checkpoints.key(run, ""))
-    found = {stat.key.rpartition("/")[2]: stat.modified_s for stat in stored}
-    return found | {name: event.time_s for name, event in recorded.items() if name in found}
+    times = {stat.key.rpartition("/")[2]: stat.modified_s for stat in stored}
+    return times | {name: event.time_s for name, event in recorded.items() if name in times}
 
 
 _Read = tuple[Digest, Checkpoint, Content, tuple[Slice, ...]] | str
 
 
 def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
-    """Return a checkpoint's records and slices, or what is wrong with them."""
+    """Return a checkpoint's records and slices, or the message of their fault."""
     try:
         digest, record = checkpoints.find(repo, run, name, recorded)
         content = repo.objects.get_record(record.content, Content)
@@ -181,11 +181,11 @@ def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
         return str(error)
 
 
-def _filled(row: CheckpointRow, found: _Read, seen: set[bytes]) -> CheckpointRow:
-    """Return a row with what its records say; `seen` gets the objects that they name."""
-    if isinstance(found, str):
-        return msgspec.structs.replace(row, problem=found)
-    digest, record, content, slices = found
+def _filled(row: CheckpointRow, records: _Read, seen: set[bytes]) -> CheckpointRow:
+    """Return a row with the fields of its records. Adds the objects that they use to `seen`."""
+    if isinstance(records, str):
+        return msgspec.structs.replace(row, problem=records)
+    digest, record, content, slices = records
     unique = {(part.object, part.offset): part.size_bytes for part in slices}
     new = sum(size for (name, _), size in unique.items() if bytes.fromhex(name) not in seen)
     seen.update(bytes.fromhex(name) for name, _ in unique)
@@ -201,13 +201,13 @@ def _filled(row: CheckpointRow, found: _Read, seen: set[bytes]) -> CheckpointRow
 
 
 def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
-    """Yield every part of a content, and of the tree of files it may have."""
-    for found in named(repo.objects, digest, content):
-        if isinstance(found, Slice):
-            yield found
+    """Yield every part of a content, and of its tree of files, if it has one."""
+    for reference in named(repo.objects, digest, content):
+        if isinstance(reference, Slice):
+            yield reference
         else:
-            record = repo.objects.get_record(*found)
-            yield from (part for part in named(repo.objects, found[0], record) if isinstance(part, Slice))
+            record = repo.objects.get_record(*reference)
+            yield from (part for part in named(repo.objects, reference[0], record) if isinstance(part, Slice))
 
 
 def _tensors(content: Content) -> Iterable[TensorRow]:

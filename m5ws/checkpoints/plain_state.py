@@ -1,7 +1,7 @@
-"""The state of a checkpoint that is no tensor, as people read and compare it: leaves, by where they are.
+"""The state of a checkpoint other than tensors, as leaves with a place and a path, for people and comparisons.
 
-Plain data is what `training.plain` writes: its tags are understood here without torch. What is long, as the state of a
-generator is, is shown as a digest; what is compared are bytes, never values.
+Plain data is in the format of `training.plain`, whose tags are read here without torch. A long value, such as the state
+of a generator, is shown as a digest. Bytes are compared, never values.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ _LONG = 8
 _LONG_TEXT = 120
 _NOTHING = "{}"
 _DERIVED = "fingerprints"
-"""What follows from the tensors, which are compared themselves."""
+"""Left out, since it is computed from the tensors, which are compared themselves."""
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True):
-    """One value: `where` it is ("all ranks", "rank 0", a file), its path there, and what it is, for people."""
+    """One value: its place `where` ("all ranks", "rank 0", a file), its path there, and its text for people."""
 
     where: str
     path: str
@@ -35,7 +35,7 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that is not the same in two checkpoints; None where one has none."""
+    """A value that differs between two checkpoints; None on a side without the value."""
 
     where: str
     path: str
@@ -44,22 +44,22 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def leaves(objects: Objects, content: Content) -> Iterator[Leaf]:
-    """Yield all plain state of a checkpoint, what the framework keeps of each place last.
+    """Yield all plain state of a checkpoint. The framework's state of each place comes last.
 
     Raises NotFound, CorruptObject.
     """
     for where, part in places(content).items():
-        found = _values(objects, part)
-        for path in sorted(found, key=lambda path: path.startswith("backend.")):
-            if found[path].text != _NOTHING:
-                yield Leaf(where=where, path=path, value=found[path].text)
+        values = _values(objects, part)
+        for path in sorted(values, key=lambda path: path.startswith("backend.")):
+            if values[path].text != _NOTHING:
+                yield Leaf(where=where, path=path, value=values[path].text)
 
 
 def places(content: Content) -> dict[str, Slice]:
-    """Return the parts that hold plain state, by what they are called."""
-    found = {"all ranks": content.common} if content.common is not None else {}
-    found |= {f"rank {number}": part for number, part in enumerate(content.ranks)}
-    return found | (dict(content.blobs) if content.format == "deepspeed/1" else {})
+    """Return the parts with plain state, by their display names."""
+    parts = {"all ranks": content.common} if content.common is not None else {}
+    parts |= {f"rank {number}": part for number, part in enumerate(content.ranks)}
+    return parts | (dict(content.blobs) if content.format == "deepspeed/1" else {})
 
 
 def read(objects: Objects, part: Slice) -> dict[str, Any]:
@@ -71,45 +71,45 @@ def read(objects: Objects, part: Slice) -> dict[str, Any]:
 
 
 def changes(objects: Objects, a: Content, b: Content) -> Iterator[StateChange]:
-    """Yield what differs; parts with equal digests are not read. Raises NotFound, CorruptObject."""
+    """Yield the values that differ. Parts with equal digests are not read. Raises NotFound, CorruptObject."""
     ours, theirs = places(a), places(b)
     for where in ours.keys() & theirs.keys():
         if ours[where].digest == theirs[where].digest:
             del ours[where], theirs[where]
     for where in sorted(ours.keys() | theirs.keys()):
         if where not in ours or where not in theirs:
-            yield StateChange(where=where, path="", a=_there(where, ours), b=_there(where, theirs))
+            yield StateChange(where=where, path="", a=_size(where, ours), b=_size(where, theirs))
             continue
         old, new = _values(objects, ours[where]), _values(objects, theirs[where])
         for path in [*old, *(path for path in new if path not in old)]:
-            one, other = old.get(path), new.get(path)
-            if one is None or other is None or one.data != other.data:
-                texts = (value.text if value is not None else None for value in (one, other))
+            before, after = old.get(path), new.get(path)
+            if before is None or after is None or before.data != after.data:
+                texts = (value.text if value is not None else None for value in (before, after))
                 yield StateChange(where=where, path=path, **dict(zip(("a", "b"), texts, strict=True)))
 
 
-def _there(where: str, found: Mapping[str, Slice]) -> str | None:
-    return f"{found[where].size_bytes} bytes" if where in found else None
+def _size(where: str, parts: Mapping[str, Slice]) -> str | None:
+    return f"{parts[where].size_bytes} bytes" if where in parts else None
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """A leaf's bytes, and what people see of it."""
+    """A leaf's bytes, and its text for people."""
 
     data: bytes
     text: str
 
 
 def _values(objects: Objects, part: Slice) -> dict[str, _Value]:
-    """Return a part's leaves by path. Raises CorruptObject where its tags contradict each other, NotFound."""
+    """Return a part's leaves by path. Raises CorruptObject if its tags contradict each other, NotFound."""
     whole = read(objects, part)
     try:
         return {path: _Value(codec.encode_plain(value), _text(value)) for path, value in _flat(whole)}
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise CorruptObject(f"a checkpoint's plain state is not as m5ws writes it: {error!r}") from error
+        raise CorruptObject(f"a checkpoint's plain state has an invalid structure: {error!r}") from error
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield leaves by their path; a generator is one leaf, and so is any list of many numbers."""
+    """Yield leaves by path. A generator is one leaf, and so is any list of many numbers."""
     if isinstance(value, dict) and _KIND in value:
         yield from _framework(value, path)
     elif path.startswith("generators.") or not isinstance(value, dict | list) or not value or _is_long(value):
@@ -121,7 +121,7 @@ def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _framework(value: dict[str, Any], path: str) -> Iterator[tuple[str, object]]:
-    """Yield the leaves of one of DeepSpeed's objects (training/backends/deepspeed/state.py), but for tensors."""
+    """Yield the leaves of one of DeepSpeed's objects (training/backends/deepspeed/state.py), without tensors."""
     kind = value[_KIND]
     if kind == "module":
         yield from _flat(value["items"], path)
@@ -146,7 +146,7 @@ def _items(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, object]]:
 
 
 def _is_long(value: dict[str, Any] | list[Any]) -> bool:
-    """Return whether this is one leaf: a tensor, an array, or a list of many plain values."""
+    """Return True if a value is one leaf: a tensor, an array, or a list of many plain values."""
     if isinstance(value, list):
         return len(value) > _LONG and not any(isinstance(item, dict | list) for item in value)
     if _TAG not in value:
@@ -156,7 +156,7 @@ def _is_long(value: dict[str, Any] | list[Any]) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return a leaf for people; what is long, by a digest of its bytes."""
+    """Return a leaf's text for people. A long value is shown by a digest of its bytes."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes, {_digest(value)}"
     if isinstance(value, list):
@@ -183,5 +183,5 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _digest(value: object) -> str:
-    """Return 16 hex digits: of a generator, the ones that the ledger has."""
+    """Return a digest of 16 hex digits. For a generator, it equals the ledger's."""
     return hashlib.blake2b(codec.encode_plain(value), digest_size=8).hexdigest()

@@ -1,8 +1,8 @@
-"""What people call a checkpoint: the one place that says it.
+"""Names of checkpoints on the command line, all resolved here.
 
-    RUN              the newest checkpoint of a run that counts
-    RUN@STEP         the one after that step; of several attempts', the newest that counts
-    RUN@STEP-ATTEMPT its whole name, with or without its zeros
+    RUN              the newest valid checkpoint of a run
+    RUN@STEP         the checkpoint after that step; the newest valid one, if several attempts made one
+    RUN@STEP-ATTEMPT its whole name, with or without zeros
     DIGEST           the digest of its record, in full
 
 RUN is a unique prefix of a run's id.
@@ -34,9 +34,9 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool = False) -> Named:
-    """Return the checkpoint that `text` stands for; one that a newer attempt does not count only if asked.
+    """Return the checkpoint with the name `text`. With `counting`, a checkpoint that a newer attempt fenced is refused.
 
-    With `state`, RUN alone is the newest that a training can go on from, and not files that a script wrote. Raises
+    With `state`, RUN alone means the newest checkpoint that a training can resume from, without output files. Raises
     NotFound, AmbiguousId, UsageError, CorruptObject.
     """
     wanted = text.strip().lower()
@@ -45,29 +45,29 @@ def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool =
     prefix, at, label = wanted.partition("@")
     if at and not re.fullmatch(r"\d+(-\d+)?", label):
         raise UsageError(
-            f"{text!r} does not name a checkpoint",
-            hint="Write RUN, RUN@STEP or RUN@STEP-ATTEMPT, as in 7c1d@20000 or 7c1d@20000-2.",
+            f"{text!r} is not the name of a checkpoint",
+            hint="Write RUN, RUN@STEP or RUN@STEP-ATTEMPT, for example 7c1d@20000 or 7c1d@20000-2.",
         )
     _, run = ids.resolve(repo, prefix, ("run",))
     valid = checkpoints.valid(repo, run)
     known = valid if counting or "-" not in label else checkpoints.names(repo, run)
-    found = [name for name in known if not label or _is(name, label)]
+    names = [name for name in known if not label or _is(name, label)]
     if state and not label:
-        found = next(([name] for name in reversed(found) if holds_state(repo, run, name)), found)
-    if not found:
+        names = next(([name] for name in reversed(names) if holds_state(repo, run, name)), names)
+    if not names:
         raise _absent(repo, run, label, valid)
-    return Named(run=run, name=found[-1], digest=checkpoints.digest(repo, run, found[-1]))
+    return Named(run=run, name=names[-1], digest=checkpoints.digest(repo, run, names[-1]))
 
 
 def holds_state(repo: Repository, run: str, name: str) -> bool:
-    """Return whether a training can go on from a checkpoint: it holds more than files that a script wrote."""
+    """Return True if a training can resume from a checkpoint: it has more than files of the script."""
     _, record = checkpoints.read(repo, run, name)
     content = repo.objects.get_record(record.content, Content)
     return content.format != "files/1"
 
 
 def known(repo: Repository, run: str) -> list[str]:
-    """Return how each checkpoint of a run that counts is called, in order of steps, as briefly as can be."""
+    """Return the shortest names of a run's valid checkpoints, in order of steps."""
     return [str(step) for step in dict.fromkeys(map(checkpoints.step_of, checkpoints.valid(repo, run)))]
 
 
@@ -80,7 +80,10 @@ def _by_digest(repo: Repository, digest: Digest, counting: bool) -> Named:
     record = repo.objects.get_record(digest, Checkpoint)
     name = checkpoints.name(record.step, record.attempt)
     if checkpoints.digest(repo, record.run, name) != digest:
-        raise NotFound(f"the record {digest} is not that of checkpoint {name} of run {record.run}")
+        raise NotFound(
+            f"checkpoint {name} of run {record.run} does not have the record {digest}",
+            hint=f"`m5ws checkpoint ls {record.run}` lists its checkpoints.",
+        )
     if counting and name not in checkpoints.valid(repo, record.run):
         raise _fenced(record.run, name)
     return Named(run=record.run, name=name, digest=digest)
@@ -88,8 +91,8 @@ def _by_digest(repo: Repository, digest: Digest, counting: bool) -> Named:
 
 def _fenced(run: str, name: str) -> UsageError:
     return UsageError(
-        f"checkpoint {name} of run {run} does not count: a newer attempt had begun when it was published",
-        hint=f"`m5ws checkpoint ls {run}` lists those that do.",
+        f"checkpoint {name} of run {run} is invalid: it was published after a newer attempt had begun",
+        hint=f"`m5ws checkpoint ls {run}` lists the valid ones.",
     )
 
 
@@ -98,10 +101,10 @@ def _absent(repo: Repository, run: str, label: str, valid: list[str]) -> NotFoun
     if fenced:
         return _fenced(run, fenced[-1])
     if not valid:
-        return NotFound(f"run {run} has no checkpoint", hint=f"`m5ws show {run}` says how far it came.")
+        return NotFound(f"run {run} has no checkpoint", hint=f"`m5ws show {run}` shows its last step.")
     steps = known(repo, run)
     listed = ", ".join(steps[-_SHOWN:])
     return NotFound(
         f"run {run} has no checkpoint {label}; it has {'… ' if len(steps) > _SHOWN else ''}{listed}",
-        hint=f"`m5ws checkpoint ls {run}` lists them all.",
+        hint=f"`m5ws checkpoint ls {run}` lists all.",
     )

@@ -69,9 +69,9 @@ def command(
 
     envelope, body = attestation.opened(file.read_bytes(), str(file))
     signed = claims.signatures(envelope, body, workspace.signatures(), allowed)
-    findings = claims.unsigned(signed, asked=allowed is not None)
+    findings = claims.unsigned(signed, required=allowed is not None)
     statement = attestation.statement(body, str(file))
-    findings += claims.said(statement)
+    findings += claims.contradictions(statement)
     checked = _against_store(context, statement, read_data=read_data) if with_store else None
     findings += checked.findings if checked is not None else ()
     told = statement.predicate

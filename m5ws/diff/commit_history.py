@@ -1,6 +1,6 @@
-"""Commits between the code of two runs or snapshots, in lines for people.
+"""Commits between the code of two runs or snapshots, as lines for people.
 
-The history is read beside the store: a workspace without it, or a shallow clone, gets the reason instead.
+The history is read from the workspace. Without it, or in a shallow clone, the lines contain the reason instead.
 """
 
 import datetime as dt
@@ -20,7 +20,7 @@ _SHORT = 10
 
 
 def facts(repo: Repository, history: CommitHistory, snapshot: Digest) -> CommitFacts | None:
-    """Return the facts of a snapshot's commit; None if it has none or cannot be read."""
+    """Return the facts of a snapshot's commit; None if it has none or is unreadable."""
     try:
         commit = snapshots.load(repo, snapshot).code.commit
     except M5Error:
@@ -29,40 +29,43 @@ def facts(repo: Repository, history: CommitHistory, snapshot: Digest) -> CommitF
 
 
 def between(repo: Repository, history: CommitHistory | None, old: Digest, new: Digest) -> tuple[str, ...]:
-    """Return the commits between two snapshots in lines; none if both have the same, or one has none."""
+    """Return the commits between two snapshots as lines; none if both have the same, or one has none."""
     if history is None:
         return ()
-    one, two = snapshots.load(repo, old).code.commit, snapshots.load(repo, new).code.commit
-    return lines(history.between(one, two)) if one and two and one != two else ()
+    before, after = snapshots.load(repo, old).code.commit, snapshots.load(repo, new).code.commit
+    return lines(history.between(before, after)) if before and after and before != after else ()
 
 
 def detailed(changes: Sequence[Change], history: CommitHistory | None) -> tuple[Change, ...]:
-    """Return the changes, that of the commit with the commits between both sides in its detail."""
+    """Return the changes, with the commits between both sides in the detail of the commit's change."""
     if history is None:
         return tuple(changes)
-    return tuple(_detailed(one, history) if (one.part, one.name) == ("code", "commit") else one for one in changes)
+    is_commit = ("code", "commit")
+    return tuple(
+        _detailed(change, history) if (change.part, change.name) == is_commit else change for change in changes
+    )
 
 
 def _detailed(change: Change, history: CommitHistory) -> Change:
-    # Each side is a commit, and perhaps a word on changes that are not in it.
+    # Each side is a commit, and possibly a note on uncommitted changes.
     old, new = ((side or "").partition(" ")[0] for side in (change.old, change.new))
     if "no" in (old, new) or old == new:
         return change
-    found = history.between(old, new)
-    separator = "\n" if found.missing is None else "; "
-    return msgspec.structs.replace(change, detail=separator.join([change.detail or "", *lines(found)]))
+    commits = history.between(old, new)
+    separator = "\n" if commits.missing is None else "; "
+    return msgspec.structs.replace(change, detail=separator.join([change.detail or "", *lines(commits)]))
 
 
-def lines(found: CommitsBetween) -> tuple[str, ...]:
-    """Return commits in lines: `+` those of the second side alone, `-` those of the first."""
-    if found.missing is not None:
-        return (f"the history between the commits is not here: {found.missing}",)
-    return (*_listed("+", found.new, found.new_count), *_listed("-", found.old, found.old_count))
+def lines(commits: CommitsBetween) -> tuple[str, ...]:
+    """Return commits as lines: `+` those of the second side alone, `-` those of the first."""
+    if commits.missing is not None:
+        return (f"the history between the commits is unavailable: {commits.missing}",)
+    return (*_listed("+", commits.new, commits.new_count), *_listed("-", commits.old, commits.old_count))
 
 
 def _listed(sign: str, commits: Sequence[Commit], count: int) -> list[str]:
     more = [f"{sign} and {count - len(commits)} more"] if count > len(commits) else []
-    return [*(f"{sign} {line(one)}" for one in commits), *more]
+    return [*(f"{sign} {line(commit)}" for commit in commits), *more]
 
 
 def line(commit: Commit) -> str:
@@ -70,6 +73,6 @@ def line(commit: Commit) -> str:
     try:
         day = f"{dt.datetime.fromtimestamp(commit.authored_s, dt.UTC):%Y-%m-%d}"
     except (OSError, OverflowError, ValueError):
-        # Git takes any number of seconds for a date.
+        # Git accepts any number of seconds as a date.
         day = "no date"
     return f"{commit.id[:_SHORT]} {day} {commit.author}: {commit.subject}"

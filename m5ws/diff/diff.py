@@ -1,7 +1,7 @@
-"""What differs between two snapshots, or between two runs: their recorded inputs, part by part.
+"""Differences between the recorded inputs of two snapshots or two runs, part by part.
 
-Trees are compared by digest first, so that equal parts cost nothing; only files that differ are read. Every
-change is rated by the table of `drift`; one that no rule knows `can` change bits.
+Trees are compared by digest first, so equal parts cost nothing, and only files that differ are read. Every change is
+rated by the table of `drift`. A change without a rule `can` alter bits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _LISTED = 20
 
 
 def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, ...]:
-    """Return what differs from snapshot `a` to `b`: code, config, tokenizer, data, declared, determinism.
+    """Return the changes from snapshot `a` to `b`: code, config, tokenizer, data, declared, determinism.
 
     Raises NotFound, CorruptObject.
     """
@@ -44,33 +44,34 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
 
 
 def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
-    """Return what differs from run `a` to `b`: their snapshots, how they were launched, and what was there.
+    """Return the changes from run `a` to `b`: in their snapshots, launches and environments.
 
-    The environment is that of each run's last attempt, or of `attempt` of `a`, with what its ranks found inside.
+    The environment is that of each run's last attempt, or of `attempt` of `a`, with the facts that its ranks observed.
     Raises NotFound, CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
     launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
-    # The number of ranks follows from what was asked for: one cause is not named twice.
-    said = {"world"} if any(change.name == "nproc" for change in launched) else set()
-    found = (change for change in attempt_environments.between_runs(repo, a, b, attempt) if change.name not in said)
-    return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *found)
+    # The number of ranks follows from `nproc`: one cause is not named twice.
+    named = {"world"} if any(change.name == "nproc" for change in launched) else set()
+    observed = attempt_environments.between_runs(repo, a, b, attempt)
+    environment = (change for change in observed if change.name not in named)
+    return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *environment)
 
 
 def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:
-    """Yield where two runs start otherwise: from other checkpoints, or from one with other things begun anew."""
-    one, two = old.parent, new.parent
-    if (one and one.digest) != (two and two.digest):
-        change = rated("launch", "from", one.name if one else None, two.name if two else None)
+    """Yield the difference between the starts of two runs: other checkpoints, or other restarted state."""
+    before, after = old.parent, new.parent
+    if (before and before.digest) != (after and after.digest):
+        change = rated("launch", "from", before.name if before else None, after.name if after else None)
         stories = [(run.id, lineage.text(*lineage.chain(repo, run))) for run in (old, new)]
-        told = "; ".join(f"{name} starts {story}" for name, story in stories if story)
-        yield msgspec.structs.replace(change, detail=f"{change.detail}: {told}")
-    elif one is not None and two is not None and one.restart != two.restart:
-        yield rated("launch", "from.restart", ", ".join(one.restart) or None, ", ".join(two.restart) or None)
+        starts = "; ".join(f"{name} starts {story}" for name, story in stories if story)
+        yield msgspec.structs.replace(change, detail=f"{change.detail}: {starts}")
+    elif before is not None and after is not None and before.restart != after.restart:
+        yield rated("launch", "from.restart", ", ".join(before.restart) or None, ", ".join(after.restart) or None)
 
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
-    """Return what differs between two launch specs; environment variables each by name."""
+    """Return the changes between two launch specs, with environment variables by name."""
     plain = [change for change in _fields("launch", old, new) if change.name != "environment"]
     variables = _mapping("launch", "environment.", old.environment, new.environment)
     return (*plain, *variables)
@@ -82,15 +83,14 @@ def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
 def _code(repo: Repository, old: Code, new: Code) -> Iterator[Change]:
     commits = [f"{code.commit or 'no commit'}{' with changes' if code.dirty else ''}" for code in (old, new)]
     if commits[0] != commits[1]:
-        said = "the files themselves are compared below"
         change = rated("code", "commit", commits[0], commits[1])
-        yield msgspec.structs.replace(change, rating="cannot", detail=said)
+        yield msgspec.structs.replace(change, rating="cannot", detail="the files themselves are compared below")
     for pair in tree_diff.different(repo, old.tree, new.tree):
         yield _file("code", pair, tree_diff.patch(repo, pair))
 
 
 def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Change]:
-    """Yield changed keys, named alone where there is one config file on both sides, else `file:key`."""
+    """Yield changed keys, named alone if both sides have one config file, else `file:key`."""
     if old == new:
         return
     names = {entry.path for digest in (old, new) for entry in trees.load(repo.objects, digest).entries}
@@ -106,7 +106,7 @@ def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Chan
     if before is None or after is None:
         yield _file("config", pair, tree_diff.patch(repo, pair))
     elif before == after:
-        # Another reader may see a difference here: YAML 1.1 takes 1e-3 for text, 1.2 for a number.
+        # Another parser may see a difference: YAML 1.1 reads 1e-3 as text, 1.2 as a number.
         change = _file("config", pair, tree_diff.patch(repo, pair))
         yield msgspec.structs.replace(change, name=f"{pair.name} (keys and values are equal, the text differs)")
     else:
@@ -136,9 +136,9 @@ def _ids(ids: Sequence[int] | None) -> str | None:
 
 def _first_id(old: Sequence[int] | None, new: Sequence[int] | None) -> str:
     if old is None or new is None:
-        return "no library could be asked on one side"
+        return "one side has no token ids: no tokenizer library was installed"
     place = next((place for place, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), min(len(old), len(new)))
-    return f"the same text has other token ids, from position {place} on"
+    return f"the token ids of the same text differ from position {place} on"
 
 
 def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> Iterator[Change]:
@@ -152,7 +152,7 @@ def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | No
     change = rated("data", name, _pin(old), _pin(new))
     pairs = tree_diff.different(repo, _tree(old), _tree(new))
     if not pairs and old is not None and new is not None:
-        return msgspec.structs.replace(change, rating="cannot", detail="pinned in another way; the files are equal")
+        return msgspec.structs.replace(change, rating="cannot", detail="the kind of pin differs; the files are equal")
     kinds = {
         "added": [pair.name for pair in pairs if pair.old is None],
         "removed": [pair.name for pair in pairs if pair.new is None],
@@ -175,7 +175,7 @@ def _listed(kind: str, names: Sequence[str]) -> str:
 
 
 def declared(old: Declared, new: Declared) -> Iterator[Change]:
-    """Yield what differs in what two snapshots ask for: image, lock files, wanted versions."""
+    """Yield the changes of the declared environments: image, lock files, wanted versions."""
     if old.image != new.image:
         yield rated("declared", "image", old.image, new.image)
     yield from _mapping("declared", "lock ", old.locks, new.locks)

@@ -1,6 +1,6 @@
-"""Two trees compared: which paths differ, and how, as a patch that `git apply` accepts.
+"""Comparison of two trees: the paths that differ, and a patch that `git apply` accepts.
 
-Contents are compared by digest; a file's bytes are read only where they differ and are shown.
+Contents are compared by digest. A file's bytes are read only if they differ and are shown.
 """
 
 import difflib
@@ -20,7 +20,7 @@ Read = Callable[[Entry], bytes]
 
 
 class FilePair(msgspec.Struct, frozen=True, kw_only=True):
-    """One path whose file differs; `old` is None where it was added, `new` where it was removed."""
+    """One path whose file differs. `old` is None for an added file, `new` for a removed one."""
 
     path: bytes
     old: Entry | None
@@ -32,7 +32,7 @@ class FilePair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def different(repo: Repository, old: Digest | None, new: Digest | None) -> list[FilePair]:
-    """Return the paths that differ between two trees, in path order; None is an empty tree. Equal ones cost nothing."""
+    """Return the paths that differ between two trees, in path order. None is an empty tree."""
     if old == new:
         return []
     before, after = _entries(repo, old), _entries(repo, new)
@@ -41,7 +41,7 @@ def different(repo: Repository, old: Digest | None, new: Digest | None) -> list[
 
 
 def short(entry: Entry | None) -> str | None:
-    """Return what tells a file's content from another's, for people."""
+    """Return a short form of a file's content for people, unique in practice."""
     if entry is None:
         return None
     if entry.link is not None:
@@ -50,9 +50,9 @@ def short(entry: Entry | None) -> str | None:
 
 
 def patch(repo: Repository, pair: FilePair) -> str:
-    """Return one file's difference as git writes it; a binary or very large file is noted, not shown."""
+    """Return one file's difference as git writes it. A binary or very large file is noted, not shown."""
     if pair.old is not None and pair.new is not None and (pair.old.mode == "link") != (pair.new.mode == "link"):
-        # git has no patch that turns a file into a link: it is removed and made anew.
+        # git has no patch that turns a file into a link: the file is removed, and the link added.
         removed, added = (msgspec.structs.replace(pair, new=None), msgspec.structs.replace(pair, old=None))
         return patch(repo, removed) + patch(repo, added)
     sides = [side for side in (pair.old, pair.new) if side is not None]
@@ -78,7 +78,7 @@ def _entries(repo: Repository, digest: Digest | None) -> dict[bytes, Entry]:
 
 
 def _identity(entry: Entry | None) -> object:
-    """Return what makes two entries equal: content and mode, not where in the store the bytes are."""
+    """Return the compared part of an entry: content and mode, without the place of its bytes in the store."""
     return entry and (entry.digest, entry.mode, entry.link)
 
 
@@ -124,7 +124,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _quoted(path: bytes) -> str:
-    """Return a path as git writes it: in C's quotes if it holds control characters, quotes or bytes beyond ASCII."""
+    """Return a path as git writes it: in C quotes if it has control characters, quotes or bytes beyond ASCII."""
     if all(32 <= byte < 127 and byte not in b'"\\' for byte in path):
         return path.decode("ascii")
     escaped = (

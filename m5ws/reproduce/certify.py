@@ -1,8 +1,8 @@
-"""Whether a restore is equal to not stopping: a short training, and restores of it after many of its steps.
+"""Test of restores: a short training without a stop, and restores of it after many of its steps.
 
-Each restore starts from the checkpoint after one step, goes on to the last, and is held against the training that did
-not stop: every quantity, batch, generator, tensor and checkpoint, in bits. So state that is not saved is found, at the
-step where it shows, even where it shows late.
+Each restore starts from the checkpoint of one step and continues to the last step. It is compared bit for bit with the
+uninterrupted training: quantities, batches, generators, tensors and checkpoints. State that is missing from a
+checkpoint shows as a difference, even if only after many steps.
 """
 
 import random
@@ -28,7 +28,7 @@ _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """What restores after the steps `restored` of `run` say together. `what`: framework, optimizer and versions."""
+    """Joint result of the restores of `run` after steps `restored`. `what` has framework, optimizer and versions."""
 
     run: str
     outcome: Outcome
@@ -44,16 +44,16 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
-    """Return the training that does not stop: `steps` steps, with a checkpoint and fingerprints after each."""
+    """Return the uninterrupted training: `steps` steps, with a checkpoint and fingerprints after each."""
     dense = msgspec.structs.replace(launch, checkpoint_every=1, checkpoint_minutes=None, fingerprint_every=1)
     made = run.new_run(snapshot, dense, name="certify")
     return msgspec.structs.replace(made, segment=Segment(first=0, last=steps))
 
 
 def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> list[Segment]:
-    """Return what to restore: after every step but the last, or after `count` of them drawn by `seed`.
+    """Return the segments to restore: after every step but the last, or after `count` of them drawn by `seed`.
 
-    Raises UsageError if the training made no checkpoints to restore.
+    Raises UsageError if the training published no checkpoint before its last step.
     """
     done = history.load(repo, run_id)
     last = done.last_step
@@ -61,8 +61,8 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
     steps = sorted(step for step in labels if 0 < step < last)
     if not steps:
         raise UsageError(
-            f"run {run_id} made no checkpoint before its last step, so there is nothing to restore",
-            hint="Its script needs m5ws.session, and more than one step.",
+            f"nothing to restore: run {run_id} has no checkpoint before its last step",
+            hint="Use m5ws.session in the script, and train more than one step.",
         )
     if count is not None and count < len(steps):
         steps = sorted(random.Random(seed).sample(steps, count))
@@ -78,19 +78,24 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 
 
 def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> Certificate:
-    """Return what the verdicts on restores say together."""
+    """Return the joint result of the verdicts on restores."""
     last = history.load(repo, run_id).last_step
     steps = tuple(verdict.segment.first for verdict in verdicts if verdict.segment is not None)
     bad = [verdict for verdict in verdicts if verdict.outcome != "sampled"]
     if bad:
         first = bad[0]
         after = first.segment.first if first.segment is not None else 0
-        # What says nothing of a run that was trained says all of its restores.
+        # "not comparable" in a run's verdict, but a proven fault of its restore.
         outcome = "diverged" if first.recheck is not None and first.recheck.start_equal else first.outcome
-        reason = f"{len(bad)} of {len(verdicts)} restores are not equal; the first, after step {after}: {first.reason}"
+        reason = (
+            f"{len(bad)} of {len(verdicts)} restores differ from uninterrupted training. "
+            f"The first is the restore after step {after}: {first.reason}"
+        )
     else:
         outcome = "reproduced"
-        reason = f"{len(verdicts)} restores, each run on to step {last}, are equal to not stopping, bit for bit"
+        reason = (
+            f"{len(verdicts)} restores, each continued to step {last}, give the same bits as uninterrupted training"
+        )
     return Certificate(
         run=run_id,
         outcome=outcome,
@@ -103,18 +108,18 @@ def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> C
 
 
 def described(repo: Repository, run_id: str) -> dict[str, str]:
-    """Return what was certified: the framework, the optimizer, the number of ranks, and versions."""
+    """Return the facts of a certificate: framework, optimizer, number of ranks and versions."""
     label = checkpoints.valid(repo, run_id)[-1]
     content = repo.objects.get_record(checkpoints.load(repo, run_id, label).content, Content)
-    found = {"framework": _FRAMEWORKS.get(content.format, content.format), "ranks": str(content.world)}
+    facts = {"framework": _FRAMEWORKS.get(content.format, content.format), "ranks": str(content.world)}
     plain = codec.decode_plain(repo.objects.read(content.common)) if content.common is not None else None
     backend = plain.get("backend") if isinstance(plain, dict) else None
     kind = backend.get("optimizer_kind") if isinstance(backend, dict) else None
     if kind:
-        found["optimizer"] = str(kind)
+        facts["optimizer"] = str(kind)
     for event in ledger.events(repo, run_id, 1, LAUNCHER):
         if isinstance(event, AttemptStarted):
-            facts = repo.objects.get_record(event.observed, Observed).facts
-            found |= {name: value for name in _VERSIONS if (value := facts.get(name))}
+            observed = repo.objects.get_record(event.observed, Observed).facts
+            facts |= {name: value for name in _VERSIONS if (value := observed.get(name))}
             break
-    return found
+    return facts

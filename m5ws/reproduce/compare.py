@@ -1,7 +1,7 @@
-"""A replay held against the original as it grows: what is equal, what differs first, what was not compared.
+"""Comparison of a replay with its original while it grows: equal counts, first difference, missing records.
 
-Equality is of exact text: of quantities' hex floats, of digests and of fingerprints, never of numbers. The
-first divergence is the one at the lowest step; within a step, the one that comes first in causal order.
+Values are compared as exact text: hex floats of quantities, digests and fingerprints, never numbers. The first
+divergence is the one at the lowest step. Within a step, it is the first in causal order.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison:
-    """Feed it the replay's events in each rank's order."""
+    """Compares events of a replay, fed in each rank's order, with those of the original."""
 
     def __init__(self, original: History) -> None:
         self.original = original
@@ -48,7 +48,7 @@ class Comparison:
         self._lost: dict[int, list[int]] = {}
 
     def feed(self, rank: str, event: AnyEvent) -> None:
-        """Take in one event of the replay and compare it with the original's of the same rank and step."""
+        """Add one event of the replay, and compare it with the original's event of the same rank and step."""
         self.replay.add(rank, event)
         if isinstance(event, CheckpointPublished) and not event.outputs:
             self._compare_content(event)
@@ -62,7 +62,7 @@ class Comparison:
             self._ended.add(int(rank))
 
     def first(self) -> Divergence | None:
-        """Return the first divergence known so far, with the tensor that a later fingerprint names for it."""
+        """Return the first divergence so far, with the tensor that a later fingerprint names for it."""
         first = self._first
         if first is None:
             return None
@@ -79,30 +79,30 @@ class Comparison:
         )
 
     def at_first(self) -> tuple[Difference, ...]:
-        """Return all that is known to differ at the step of the first divergence, in order."""
-        return tuple(sorted(self._at_first, key=lambda one: one.key))
+        """Return all known differences at the step of the first divergence, in order."""
+        return tuple(sorted(self._at_first, key=lambda difference: difference.key))
 
     def settled(self) -> bool:
-        """Return whether the first divergence is known: all ranks are past its step, and what is recorded up to it.
+        """Return True if the first divergence is final.
 
-        A state that the original recorded after that step is waited for, one of a later step is not: it would cost
-        the steps up to there.
+        It is final when each rank has passed its step and recorded its state up to there. Only states that the original
+        recorded up to that step are awaited: a later state would cost all steps up to it.
         """
         if self._first is None:
             return False
         step = self._first.step
-        # A replay on fewer ranks waits for none that it has not.
+        # A replay on fewer ranks does not wait for the ranks that it lacks.
         ranks = [rank for rank in self.original.steps if rank < (self.replay.world or rank + 1)]
         return all(rank in self._ended or self._told(rank, step) for rank in ranks)
 
     def _told(self, rank: int, step: int) -> bool:
-        """Return whether a rank has recorded all up to a step; a state that is saved beside the training comes late."""
-        known = max((one for one in self.original.states.get(rank, {}) if one <= step), default=None)
-        state = known is None or any(one >= known for one in self.replay.states.get(rank, {}))
+        """Return True if a rank has recorded all up to a step. State that is saved in the background arrives late."""
+        known = max((saved for saved in self.original.states.get(rank, {}) if saved <= step), default=None)
+        state = known is None or any(saved >= known for saved in self.replay.states.get(rank, {}))
         return state and self._reached.get(rank, 0) >= step
 
     def course(self) -> Course:
-        """Return how the divergence has gone on so far, over all ranks."""
+        """Return a summary of the divergence so far, over all ranks."""
         differ = set[int]().union(*self._differing.values()) - {0}
         replayed = {step for steps in self.replay.steps.values() for step in steps}
         recorded = {step for steps in self.original.steps.values() for step in steps}
@@ -114,13 +114,13 @@ class Comparison:
         )
 
     def exhausted(self) -> bool:
-        """Return whether an original that did not finish has nothing left to compare with."""
+        """Return True if the original did not finish and all of its steps have been compared."""
         last = self.original.last_step
         passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
         return self.original.outcome not in COMPLETE and last > 0 and passed
 
     def missing(self) -> tuple[str, ...]:
-        """Return the steps that the original recorded and the replay did not, in words."""
+        """Return the steps of the original that the replay lacks, as text for people."""
         absent = {
             rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))
             for rank, steps in self.original.steps.items()
@@ -128,46 +128,46 @@ class Comparison:
         return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
 
     def lost(self) -> tuple[str, ...]:
-        """Return the steps that the original did and that its ledger lacks, in words.
+        """Return the steps that the original trained but its ledger lacks, as text for people.
 
-        The machine of an attempt is gone, with what it had not delivered; a checkpoint after those steps is there.
+        The machine of an attempt was lost before it delivered them. A checkpoint after those steps exists.
         """
         return tuple(
-            f"{ranks}: steps {steps} of the original are not recorded: the machine of an attempt that was resumed "
-            "elsewhere did not deliver them"
+            f"{ranks}: steps {steps} of the original are not recorded. Their attempt was resumed on another machine "
+            "before it delivered them"
             for ranks, steps in _joined(self._lost)
         )
 
     def extra(self) -> tuple[str, ...]:
-        """Return the states and checkpoints of the original alone, in words.
+        """Return the states and checkpoints that only the original has, as text for people.
 
-        An attempt that is asked to stop makes one more, at a step where a replay that nobody stops makes none.
+        An attempt that is asked to stop saves once more, at a step where an uninterrupted replay does not save.
         """
         absent = {
             rank: sorted(set(states) - set(self.replay.states.get(rank, {})))
             for rank, states in self.original.states.items()
         }
         lines = [
-            f"{ranks}: state after steps {steps} was not recorded by the replay" for ranks, steps in _joined(absent)
+            f"{ranks}: the replay did not record the state after steps {steps}" for ranks, steps in _joined(absent)
         ]
         if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
-            lines.append(f"checkpoints of steps {_ranges(contents)} were not made by the replay")
+            lines.append(f"the replay made no checkpoints of steps {_ranges(contents)}")
         return tuple(lines)
 
     def state_compared(self) -> bool:
-        """Return whether the last state that the original recorded was compared: equal losses alone prove little."""
+        """Return True if the last state of the original was compared. Equal losses alone prove little."""
         last = {rank: max(states) for rank, states in self.original.states.items()}
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
         return replayed and min(last.values(), default=0) > 0
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
         if self._first is None or step < self._first.step:
             self._at_first = []
-        if self._first is None or found.key < self._first.key:
-            self._first = found
+        if self._first is None or difference.key < self._first.key:
+            self._first = difference
         if step == self._first.step:
-            self._at_first.append(found)
+            self._at_first.append(difference)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
         self._differing.setdefault(kind, set()).add(step)
 
@@ -225,24 +225,24 @@ class Comparison:
 
 
 def whole(original: History, replay: History) -> Comparison:
-    """Return two runs compared that are over: what each ended with, whatever was done twice on the way."""
-    found = Comparison(original)
+    """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
+    comparison = Comparison(original)
     for step, content in replay.contents.items():
         name = checkpoints.name(step, 1)
-        found.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
+        comparison.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
     for rank, states in replay.states.items():
         for state in states.values():
-            found.feed(str(rank), state)
+            comparison.feed(str(rank), state)
     for rank, steps in replay.steps.items():
         for event in steps.values():
-            found.feed(str(rank), event)
-    found.replay.outcome, found.replay.outputs = replay.outcome, replay.outputs
-    found.replay.notices = replay.notices
-    return found
+            comparison.feed(str(rank), event)
+    comparison.replay.outcome, comparison.replay.outputs = replay.outcome, replay.outputs
+    comparison.replay.notices = replay.notices
+    return comparison
 
 
 def _joined(by_rank: Mapping[int, Sequence[int]]) -> list[tuple[str, str]]:
-    """Return ranks and their steps as text, ranks with the same steps together; those without steps are left out."""
+    """Return ranks and their steps as text. Ranks with the same steps are joined, and those without steps left out."""
     ranks: dict[str, list[int]] = {}
     for rank, steps in sorted(by_rank.items()):
         if steps:
@@ -251,7 +251,7 @@ def _joined(by_rank: Mapping[int, Sequence[int]]) -> list[tuple[str, str]]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Return sorted numbers as text, runs of neighbours joined: 1-4, 7."""
+    """Return sorted numbers as text, with consecutive ones joined: 1-4, 7."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""The second replay of a run whose first one diverged: whether the run repeats itself, before the original is judged.
+"""The second replay of a run whose first replay diverged. It tests whether the run is deterministic.
 
-Two replays that differ from each other prove that the run is not deterministic, and say nothing of the original. Two
-that agree put the original under suspicion; that they agree is evidence, not proof, that the run always repeats.
+Two replays that differ from each other prove that the run is not deterministic. They prove nothing about the original.
+Two replays that agree are evidence that the original differs, and no proof that the run is always deterministic.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from m5ws.runs.history import History
 
 
 def part(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
-    """Return what is replayed again: from where `replay` began up to the step that differs, and no further.
+    """Return the segment of the second replay: from the start of `replay` to the step that differs.
 
-    None for all of it: a script without a session knows no steps to end after.
+    Return None to replay the whole run: a script without a session has no steps to end after.
     """
     if not comparison.original.by_steps:
         return None
@@ -39,15 +39,15 @@ def replay(
     planned: run.Plan,
     first_replay: Run,
     comparison: Comparison,
-    found: Divergence,
+    divergence: Divergence,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
     ignore: Sequence[str] = (),
 ) -> Recheck:
-    """Execute the second replay and hold it against the first, which `comparison` has; stop where they part.
+    """Execute the second replay, and compare it with the first one in `comparison`. Stop where they differ.
 
-    What goes wrong here leaves a question open, and takes nothing from what the first replay found. Raises
-    KeyboardInterrupt if the user stops it.
+    An error here leaves the question open, and the result of the first replay stands. Raises KeyboardInterrupt if the
+    user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     with_first = Comparison(_up_to(comparison.replay, last))
@@ -69,18 +69,18 @@ def replay(
     if result.asked:
         raise KeyboardInterrupt
     if result.outcome not in COMPLETE and not comparison.original.by_steps:
-        # Files and metrics that it did not come to are no difference.
+        # Files and metrics that it did not write yet are no difference.
         parted = again = None
-    return msgspec.structs.replace(found_again(found, parted, again, result), replay=second.id, last=last)
+    return msgspec.structs.replace(found_again(divergence, parted, again, result), replay=second.id, last=last)
 
 
 def suspects(verdict: Verdict) -> bool:
-    """Return whether a verdict would blame the original, since no recorded change explains what differs."""
+    """Return True if a verdict would blame the original, because no recorded change explains the difference."""
     return reason.is_sign(verdict.reason) or reason.is_unknown(verdict.reason)
 
 
 def whole(original: Run, replay: Run, first: Divergence) -> Segment | None:
-    """Return the steps from the run's start up to the one that differs, if `replay` began with a checkpoint of it."""
+    """Return the steps from the run's start to the one that differs, if `replay` began with a checkpoint."""
     if replay.segment is None or replay.segment.digest is None or first.step <= original.begin:
         return None
     return Segment(first=original.begin, last=first.step)
@@ -93,7 +93,7 @@ def from_start(
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
 ) -> bool | None:
-    """Execute a replay from the start; return True if it is equal to the original, None if that is not known.
+    """Execute a replay from the start. Return True if it equals the original, None if that is unknown.
 
     Raises KeyboardInterrupt if the user stops it.
     """
@@ -115,69 +115,70 @@ def from_start(
 
 
 def found_again(
-    found: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.Result
+    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.Result
 ) -> Recheck:
-    """Return what a second replay says, which parts from the first at `parted` and from the original at `again`.
+    """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 
-    That both agree is said only if the second showed the very difference that the first one `found`.
+    Both replays agree only if the second one shows exactly the difference `found` by the first.
     """
     if parted is not None:
-        as_original = again is None and _where(parted) == _where(found) and parted.replayed == found.original
+        as_original = again is None and _where(parted) == _where(divergence) and parted.replayed == divergence.original
         return Recheck(repeats=False, first=parted, as_original=as_original)
-    if again is not None and (_where(again), again.replayed) == (_where(found), found.replayed):
+    if again is not None and (_where(again), again.replayed) == (_where(divergence), divergence.replayed):
         return Recheck(repeats=True)
     if result.outcome not in COMPLETE:
         return Recheck(reason=f"it {result.outcome}: {result.message}")
-    return Recheck(reason=f"it did not record {found.quantity} of step {found.step} again")
+    return Recheck(reason=f"it did not record {divergence.quantity} of step {divergence.step}")
 
 
 def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
-    """Return the verdict on a run that diverged, now that it was replayed twice."""
+    """Return the verdict on a diverged run after its second replay."""
     assert verdict.first is not None
     outcome = verdict.outcome
     if recheck.repeats is None:
-        words = f"{verdict.reason}. A second replay could not tell whether the run repeats itself: {recheck.reason}"
+        words = f"{verdict.reason}. The second replay did not show whether the run is deterministic: {recheck.reason}"
     elif recheck.start_equal:
         outcome = "not comparable"
         words = (
-            "inexact restore: two replays from the checkpoint agree with each other and not with the original, and a "
-            f"replay from the start is equal to it up to step {verdict.first.step}. The next step depends on something "
-            "that the checkpoint does not hold; nothing is said against the original, and `m5ws certify` tries restores"
+            "inexact restore: two replays from the checkpoint agree with each other and differ from the original, but "
+            f"a replay from the start equals the original up to step {verdict.first.step}. The steps after the "
+            "checkpoint depend on state that it does not contain. The original is not in doubt. `m5ws certify` tests "
+            "restores"
         )
     elif recheck.repeats:
-        also = ", nor does one from the start" if recheck.start_equal is False else ""
+        also = ", as does one from the start" if recheck.start_equal is False else ""
         suspected = suspicion.of_original(verdict, verdict.first)
-        words = f"two replays agree with each other and not with the original{also}{suspected}"
+        words = f"two replays agree with each other and differ from the original{also}{suspected}"
     else:
         assert recheck.first is not None
         outcome = "nondeterministic"
-        equal = ", though the second is equal to it up to there" if recheck.as_original else ""
+        equal = ". The second replay equals the original up to there" if recheck.as_original else ""
         words = (
-            f"two replays differ from each other, first in {reason.named(recheck.first)}: the run does not repeat "
-            f"itself, so nothing is said of the original{equal}. It points to {reason.pointer(recheck.first)}"
+            f"two replays differ from each other, first in {reason.named(recheck.first)}: the run is not "
+            f"deterministic, so the original cannot be judged{equal}. Likely cause: {reason.pointer(recheck.first)}"
         )
     return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
 
 
 def looked_into(verdict: Verdict, explanation: Explanation) -> Verdict:
-    """Return the verdict on a run whose replays with a look inside have differed, though nothing was changed.
+    """Return the verdict on a run with unchanged inputs, whose traced replays differ from each other.
 
-    Earlier statements about two replays that agree, or about the original, are dropped.
+    Earlier statements about two agreeing replays, or about the original, are dropped.
     """
     if explanation.repeats is not False or verdict.outcome != "diverged":
         return verdict
     where = f", first in {explanation.place.words}" if explanation.place is not None else ""
     words = (
-        f"two replays with a look inside differ from each other{where}: the run does not repeat itself, so nothing is "
-        "said of the original"
+        f"two traced replays differ from each other{where}: the run is not deterministic, so the original cannot be "
+        "judged"
     )
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
 
 
 def left_out(verdict: Verdict) -> Verdict:
-    """Return the verdict on a run that diverged once, and was not replayed again."""
-    unsure = "without a second replay it is not known whether the run repeats itself"
-    return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {unsure}")
+    """Return the verdict on a run that diverged once and was not replayed again."""
+    unsure = "Without a second replay it is unknown whether the run is deterministic"
+    return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. {unsure}")
 
 
 def _up_to(history: History, last: int | None) -> History:
@@ -192,12 +193,12 @@ def _difference(
     return results.first_difference(ports.repo, ports.tracker, comparison, before, after, ignore)
 
 
-def _where(found: Divergence) -> tuple[int, int, str]:
-    return found.step, found.rank, found.quantity
+def _where(divergence: Divergence) -> tuple[int, int, str]:
+    return divergence.step, divergence.rank, divergence.quantity
 
 
 def _begun(ports: supervise.Ports, second: Run) -> bool:
-    """Return whether there is a run that a verdict can name."""
+    """Return True if the run is in the store, so that a verdict can name it."""
     try:
         return runs.load(ports.repo, second.id) == second
     except (M5Error, OSError):

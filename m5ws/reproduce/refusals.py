@@ -1,4 +1,4 @@
-"""Replays that are not begun, because what they would show is worth nothing: each has a verdict that says why."""
+"""Refusals of replays that would prove nothing. Each publishes a verdict with the reason."""
 
 import time
 from collections.abc import Sequence
@@ -13,31 +13,31 @@ from m5ws.runs.history import History
 
 _NAMED = 5
 NOTHING = (
-    "the run recorded nothing that could be compared: its script neither uses m5ws.session, nor logs metrics, nor "
-    "writes to a folder that [run] outputs names"
+    "the run recorded nothing to compare: its script does not use m5ws.session, logs no metrics, and writes no files "
+    "to a folder of [run] outputs"
 )
 
 
 def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> Verdict:
-    """Publish a replay whose environment cannot give the same bits, and return the verdict on it."""
+    """Publish a replay whose environment cannot give the same bits, and return its verdict."""
     grave = [change for change in drifted if change.rating != "cannot"]
     why = f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}"
     return _verdict(repo, replay, why, tuple(drifted))
 
 
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
-    """Return the verdict on a replay, published, if what it would be compared with is not the run's own.
+    """Publish a replay whose original has a foreign checkpoint or output file, and return its verdict.
 
-    That are the checkpoints of the steps that it repeats, and output files.
+    Return None if every checkpoint of the repeated steps, and every output file that decides, is the run's own.
     """
     why = foreign_checkpoint(repo, replay, original) or foreign_outputs(repo, replay.reproduces or "", original)
     return _verdict(repo, replay, why) if why is not None else None
 
 
 def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
-    """Return the fault of a checkpoint of the steps that a replay repeats, in words; None if each is the run's own.
+    """Return the fault of a checkpoint within the replayed steps, as text; None if each is the run's own.
 
-    *Reproduced* is a word on the checkpoints in the store, not on what the ledger records of them alone.
+    A verdict *reproduced* covers the checkpoints in the store, and not only their records in the ledger.
     """
     run, segment = replay.reproduces or "", replay.segment
 
@@ -57,19 +57,19 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
-    """Return the fault of output files that decide, in words; None if the store has those that the ledger recorded."""
+    """Return the fault of output files that decide, as text; None if the store has those of the ledger."""
     for label, event in original.stored.items() if not original.by_steps else ():
         try:
             bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
         except NotFound:
-            return f"output files {label}, which the ledger names, are not in the store"
+            return f"output files {label} are in the ledger and missing in the store"
         except (CorruptObject, UnknownSchema) as error:
             return str(error)
     return None
 
 
 def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:
-    """Publish a replay of a run that has no results, and return the verdict; `left` lists files that were not kept."""
+    """Publish a replay of a run without results, and return its verdict. `left` lists files that were not stored."""
     return _verdict(repo, replay, NOTHING, left=left)
 
 

@@ -1,7 +1,7 @@
-"""`reproduce`: do a run again and say, with evidence, whether it is the same bit for bit.
+"""`reproduce`: replay a run and return a verdict, with evidence, on whether it gives the same bits.
 
-*reproduced* is said only when the replay ended well, state was compared, nothing that the original recorded
-is missing from the replay, and every compared quantity is equal (promise 8).
+The verdict is *reproduced* only if the replay ended well, state was compared, the replay has every record of the
+original, and every compared quantity is equal (promise 8).
 """
 
 import logging
@@ -33,19 +33,19 @@ _log = logging.getLogger(__name__)
 
 
 class Interrupted(M5Error):
-    """The user stopped a replay. A verdict that was known by then is published."""
+    """The user stopped a replay. A verdict known by then is published."""
 
     exit_code = 130
-    hint = "Ask again: a replay always starts from the beginning."
+    hint = "Run `m5ws reproduce` again. A replay always starts from its beginning."
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do again, and with what changed: the whole run, or a segment of it, which nothing may change.
+    """The run or segment to replay, and the changes to its inputs. A segment allows no changes.
 
-    `env` is what to do when the environment could change bits. `keep_going`: the replay goes on after a divergence.
-    `recheck`: one that diverged is replayed once more before a verdict. With a `tolerance`, one that diverges goes on,
-    and is held against that instead. `explain`: the steps where one diverged are done again with a look inside.
-    `ignore` is what of output files is not judged, beside `ignored.DEFAULTS`.
+    `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
+    divergence. With `recheck`, a diverged replay is repeated before the verdict. With a `tolerance`, a diverged replay
+    continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `ignore` has
+    rules of output files that are not judged, beside `ignored.DEFAULTS`.
     """
 
     original: str
@@ -63,14 +63,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Announce = Callable[[tuple[Change, ...]], None]
-"""Called with the drift of the environment, before anything is spent."""
+"""Called with the drift of the environment, before the replay starts."""
 
 Again = Callable[[Divergence, str], None]
-"""Called with the first divergence and the id of the second replay, before that begins."""
+"""Called with the first divergence and the id of the second replay, before it starts."""
 
 
 class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told how it goes."""
+    """Callbacks for the progress of the replays."""
 
     watch: supervise.Watch | None
     progress: Progress | None
@@ -79,16 +79,19 @@ class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path) -> run.Plan:
-    """Return the replay, ready to be executed. Raises UsageError if the original recorded nothing to compare with."""
+    """Return the plan of the replay. Raises UsageError if the original recorded nothing to compare with."""
     original = runs.load(ports.repo, request.original)
     if not ledger.attempts(ports.repo, original.id):
-        raise UsageError(f"run {original.id} has not started: there is nothing to compare with")
+        raise UsageError(
+            f"nothing to compare with: run {original.id} has not started",
+            hint="Start it with `m5ws run --resume`, or name a run that was trained. `m5ws ls` lists runs.",
+        )
     snapshot = request.snapshot or original.snapshot
     if request.overrides:
         snapshot = overrides.derive(ports.repo, snapshot, request.overrides)
     parent = original.parent
     if parent is not None and snapshot != original.snapshot:
-        # What was changed here is to show, as it would in a fork that was made so.
+        # A fork made with these changes would use them, so the replay does too.
         parent = msgspec.structs.replace(parent, settings="script")
     spec = _spec(original.spec, request)
     replay = msgspec.structs.replace(
@@ -117,9 +120,9 @@ def execute(
     again: Again | None = None,
     told: explain.Told | None = None,
 ) -> Verdict:
-    """Replay, compare as the ledger grows, stop at the first divergence; return and publish the verdict.
+    """Replay, compare while the ledger grows, and stop at the first divergence. Return and publish the verdict.
 
-    A replay that diverges is done once more, up to there, before the verdict. Raises Interrupted.
+    A diverged replay is repeated up to the divergence before the verdict. Raises Interrupted.
     """
     home = _home(planned)
     drifted = environment_drift(ports, request, planned)
@@ -132,7 +135,7 @@ def execute(
     if (refused := _refused(ports, planned, original)) is not None:
         return _publish(ports, home, refused)
     if request.segment is not None:
-        # What the run recorded before its first step is there to compare, what a checkpoint gave is not.
+        # State before the first step is compared; state that a checkpoint restored is given.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
         original = original.within(given, request.segment.last)
     comparison = Comparison(original)
@@ -143,7 +146,7 @@ def execute(
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     interrupted: str | None = None
     if stopped and not (comparison.settled() or comparison.exhausted()):
-        raise Interrupted(f"replay {planned.run.id} was stopped before there was a verdict")
+        raise Interrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
@@ -159,12 +162,12 @@ def execute(
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     _publish(ports, home, verdict)
     if interrupted is not None:
-        raise Interrupted(f"{interrupted} was stopped; the first replay {verdict.outcome}: {verdict.reason}")
+        raise Interrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")
     return verdict
 
 
 def _refused(ports: supervise.Ports, planned: run.Plan, original: history.History) -> Verdict | None:
-    """Return the verdict on a replay that would show nothing of its original, published; None if it is worth it."""
+    """Return the published verdict on a replay that would prove nothing; None if the replay is worthwhile."""
     name = planned.run.reproduces or ""
     if original.outcome is not None and results.is_nothing(original, ports.tracker, name):
         return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
@@ -174,7 +177,7 @@ def _refused(ports: supervise.Ports, planned: run.Plan, original: history.Histor
 def _replayed(
     ports: supervise.Ports, planned: run.Plan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
 ) -> tuple[supervise.Result, bool]:
-    """Execute a replay and compare it as it goes; return how it ended, and whether no more of it was needed."""
+    """Execute and compare a replay. Return its result, and True if the comparison needed no more of it."""
     enough = False
 
     def feed(rank: str, event: AnyEvent) -> bool:
@@ -187,9 +190,9 @@ def _replayed(
 
 
 def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
-    """Return whether a replay was given what the original was.
+    """Return True if a replay has the inputs of the original.
 
-    Where something was changed on purpose, that the replay differs is what was asked for: a second one says no more.
+    A replay with intended changes is expected to differ, so a second one adds nothing.
     """
     original = runs.load(ports.repo, replay.reproduces or "")
     return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)
@@ -217,14 +220,14 @@ def _rechecked(
     if listeners.again is not None:
         listeners.again(verdict.first, second.run.id)
     try:
-        found = recheck.replay(
+        second_replay = recheck.replay(
             ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
         )
-        if found.repeats and recheck.suspects(verdict):
-            found = _from_start(ports, request, planned, verdict.first, found, listeners)
+        if second_replay.repeats and recheck.suspects(verdict):
+            second_replay = _from_start(ports, request, planned, verdict.first, second_replay, listeners)
     except KeyboardInterrupt:
         return recheck.left_out(verdict), "the second replay"
-    return recheck.judged(verdict, found), None
+    return recheck.judged(verdict, second_replay), None
 
 
 def _from_start(
@@ -232,31 +235,31 @@ def _from_start(
     request: Request,
     planned: run.Plan,
     first: Divergence,
-    found: Recheck,
+    second_replay: Recheck,
     listeners: _Listeners,
 ) -> Recheck:
-    """Return what is known with a replay from the start: a segment's own replays rest on what its checkpoint holds."""
+    """Return the recheck after a replay from the start: replays of a segment depend on its checkpoint."""
     original = runs.load(ports.repo, request.original)
     part = recheck.whole(original, planned.run, first)
     if part is None:
-        return found
+        return second_replay
     home, author_dir = _home(planned), Path(planned.context.author_dir)
     try:
         started = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
         recorded = history.load(ports.repo, request.original).within(part.first - 1, part.last)
     except (M5Error, OSError) as error:
-        _log.warning("no replay from the start could be begun: %s", error)
-        return found
+        _log.warning("the replay from the start could not be planned: %s", error)
+        return second_replay
     if listeners.again is not None:
         listeners.again(first, started.run.id)
     equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress)
-    return msgspec.structs.replace(found, start=started.run.id, start_equal=equal)
+    return msgspec.structs.replace(second_replay, start=started.run.id, start_equal=equal)
 
 
 def _explained(
     ports: supervise.Ports, planned: run.Plan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
 ) -> tuple[Verdict, str | None]:
-    """Return the verdict, with an explanation if it has a step that differs, and its name if the user stopped it."""
+    """Return the verdict, explained if it has a step that differs, and "the explanation" if the user stopped it."""
     first = verdict.first
     if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
         return verdict, None
@@ -273,9 +276,10 @@ def _home(planned: run.Plan) -> Path:
 
 
 def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
-    """Return how this environment differs from the one the original began in, under the original's settings.
+    """Return the drift of this environment from the original's first attempt, under the original's settings.
 
-    What no rank of the original loaded is rated as harmless; the verdict is made with what the replay's ranks loaded.
+    Packages that no rank of the original loaded are rated as harmless. The verdict uses the packages that the replay's
+    ranks loaded.
     """
     original = runs.load(ports.repo, request.original)
     unchanged = run.plan(
@@ -295,7 +299,7 @@ def environment_drift(ports: supervise.Ports, request: Request, planned: run.Pla
 
 
 def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:
-    """Return what the replay's determinism level promises on this hardware, whose drift is `drifted`."""
+    """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
     host = expectation.host(ports.repo, planned.run.reproduces or "")
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
@@ -304,14 +308,14 @@ def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
     try:
         runs.publish_verdict(ports.repo, verdict)
     except (M5Error, OSError) as error:
-        _log.warning("the store does not take the verdict; it is kept and delivered later: %s", error)
+        _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
         try:
             with recovery.telling(home / "runs" / verdict.replay):
                 ports.tracker.write_verdict(verdict)
         except (M5Error, OSError) as error:
-            _log.warning("the tracker does not take the verdict; the next one, or `m5ws ui`, tells it again: %s", error)
+            _log.warning("the tracker refused the verdict; the next one, or `m5ws ui`, sends it again: %s", error)
         else:
             recovery.retell(ports.repo, ports.tracker, home)
     return verdict

@@ -1,7 +1,7 @@
-"""The segments of a run, and what replays of several of them say together.
+"""Segments of a run, and the joint verdict of their replays.
 
-A replayed segment proves its steps given the checkpoint it starts from. All of them prove the run: each ends with the
-checkpoint that the next one starts from, and that one is compared too.
+A replayed segment proves its steps, given the checkpoint it starts from. All segments together prove the run, because
+each ends with the checkpoint that the next starts from, and that checkpoint is compared too.
 """
 
 import logging
@@ -29,7 +29,7 @@ _SHOWN = 12
 
 
 class Joint(msgspec.Struct, frozen=True, kw_only=True):
-    """What replays of `segments` of all `of` say of a run: `verdicts` in order of steps, and what that proves."""
+    """The joint verdict on replays of `segments` out of `of` segments of a run, with `verdicts` in order of steps."""
 
     run: str
     outcome: Outcome
@@ -44,75 +44,77 @@ class Joint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(repo: Repository, run: str) -> list[Segment]:
-    """Return a run's segments, in order: between its checkpoints, from its first step to its last recorded one.
+    """Return a run's segments in order: between its checkpoints, from its first step to its last recorded one.
 
-    Raises UsageError if it recorded no steps.
+    Raises UsageError if the run recorded no steps.
     """
     done = history.load(repo, run)
     begin = runs.load(repo, run).begin
     if done.last_step <= begin:
         raise UsageError(
-            f"run {run} recorded no steps, so it has no segments",
-            hint="Its script does not use m5ws.session. `m5ws reproduce RUN` replays and compares it whole.",
+            f"run {run} has no segments: it recorded no steps",
+            hint="Its script does not use m5ws.session. `m5ws reproduce RUN` replays and compares the whole run.",
         )
-    found, first, name = [], begin, None
+    segments, first, name = [], begin, None
     for label in checkpoints.valid(repo, run):
         step = checkpoints.step_of(label)
         if first < step <= done.last_step and resolve.holds_state(repo, run, label):
-            found.append(_segment(repo, run, first, step, name))
+            segments.append(_segment(repo, run, first, step, name))
             first, name = step, label
     if first < done.last_step:
-        found.append(_segment(repo, run, first, done.last_step, name))
-    return found
+        segments.append(_segment(repo, run, first, done.last_step, name))
+    return segments
 
 
 def covering(segments: Sequence[Segment], first: int, last: int) -> Segment:
-    """Return what begins with the checkpoint at step `first`, or the one before, and goes on to step `last`.
+    """Return the segment from the last checkpoint at or before step `first` to step `last`.
 
-    Raises UsageError for steps that the run did not do.
+    Raises UsageError for steps that the run did not record.
     """
     end = segments[-1].last
     if not segments[0].first <= first < last <= end:
         raise UsageError(
-            f"steps {first + 1}-{last} are not among what the run did",
-            hint=f"It did steps {segments[0].first + 1}-{end}.",
+            f"the run did not record steps {first + 1}-{last}", hint=f"It recorded steps {segments[0].first + 1}-{end}."
         )
-    begin = next(one for one in reversed(segments) if one.first <= first)
+    begin = next(segment for segment in reversed(segments) if segment.first <= first)
     return msgspec.structs.replace(begin, last=last)
 
 
 def numbered(segments: Sequence[Segment], number: int) -> Segment:
-    """Return the segment of a number, from 1. Raises UsageError that lists those there are."""
+    """Return the segment with a number, from 1. Raises UsageError with a list of the segments."""
     if not 1 <= number <= len(segments):
-        listed = ", ".join(f"{place}: {one}" for place, one in enumerate(segments[:_SHOWN], 1))
-        more = " …" if len(segments) > _SHOWN else ""
-        raise UsageError(f"there is no segment {number}", hint=f"The run has {len(segments)} ({listed}{more}).")
+        listed = ", ".join(f"{place}: {segment}" for place, segment in enumerate(segments[:_SHOWN], 1))
+        more = f", … ({len(segments)} in all)" if len(segments) > _SHOWN else ""
+        raise UsageError(f"segment {number} does not exist", hint=f"The run's segments are {listed}{more}.")
     return segments[number - 1]
 
 
 def sample(segments: Sequence[Segment], count: int, seed: int) -> list[Segment]:
     """Return `count` segments, drawn at random without repetition, in order of steps. Raises UsageError."""
     if count > len(segments):
-        raise UsageError(f"there are {len(segments)} segments, fewer than {count}", hint="`--all-segments` takes all.")
+        raise UsageError(
+            f"cannot draw {count} segments: the run has {len(segments)}",
+            hint="Draw fewer, or replay all with `--all-segments`.",
+        )
     chosen = random.Random(seed).sample(range(len(segments)), count)
     return [segments[place] for place in sorted(chosen)]
 
 
 def replay(
     segments: Sequence[Segment],
-    one: Callable[[Segment], Verdict],
+    replay_one: Callable[[Segment], Verdict],
     parallel: int,
     told: Callable[[Verdict], None],
     stop: Callable[[], None],
 ) -> list[Verdict]:
     """Replay segments, `parallel` at a time, and return their verdicts in order of steps.
 
-    `told` gets each at once. `stop` is called, and the replays under way are waited for, when one of them fails or the
-    caller is interrupted.
+    Each verdict is passed to `told` at once. If a replay fails, or the caller is interrupted, `stop` is called, and the
+    running replays are waited for.
     """
     verdicts: dict[int, Verdict] = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="m5ws-segment") as pool:
-        jobs = {pool.submit(one, segment): segment.first for segment in segments}
+        jobs = {pool.submit(replay_one, segment): segment.first for segment in segments}
         try:
             for job in as_completed(jobs):
                 verdicts[jobs[job]] = job.result()
@@ -128,7 +130,7 @@ def replay(
 def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joint:
     """Return the joint verdict of replays of some of a run's segments, `every`.
 
-    It is stricter than `joint_outcome` in one point: a segment that was asked for and not compared counts as a failure.
+    Stricter than `joint_outcome` in one point: a requested segment that was not compared is a failure.
     """
     outcome, reason = joint_outcome(verdicts, every)
     incomparable = next((verdict for verdict in verdicts if verdict.outcome == "not comparable"), None)
@@ -141,10 +143,10 @@ def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joi
 
 
 def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
-    """Return what is published of `joint`, on a run that has the segments `every`."""
-    found = {one.segment: one.outcome for one in joint.verdicts if one.segment is not None}
-    verified = tuple(one for one in every if found.get(one) == "sampled")
-    differ = tuple(one for one in every if found.get(one) in ("diverged", "nondeterministic"))
+    """Return the published record of `joint`, on a run with the segments `every`."""
+    outcomes = {verdict.segment: verdict.outcome for verdict in joint.verdicts if verdict.segment is not None}
+    verified = tuple(segment for segment in every if outcomes.get(segment) == "sampled")
+    differ = tuple(segment for segment in every if outcomes.get(segment) in ("diverged", "nondeterministic"))
     return JointVerdict(
         run=joint.run,
         outcome=joint.outcome,
@@ -152,21 +154,21 @@ def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
         of=joint.of,
         verified=verified,
         differ=differ,
-        open=tuple(one for one in every if one not in (*verified, *differ)),
-        replays=tuple(one.replay for one in joint.verdicts),
+        open=tuple(segment for segment in every if segment not in (*verified, *differ)),
+        replays=tuple(verdict.replay for verdict in joint.verdicts),
         created_s=time.time(),
     )
 
 
-def publish(repo: Repository, tracker: Tracker | None, found: JointVerdict, home: Path) -> None:
-    """Publish what segments say together, and have the tracker show it; the segments' own verdicts are there before."""
+def publish(repo: Repository, tracker: Tracker | None, verdict: JointVerdict, home: Path) -> None:
+    """Publish a joint verdict, and show it in the tracker. The verdicts of its segments are published before."""
     try:
-        runs.publish_joint(repo, found)
+        runs.publish_joint(repo, verdict)
         if tracker is not None:
-            with recovery.telling(home / "runs" / found.run):
-                tracker.write_joint(found)
+            with recovery.telling(home / "runs" / verdict.run):
+                tracker.write_joint(verdict)
     except (M5Error, OSError) as error:
-        _log.warning("what the segments say together was not published everywhere; `m5ws attest` says it: %s", error)
+        _log.warning("the joint verdict was not published everywhere; `m5ws attest` contains it: %s", error)
 
 
 def _chance(count: int, of: int) -> str:
@@ -175,12 +177,12 @@ def _chance(count: int, of: int) -> str:
     seen = 1 - math.comb(of - bad, count) / math.comb(of, count)
     one, several = f"{count / of:.0%}", f"{seen:.0%}"
     return (
-        f"These are {count} of {of} segments: a fault in one segment would have been seen with a chance of {one},"
-        f" faults in {bad} of them with {several}"
+        f"These are {count} of {of} segments. The sample would have shown a fault in one segment with a probability of "
+        f"{one}, and faults in {bad} segments with {several}"
     )
 
 
 def _segment(repo: Repository, run: str, first: int, last: int, label: str | None) -> Segment:
-    # The replay compares it with its event before it begins: damage concerns that segment alone.
+    # The replay checks the digest before it starts, so a damaged checkpoint fails its own segment alone.
     digest = checkpoints.read(repo, run, label)[0] if label is not None else None
     return Segment(first=first, last=last, checkpoint=label, digest=digest)

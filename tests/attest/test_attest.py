@@ -1,4 +1,4 @@
-"""What a statement stands on: which verdicts, and what they say together."""
+"""Statements: the choice of verdicts, and their joint outcome."""
 
 import msgspec
 import pytest
@@ -42,8 +42,8 @@ def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
 def test_verdicts_say_together_what_the_worst_of_them_says_and_no_more_than_is_covered(
     found: list[Verdict], outcome: str, reason: str
 ) -> None:
-    said = joint_outcome(found, _PARTS)
-    assert said[0] == outcome and reason in said[1]
+    joint = joint_outcome(found, _PARTS)
+    assert joint[0] == outcome and reason in joint[1]
 
 
 def test_segments_that_do_not_begin_where_the_run_did_do_not_reproduce_it() -> None:
@@ -61,15 +61,15 @@ def _replay(repo: Repository, name: str, outcome: Outcome, created_s: float, see
 def test_the_newest_verdict_counts_and_the_others_are_told(repo: Repository) -> None:
     _replay(repo, "newer", "diverged", 5.0)
     _replay(repo, "another-seed", "diverged", 6.0, seed=7)
-    told = attest.build(repo, RUN).predicate
-    assert (told.outcome, [line.replay.name for line in told.verdicts]) == ("diverged", ["runs/newer/run"])
-    assert {one.replay: one.why for one in told.other_verdicts} == {
+    predicate = attest.build(repo, RUN).predicate
+    assert (predicate.outcome, [line.replay.name for line in predicate.verdicts]) == ("diverged", ["runs/newer/run"])
+    assert {entry.replay: entry.why for entry in predicate.other_verdicts} == {
         "another-seed": "its inputs were changed",
-        REPLAY: "a newer one is there",
+        REPLAY: "a newer one exists",
     }
     alone = attest.build(repo, REPLAY).predicate
     assert (alone.outcome, alone.run) == ("reproduced", RUN)
-    assert {one.outcome for one in alone.other_verdicts} == {"diverged"}
+    assert {entry.outcome for entry in alone.other_verdicts} == {"diverged"}
 
 
 def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo: Repository) -> None:
@@ -78,10 +78,10 @@ def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo
     verdict = Verdict(run=RUN, replay="newer", outcome="nondeterministic", recheck=again)
     repo.store.delete(f"runs/{REPLAY}/verdict")
     runs.publish_verdict(repo, verdict)
-    told = attest.build(repo, RUN)
-    assert told.predicate.outcome == "nondeterministic"
-    assert {line.run for line in told.predicate.ledgers} == {RUN, REPLAY}
-    assert verify.check(repo, told, read_data=True).findings == ()
+    statement = attest.build(repo, RUN)
+    assert statement.predicate.outcome == "nondeterministic"
+    assert {line.run for line in statement.predicate.ledgers} == {RUN, REPLAY}
+    assert verify.check(repo, statement, read_data=True).findings == ()
 
 
 def test_a_fork_is_attested_with_the_checkpoint_that_it_starts_from(repo: Repository) -> None:
@@ -93,13 +93,15 @@ def test_a_fork_is_attested_with_the_checkpoint_that_it_starts_from(repo: Reposi
     runs.publish(repo, fork)
     runs.publish(repo, msgspec.structs.replace(fork, id="again", purpose="reproduce", reproduces="fork"))
     runs.publish_verdict(repo, Verdict(run="fork", replay="again", outcome="not comparable", reason="not run"))
-    told = attest.build(repo, "fork")
-    assert [(line.name, line.record.name) for line in told.predicate.checkpoints] == [(f"{RUN}@{name}", key(digest))]
-    # The reference is the parent's to lose: the fork names the record itself.
+    statement = attest.build(repo, "fork")
+    assert [(line.name, line.record.name) for line in statement.predicate.checkpoints] == [
+        (f"{RUN}@{name}", key(digest))
+    ]
+    # The parent may lose its reference: the fork's run record has the digest itself.
     repo.store.delete(checkpoints.key(RUN, name))
-    assert verify.check(repo, told, read_data=True).findings == ()
+    assert verify.check(repo, statement, read_data=True).findings == ()
     repo.store.delete(key(digest))
-    assert key(digest) in {one.what for one in verify.check(repo, told, read_data=True).findings}
+    assert key(digest) in {finding.what for finding in verify.check(repo, statement, read_data=True).findings}
 
 
 def test_a_damaged_run_is_not_attested(repo: Repository) -> None:

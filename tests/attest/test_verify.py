@@ -1,4 +1,4 @@
-"""Every event of a ledger edited, dropped, reordered, replayed, cut off: what `fsck` finds, and what `verify` does."""
+"""Every event of a ledger edited, dropped, reordered, replayed or cut off: the findings of `fsck` and of `verify`."""
 
 import msgspec
 import pytest
@@ -28,16 +28,16 @@ def repo() -> Repository:
 
 
 @pytest.fixture
-def told(repo: Repository) -> Statement:
+def statement(repo: Repository) -> Statement:
     return attest.build(repo, RUN)
 
 
-def _findings(repo: Repository, told: Statement) -> list[str]:
-    return [one.what for one in verify.check(repo, told, read_data=True).findings]
+def _findings(repo: Repository, statement: Statement) -> list[str]:
+    return [finding.what for finding in verify.check(repo, statement, read_data=True).findings]
 
 
 def _damage(repo: Repository) -> list[str]:
-    return [one.key for one in fsck.check(repo).damage]
+    return [problem.key for problem in fsck.check(repo).damage]
 
 
 def _swap(repo: Repository, where: str, data: bytes) -> None:
@@ -51,24 +51,24 @@ def test_the_tampered_run_has_as_many_events_as_the_tests_take(repo: Repository)
         assert {rank: sum(map(len, batches(repo, run, rank))) for rank in ledger.ranks(repo, run, 1)} == EVENTS
 
 
-def test_an_untouched_store_holds(repo: Repository, told: Statement) -> None:
-    checked = verify.check(repo, told, read_data=True)
+def test_an_untouched_store_holds(repo: Repository, statement: Statement) -> None:
+    checked = verify.check(repo, statement, read_data=True)
     assert (checked.findings, checked.notes) == ((), ())
     assert (checked.chains, checked.events) == (6, 2 * sum(EVENTS.values()))
-    assert claims.said(told) == [] and fsck.check(repo).clean
-    assert told.predicate.outcome == "reproduced"
+    assert claims.contradictions(statement) == [] and fsck.check(repo).clean
+    assert statement.predicate.outcome == "reproduced"
 
 
-def _named(found: list[str], rank: str, run: str = RUN) -> bool:
-    """Return whether a chain, or a batch of it, is among what was found."""
+def _named(findings: list[str], rank: str, run: str = RUN) -> bool:
+    """Return True if a chain, or a batch of it, is among the findings."""
     where = f"runs/{run}/ledger/0001/{rank}"
-    return any(one == where or one.startswith(f"{where}/") for one in found)
+    return any(finding == where or finding.startswith(f"{where}/") for finding in findings)
 
 
 @pytest.mark.parametrize("run", [RUN, REPLAY])
 @pytest.mark.parametrize("harm", HARMS)
 def test_whatever_is_done_to_any_event_fsck_and_verify_name_its_chain(
-    repo: Repository, told: Statement, run: str, harm: str
+    repo: Repository, statement: Statement, run: str, harm: str
 ) -> None:
     for rank, number in _EACH:
         with undone(repo):
@@ -76,13 +76,13 @@ def test_whatever_is_done_to_any_event_fsck_and_verify_name_its_chain(
             HARMS[harm](here, number)
             write(repo, run, rank, here, forged=False)
             assert _named(_damage(repo), rank, run), (rank, number)
-            assert _named(_findings(repo, told), rank, run), (rank, number)
-    assert fsck.check(repo).clean and _findings(repo, told) == []
+            assert _named(_findings(repo, statement), rank, run), (rank, number)
+    assert fsck.check(repo).clean and _findings(repo, statement) == []
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_where_the_launcher_says(
-    repo: Repository, told: Statement, harm: str
+    repo: Repository, statement: Statement, harm: str
 ) -> None:
     for rank, number in _EACH:
         if rank == LAUNCHER:
@@ -91,14 +91,14 @@ def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_where_the_launche
             here = batches(repo, RUN, rank)
             HARMS[harm](here, number)
             write(repo, RUN, rank, here, forged=True)
-            assert _named(_damage(repo), rank) and _named(_findings(repo, told), rank), (rank, number)
+            assert _named(_damage(repo), rank) and _named(_findings(repo, statement), rank), (rank, number)
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_of_a_ledger_that_was_computed_anew_throughout_checkpoints_and_statements_know_better(
-    repo: Repository, told: Statement, harm: str
+    repo: Repository, statement: Statement, harm: str
 ) -> None:
-    """A checkpoint vouches for what came before it, and a statement for all of it."""
+    """A checkpoint has the ledger's head before it, and a statement has the heads of all chains."""
     for rank, number in _EACH:
         with undone(repo):
             here = batches(repo, RUN, rank)
@@ -106,25 +106,25 @@ def test_of_a_ledger_that_was_computed_anew_throughout_checkpoints_and_statement
             write(repo, RUN, rank, here, forged=True)
             if rank != LAUNCHER:
                 forge_end(repo, RUN)
-            assert _named(_findings(repo, told), rank), (rank, number)
+            assert _named(_findings(repo, statement), rank), (rank, number)
             before = rank != LAUNCHER and number < SAVED and harm != "replayed"
             assert not before or _named(_damage(repo), rank), (rank, number)
 
 
 def test_what_was_computed_anew_after_the_last_checkpoint_a_statement_alone_shows(
-    repo: Repository, told: Statement
+    repo: Repository, statement: Statement
 ) -> None:
     here = batches(repo, RUN, "0")
     HARMS["edited"](here, SAVED)
     write(repo, RUN, "0", here, forged=True)
     forge_end(repo, RUN)
-    assert fsck.check(repo).clean  # As docs/what-a-verdict-proves.md says.
-    assert _named(_findings(repo, told), "0")
+    assert fsck.check(repo).clean  # See `docs/what-a-verdict-proves.md`.
+    assert _named(_findings(repo, statement), "0")
 
 
 @pytest.mark.parametrize("rank", EVENTS)
-def test_a_ledger_that_was_cut_off_is_found(repo: Repository, told: Statement, rank: str) -> None:
-    """Its last batches are deleted, and its last events, with a chain that holds together."""
+def test_a_ledger_that_was_cut_off_is_found(repo: Repository, statement: Statement, rank: str) -> None:
+    """Its last batches are deleted, and so are its last events, with consistent digests."""
     for count in range(1, EVENTS[rank] + 1):
         with undone(repo):
             here = batches(repo, RUN, rank)
@@ -132,119 +132,128 @@ def test_a_ledger_that_was_cut_off_is_found(repo: Repository, told: Statement, r
                 here = [events for events in here if events]
                 here[-1].pop()
             write(repo, RUN, rank, here, forged=True)
-            assert _named(_findings(repo, told), rank), count
-            # A launcher's chain without its end is that of an attempt that was killed: a statement alone shows it.
+            assert _named(_findings(repo, statement), rank), count
+            # A launcher's chain without its end looks like that of a killed attempt: only a statement shows the cut.
             assert _named(_damage(repo), rank) is (rank != LAUNCHER or count == EVENTS[rank]), count
 
 
 def test_a_whole_attempt_that_is_gone_is_found_by_verify_and_by_fsck_if_others_follow(
-    repo: Repository, told: Statement
+    repo: Repository, statement: Statement
 ) -> None:
     assert isinstance(repo.store, MemoryStore)
     for where in [name for name in repo.store.objects if name.startswith(f"runs/{RUN}/ledger/0001/")]:
         repo.store.delete(where)
-    assert f"runs/{RUN}/ledger/0001/0" in _findings(repo, told)
+    assert f"runs/{RUN}/ledger/0001/0" in _findings(repo, statement)
     assert _damage(repo) == []
-    started = AttemptStarted(attempt=2, host="node", observed=_observed(told))
+    started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
     ledger.Writer(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
     assert f"runs/{RUN}/ledger/0001" in _damage(repo)
 
 
-def _observed(told: Statement) -> str:
+def _observed(statement: Statement) -> str:
     """Return the digest of the observed environment."""
-    return told.predicate.environments[0].record.name.rpartition("/")[2]
+    return statement.predicate.environments[0].record.name.rpartition("/")[2]
 
 
-def test_what_comes_later_is_told_and_no_fault(repo: Repository, told: Statement) -> None:
-    started = AttemptStarted(attempt=2, host="node", observed=_observed(told))
+def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Statement) -> None:
+    started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
     ledger.Writer(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
-    checked = verify.check(repo, told, read_data=False)
+    checked = verify.check(repo, statement, read_data=False)
     assert checked.findings == () and "attempts 2" in checked.notes[0]
     later = attest.build(repo, RUN)
     ledger.Writer(repo, RUN, 2, "0").append([codec.encode(started)])
-    assert claims.said(later) == []
+    assert claims.contradictions(later) == []
     repo.store.delete(f"runs/{RUN}/ledger/0002/0/00000000")
     noticed = batches(repo, RUN, LAUNCHER)[-1][0]
     ledger.Writer(repo, RUN, 2, LAUNCHER).append([noticed])
-    assert verify.check(repo, later, read_data=False).notes == (
-        f"runs/{RUN}/ledger/0002/launcher has 1 more events by now",
-    )
-    # An attempt that had ended has nothing more to say.
+    assert verify.check(repo, later, read_data=False).notes == (f"runs/{RUN}/ledger/0002/launcher has 1 newer events",)
+    # An attempt that has ended records nothing more.
     ledger.Writer(repo, RUN, 1, LAUNCHER).append([noticed])
-    assert _findings(repo, told) == [f"runs/{RUN}/ledger/0001/launcher"]
+    assert _findings(repo, statement) == [f"runs/{RUN}/ledger/0001/launcher"]
 
 
-def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Repository, told: Statement) -> None:
+def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Repository, statement: Statement) -> None:
     assert isinstance(repo.store, MemoryStore)
-    named = {one.name for one in told.named}
-    assert {f"runs/{RUN}/run", f"runs/{REPLAY}/run", f"runs/{REPLAY}/verdict", key(told.predicate.snapshot)} < named
-    # The replay's checkpoint is its own; it has the same content.
+    named = {subject.name for subject in statement.named}
+    assert {
+        f"runs/{RUN}/run",
+        f"runs/{REPLAY}/run",
+        f"runs/{REPLAY}/verdict",
+        key(statement.predicate.snapshot),
+    } < named
+    # The replay has its own checkpoint, with the same content.
     own = key(checkpoints.digest(repo, REPLAY, checkpoints.name(3, 1)))
     for where, (data, _) in list(repo.store.objects.items()):
         if where in named or (where.startswith("objects/") and where != own):
             with undone(repo):
                 _swap(repo, where, data[:-1] + bytes([data[-1] ^ 1]))
-                assert where in _findings(repo, told)
+                assert where in _findings(repo, statement)
                 repo.store.delete(where)
                 if where == f"runs/{RUN}/run":
                     with pytest.raises(NotFound):
-                        _findings(repo, told)
+                        _findings(repo, statement)
                 else:
-                    assert where in _findings(repo, told)
+                    assert where in _findings(repo, statement)
 
 
 def test_another_verdict_and_another_run_in_the_store_are_found_though_they_are_sealed(
-    repo: Repository, told: Statement
+    repo: Repository, statement: Statement
 ) -> None:
     verdict, run = runs.verdict(repo, runs.load(repo, REPLAY)), runs.load(repo, REPLAY)
     assert isinstance(verdict, Verdict) and isinstance(run, Run)
     where = f"runs/{REPLAY}/verdict"
     with undone(repo):
         _swap(repo, where, codec.encode(msgspec.structs.replace(verdict, outcome="diverged")))
-        found = [one.detail for one in verify.check(repo, told, read_data=False).findings if one.what == where]
-        assert "the verdict in the store says something else" in found and len(found) == 3
+        details = [
+            finding.detail
+            for finding in verify.check(repo, statement, read_data=False).findings
+            if finding.what == where
+        ]
+        assert "the verdict in the store differs from the statement" in details and len(details) == 3
     _swap(repo, f"runs/{REPLAY}/run", codec.encode(msgspec.structs.replace(run, reproduces="other")))
-    assert "it reproduces other" in {one.detail for one in verify.check(repo, told, read_data=False).findings}
+    assert "it reproduces other" in {
+        finding.detail for finding in verify.check(repo, statement, read_data=False).findings
+    }
 
 
-def test_a_checkpoint_that_was_retired_or_exchanged_is_found(repo: Repository, told: Statement) -> None:
+def test_a_checkpoint_that_was_retired_or_exchanged_is_found(repo: Repository, statement: Statement) -> None:
     name = checkpoints.name(3, 1)
     where = checkpoints.key(RUN, name)
-    other = checkpoints.digest(repo, REPLAY, name)
-    _swap(repo, where, f"{other}\n".encode())
-    assert _findings(repo, told) == [f"{RUN}@{name}"]
+    exchanged = checkpoints.digest(repo, REPLAY, name)
+    _swap(repo, where, f"{exchanged}\n".encode())
+    assert _findings(repo, statement) == [f"{RUN}@{name}"]
     repo.store.delete(where)
-    assert _findings(repo, told) == [f"{RUN}@{name}"]
+    assert _findings(repo, statement) == [f"{RUN}@{name}"]
 
 
-def test_a_run_that_did_more_than_is_told_is_found(repo: Repository, told: Statement) -> None:
-    shorter = msgspec.structs.replace(told.predicate, segments=(Segment(first=0, last=2),))
-    assert _findings(repo, msgspec.structs.replace(told, predicate=shorter)) == ["segments"]
+def test_a_run_that_did_more_than_is_told_is_found(repo: Repository, statement: Statement) -> None:
+    shorter = msgspec.structs.replace(statement.predicate, segments=(Segment(first=0, last=2),))
+    assert _findings(repo, msgspec.structs.replace(statement, predicate=shorter)) == ["segments"]
 
 
-def test_a_statement_that_contradicts_itself_is_found_without_a_store(told: Statement) -> None:
+def test_a_statement_that_contradicts_itself_is_found_without_a_store(statement: Statement) -> None:
     replace = msgspec.structs.replace
-    said = told.predicate
-    (line,) = said.verdicts
+    whole = statement.predicate
+    (line,) = whole.verdicts
     for predicate, what in (
-        (replace(said, outcome="diverged"), "outcome"),
-        (replace(said, verdicts=()), "verdicts"),
-        (replace(said, ledgers=()), f"run {RUN}"),
-        (replace(said, ledgers=(*said.ledgers, said.ledgers[0])), f"runs/{RUN}/ledger/0001/launcher"),
+        (replace(whole, outcome="diverged"), "outcome"),
+        (replace(whole, verdicts=()), "verdicts"),
+        (replace(whole, ledgers=()), f"run {RUN}"),
+        (replace(whole, ledgers=(*whole.ledgers, whole.ledgers[0])), f"runs/{RUN}/ledger/0001/launcher"),
         (
-            replace(said, segments=(replace(said.segments[0], checkpoint="0000000003-0001", digest="0" * 64),)),
+            replace(whole, segments=(replace(whole.segments[0], checkpoint="0000000003-0001", digest="0" * 64),)),
             "steps 1-3",
         ),
-        (replace(said, segments=(said.segments[0], Segment(first=4, last=5))), "steps 5-5"),
-        (replace(said, run=REPLAY), f"runs/{REPLAY}/verdict"),
-        (replace(said, snapshot="0" * 64), key("0" * 64)),
-        (replace(said, verdicts=(replace(line, found=line.found | {"outcome": "fine"}),)), f"runs/{REPLAY}/verdict"),
+        (replace(whole, segments=(whole.segments[0], Segment(first=4, last=5))), "steps 5-5"),
+        (replace(whole, run=REPLAY), f"runs/{REPLAY}/verdict"),
+        (replace(whole, snapshot="0" * 64), key("0" * 64)),
+        (replace(whole, verdicts=(replace(line, found=line.found | {"outcome": "fine"}),)), f"runs/{REPLAY}/verdict"),
     ):
-        assert what in {one.what for one in claims.said(replace(told, predicate=predicate))}
-    assert claims.said(replace(told, subject=told.subject[1:])) != []
+        assert what in {finding.what for finding in claims.contradictions(replace(statement, predicate=predicate))}
+    assert claims.contradictions(replace(statement, subject=statement.subject[1:])) != []
 
 
-def test_a_statement_survives_its_encoding_and_is_deterministic(repo: Repository, told: Statement) -> None:
-    body = attestation.payload(told)
-    assert attestation.statement(body, "it") == told
+def test_a_statement_survives_its_encoding_and_is_deterministic(repo: Repository, statement: Statement) -> None:
+    body = attestation.payload(statement)
+    assert attestation.statement(body, "it") == statement
     assert body == attestation.payload(attest.build(repo, RUN))

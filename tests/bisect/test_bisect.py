@@ -1,4 +1,4 @@
-"""Bisections of runs whose ranks are a rule of the test: which files of code are BAD's decides each step's loss."""
+"""Bisections of runs whose ranks follow a rule of the test: the set of BAD's code files decides each step's loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,17 +25,17 @@ from m5ws.reproduce import reproduce
 from m5ws.runs import run, supervise
 
 Rule = Callable[[frozenset[str], int], float | None]
-"""From the letters of the files that are BAD's, and a step, to its loss; None ends the training before it."""
+"""Maps the letters of BAD's files and a step to its loss. None ends the training before that step."""
 
 _STEPS = 6
 
 
 class Crash(Exception):
-    """The script fails here."""
+    """The script fails at this step."""
 
 
 class Ended:
-    """A `Process` that is over."""
+    """A `Process` that has ended."""
 
     pid = 0
 
@@ -50,7 +50,7 @@ class Ended:
 
 
 class Ranks:
-    """A `Launcher` whose one rank does as the rule says, at once."""
+    """A `Launcher` whose one rank follows the rule and ends at once."""
 
     def __init__(self) -> None:
         self.rule: Rule = lambda bad, step: 0.0
@@ -92,7 +92,7 @@ class Ranks:
 
 
 class Machine:
-    """A `Observer` of a machine that a test can change."""
+    """An `Observer` of a machine that a test can change."""
 
     def __init__(self) -> None:
         self.facts: dict[str, str | None] = {"torch": "2.13", "python": "3.11.7"}
@@ -109,7 +109,7 @@ class Machine:
 
 
 class Lab:
-    """Two runs of a rule: GOOD's files say `good`, BAD's `bad`."""
+    """Two runs of a rule: GOOD's files contain `good`, BAD's `bad`."""
 
     def __init__(self, repo: Repository, folder: Path) -> None:
         self.ranks, self.machine = Ranks(), Machine()
@@ -148,7 +148,7 @@ class Lab:
         return self._trained(snapshot)
 
     def again(self, name: str) -> str:
-        """Train what a run was trained from once more, and return the new run's id."""
+        """Train with the inputs of a run once more, and return the new run's id."""
         return self._trained(runs.load(self.ports.repo, name).snapshot)
 
     def _trained(self, snapshot: str) -> str:
@@ -158,15 +158,15 @@ class Lab:
         return new.id
 
     def install(self, **versions: str) -> None:
-        """Have these distributions, and no others, in the environment that runs begin in."""
+        """Set the distributions of the environment in which runs begin."""
         self.machine.installed = self.ranks.installed = versions
 
     def rebuilt(self, recipe: Recipe) -> supervise.Ports:
-        """Return the outside of runs in an environment of a recipe, which has what its requirements say."""
+        """Return the ports of runs in a recipe's environment, with the distributions of its requirements."""
         self.built.append(recipe)
         there = Lab(self.ports.repo, self._folder)
         there.ranks.rule = self.ranks.rule
-        there.install(**{one.name: one.version for one in recipe.requirements})
+        there.install(**{requirement.name: requirement.version for requirement in recipe.requirements})
         if "9.9" in there.machine.installed.values():
             raise UsageError("no such version")
         return there.ports
@@ -192,7 +192,7 @@ def lab(repo: Repository, tmp_path: Path) -> Lab:
 
 
 def _differs_if(*causes: str, at: int = 3) -> Rule:
-    """From step `at` on, with all letters of one of the causes."""
+    """Return a rule: from step `at` on, the loss differs with all letters of one of the causes."""
     return lambda bad, step: float(step >= at and any(set(cause) <= bad for cause in causes))
 
 
@@ -213,10 +213,10 @@ def test_what_makes_the_difference_is_found_and_nothing_else(lab: Lab, letters: 
     lab.train(letters, _differs_if(*causes))
     report = lab.bisect()
     assert (report.outcome, report.enough, report.plan.first.step) == ("explained", True, 3)
-    found = ["".join(name.removeprefix("code ").removesuffix(".py") for name in cause) for cause in report.causes]
-    assert sorted(found) == sorted(causes)
+    by_letter = ["".join(name.removeprefix("code ").removesuffix(".py") for name in cause) for cause in report.causes]
+    assert sorted(by_letter) == sorted(causes)
     assert report.runs == len(report.trials)
-    assert len(found) > 1 or report.runs <= report.plan.most_runs + 1
+    assert len(by_letter) > 1 or report.runs <= report.plan.most_runs + 1
 
 
 def test_a_hybrid_goes_no_further_than_the_first_difference(lab: Lab) -> None:
@@ -242,11 +242,11 @@ def test_a_set_that_crashes_is_neither_and_what_stays_untold_is_said(lab: Lab) -
     lab.train("abc", rule)
     report = lab.bisect()
     assert report.causes == (("code a.py",),) and report.enough is None
-    assert report.trials[-1].answer == "unresolved" and "cannot be told" in report.reason
+    assert report.trials[-1].answer == "unresolved" and "Other causes are possible" in report.reason
 
 
 def test_changes_that_undo_each_other_are_not_called_the_same(lab: Lab) -> None:
-    """Either of two changes differs at step 2, both only at step 5."""
+    """Each of two changes alone differs at step 2, both together only at step 5."""
     lab.train("abc", lambda bad, step: float(step >= (2 if len(bad & {"a", "b"}) == 1 else 5)) * len(bad & {"a", "b"}))
     report = lab.bisect()
     assert report.outcome == "explained" and set(report.causes) == {("code a.py",), ("code b.py",)}
@@ -379,7 +379,7 @@ def test_distributions_are_told_apart_where_environments_are_rebuilt(
     report = lab.bisect(rebuild=True)
     assert (report.outcome, report.enough, set(report.causes)) == ("explained", True, causes)
     assert [change.name for change in report.plan.environment] == ["distribution.m5ws"], "never rebuilt"
-    installed = [{one.name: one.version for one in recipe.requirements} for recipe in lab.built]
+    installed = [{requirement.name: requirement.version for requirement in recipe.requirements} for recipe in lab.built]
     assert installed[0] == {"ruler": "1.0", "gauge": "1.0", "old": "1.0"}
     assert len(set(lab.built)) == len(lab.built), "each environment is made once"
     assert lab.bisect(rebuild=True).runs == 0
@@ -402,5 +402,5 @@ def test_an_environment_that_cannot_be_made_is_neither(lab: Lab) -> None:
 def test_without_rebuilding_distributions_are_listed_alone(lab: Lab) -> None:
     _in_other_environments(lab, lambda bad, step: float(step >= 3 and "ruler" in bad))
     report = lab.bisect()
-    assert report.outcome == "not comparable", "what is installed here is BAD's"
+    assert report.outcome == "not comparable", "the distributions installed here are BAD's"
     assert {change.name for change in report.plan.environment} >= {"distribution.ruler", "distribution.gauge"}

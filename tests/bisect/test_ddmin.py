@@ -1,4 +1,4 @@
-"""Delta debugging, held against brute force on small sets: what it promises, and within how many tests."""
+"""Delta debugging, compared with brute force on small sets: its result, and its number of tests."""
 
 from itertools import combinations, pairwise
 
@@ -11,7 +11,7 @@ from m5ws.bisect.ddmin import Answer
 
 
 class Asked:
-    """A test that remembers, and counts what it was asked."""
+    """A test that caches its answers and counts its calls."""
 
     def __init__(self, answers: dict[frozenset[int], Answer]) -> None:
         self.answers = answers
@@ -40,16 +40,16 @@ def _groups(draw: st.DrawFn, most: int) -> list[list[int]]:
 
 @st.composite
 def _any_answers(draw: st.DrawFn) -> tuple[list[list[int]], Asked]:
-    """Answers that follow no rule at all, as crashes and changes that undo each other make them."""
+    """Answers without any rule, like those of crashes and of changes that undo each other."""
     groups = draw(_groups(5))
     sets = _subsets([element for group in groups for element in group])
-    said = st.sampled_from(list[Answer](["same", "differs", "unresolved"]))
-    return groups, Asked({chosen: draw(said) for chosen in sets})
+    answers = st.sampled_from(list[Answer](["same", "differs", "unresolved"]))
+    return groups, Asked({chosen: draw(answers) for chosen in sets})
 
 
 @st.composite
 def _monotone(draw: st.DrawFn, most: int) -> tuple[list[list[int]], Asked, list[frozenset[int]]]:
-    """Answers made by causes: a set differs if one of them is in it."""
+    """Answers from causes: a set differs if it contains one of them."""
     groups = draw(_groups(most))
     elements = [element for group in groups for element in group]
     made = draw(st.lists(st.frozensets(st.sampled_from(elements), min_size=1, max_size=3), max_size=3))
@@ -64,14 +64,14 @@ def test_what_is_found_differs_and_without_any_one_element_is_not_seen_to(
     case: tuple[list[list[int]], Asked], few: int
 ) -> None:
     groups, test = case
-    found = _minimised(groups, test, few)
+    subset = _minimised(groups, test, few)
     everything = frozenset(element for group in groups for element in group)
-    if found is None:
+    if subset is None:
         assert test.answers[everything] != "differs"
         return
-    assert test.answers[found] == "differs"
-    for element in found:
-        assert len(found) == 1 or test.answers[found - {element}] != "differs"
+    assert test.answers[subset] == "differs"
+    for element in subset:
+        assert len(subset) == 1 or test.answers[subset - {element}] != "differs"
 
 
 @given(case=_monotone(6), few=st.sampled_from([0, 8]))
@@ -79,19 +79,19 @@ def test_where_more_never_undoes_a_difference_no_part_of_what_is_found_differs(
     case: tuple[list[list[int]], Asked, list[frozenset[int]]], few: int
 ) -> None:
     groups, test, made = case
-    found = _minimised(groups, test, few)
-    assert (found is None) == (not made)
-    if found is not None:
-        assert found in made
-        assert all(test.answers[part] == "same" for part in _proper(found))
+    subset = _minimised(groups, test, few)
+    assert (subset is None) == (not made)
+    if subset is not None:
+        assert subset in made
+        assert all(test.answers[part] == "same" for part in _proper(subset))
 
 
 @given(case=_any_answers())
 def test_a_single_element_that_differs_is_found_where_each_is_tried(case: tuple[list[list[int]], Asked]) -> None:
     groups, test = case
-    found = ddmin.minimise(groups, test)
-    if any(len(chosen) == 1 and said == "differs" for chosen, said in test.answers.items()):
-        assert found is not None and len(found) == 1
+    subset = ddmin.minimise(groups, test)
+    if any(len(chosen) == 1 and answer == "differs" for chosen, answer in test.answers.items()):
+        assert subset is not None and len(subset) == 1
 
 
 @given(case=_any_answers(), few=st.sampled_from([0, 8]))
@@ -108,46 +108,46 @@ def test_causes_are_disjoint_and_without_them_nothing_differs(
     case: tuple[list[list[int]], Asked, list[frozenset[int]]],
 ) -> None:
     groups, test, _ = case
-    found = list(ddmin.causes(groups, test))
-    named = frozenset[int]().union(*found)
-    assert len(named) == sum(map(len, found))
+    causes = list(ddmin.causes(groups, test))
+    named = frozenset[int]().union(*causes)
+    assert len(named) == sum(map(len, causes))
     left = frozenset(element for group in groups for element in group) - named
     assert not left or test.answers[left] == "same"
 
 
 def test_two_of_many_that_matter_only_together_are_found_in_few_tests() -> None:
     groups = [list(range(30)), list(range(30, 40)), [40]]
-    asked: set[frozenset[int]] = set()
+    tested: set[frozenset[int]] = set()
 
     def test(chosen: frozenset[int]) -> Answer:
-        asked.add(chosen)
+        tested.add(chosen)
         return "differs" if {3, 33} <= chosen else "same"
 
     assert ddmin.minimise(groups, test) == frozenset((3, 33))
-    assert len(asked) <= 60
+    assert len(tested) <= 60
 
 
 def test_where_all_of_many_are_needed_the_bound_holds_too() -> None:
     everything = frozenset(range(8))
-    asked: set[frozenset[int]] = set()
+    tested: set[frozenset[int]] = set()
 
     def test(chosen: frozenset[int]) -> Answer:
-        asked.add(chosen)
+        tested.add(chosen)
         return "differs" if chosen == everything else "same"
 
     assert ddmin.minimise([sorted(everything)], test) == everything
-    assert 8 < len(asked) <= ddmin.most([sorted(everything)])
+    assert 8 < len(tested) <= ddmin.most([sorted(everything)])
 
 
 def test_the_likeliest_alone_and_all_others_together_are_enough_for_one_cause() -> None:
-    asked: list[frozenset[int]] = []
+    tested: list[frozenset[int]] = []
 
     def test(chosen: frozenset[int]) -> Answer:
-        asked.append(chosen)
+        tested.append(chosen)
         return "differs" if 3 in chosen else "same"
 
     assert list(ddmin.causes([[3, 0], [1, 2]], test)) == [{3}]
-    assert asked == [{3}, {0, 1, 2}]
+    assert tested == [{3}, {0, 1, 2}]
 
 
 def _minimised(groups: list[list[int]], test: Asked, few: int) -> frozenset[int] | None:

@@ -1,4 +1,4 @@
-"""What differs between two runs, and snapshots and launches with some of it from each, in a real store."""
+"""Differences between two runs, and the snapshots and launches of hybrids, in a real store."""
 
 from itertools import combinations
 from pathlib import Path
@@ -64,8 +64,8 @@ def pair(repo: Repository, tmp_path: Path) -> tuple[Run, Run]:
 def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
     repo: Repository, pair: tuple[Run, Run]
 ) -> None:
-    found, untried = differences.between(repo, *pair)
-    assert [element.name for element in found] == [
+    elements, untried = differences.between(repo, *pair)
+    assert [element.name for element in elements] == [
         "code come.py",
         "code gone.py",
         "code train.py",
@@ -79,23 +79,23 @@ def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
         "launch environment.C",
         "determinism threads",
     ]
-    assert [one.change.name for one in untried] == ["fingerprint_every", "wanted nccl", "config.yaml (text)"]
+    assert [excluded.change.name for excluded in untried] == ["fingerprint_every", "wanted nccl", "config.yaml (text)"]
 
 
 def test_what_explains_the_first_difference_comes_first(repo: Repository, pair: tuple[Run, Run]) -> None:
-    found, _ = differences.between(repo, *pair)
-    groups = differences.grouped(found, _FIRST)
+    elements, _ = differences.between(repo, *pair)
+    groups = differences.grouped(elements, _FIRST)
     assert groups[0][0].name == "config lr"
-    assert sorted(map(repr, sum(groups, []))) == sorted(map(repr, found))  # noqa: RUF017
+    assert sorted(map(repr, sum(groups, []))) == sorted(map(repr, elements))  # noqa: RUF017
     assert all(len({element.change.part for element in group}) == 1 for group in groups)
 
 
 def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run, Run]) -> None:
     good, bad = pair
-    found, _ = differences.between(repo, *pair)
-    nothing = hybrids.make(repo, good, bad, found, ())
+    elements, _ = differences.between(repo, *pair)
+    nothing = hybrids.make(repo, good, bad, elements, ())
     assert nothing == hybrids.Hybrid(snapshot=snapshots.load(repo, good.snapshot), spec=good.spec, parent=None)
-    everything = hybrids.make(repo, good, bad, found, found)
+    everything = hybrids.make(repo, good, bad, elements, elements)
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     assert everything.snapshot == msgspec.structs.replace(new, declared=old.declared)
     assert everything.spec == msgspec.structs.replace(bad.spec, fingerprint_every=1)
@@ -105,14 +105,16 @@ def test_each_pair_of_elements_is_from_bad_and_all_else_from_good(
     repo: Repository, pair: tuple[Run, Run], tmp_path: Path
 ) -> None:
     good, bad = pair
-    found, _ = differences.between(repo, *pair)
-    for number, chosen in enumerate(combinations(found, 2)):
-        hybrid = hybrids.make(repo, good, bad, found, chosen)
+    elements, _ = differences.between(repo, *pair)
+    for number, chosen in enumerate(combinations(elements, 2)):
+        hybrid = hybrids.make(repo, good, bad, elements, chosen)
         published = hybrids.publish(repo, hybrid, good, bad, "two")
         assert snapshots.load(repo, published) == hybrid.snapshot
         parts = [trees.located(repo.objects, repo.locations, tree) for tree in hybrid.snapshot.trees.values()]
         materialise(repo.objects, repo.locations, parts, tmp_path / str(number))
-        again = [SourceFile(path=one.path, location=tmp_path / str(number) / one.name) for one in parts[0].entries]
+        again = [
+            SourceFile(path=entry.path, location=tmp_path / str(number) / entry.name) for entry in parts[0].entries
+        ]
         assert trees.write_tree(repo.objects, repo.locations, again).digest == hybrid.snapshot.code.tree
         _check(tmp_path / str(number), hybrid, {element.name for element in chosen})
 
@@ -143,11 +145,11 @@ def _check(work: Path, hybrid: hybrids.Hybrid, taken: set[str]) -> None:
 def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repository, tmp_path: Path) -> None:
     moved = {**_GOOD, "code": {"train.py": "good"}, "data": {"data/a": "good", "same.py": "same"}}
     good, bad = _run(repo, tmp_path, _GOOD, "good"), _run(repo, tmp_path, moved, "gone")
-    found, _ = differences.between(repo, good, bad)
-    by_name = {element.name: element for element in found}
+    elements, _ = differences.between(repo, good, bad)
+    by_name = {element.name: element for element in elements}
     with pytest.raises(Unmixable, match="twice"):
-        hybrids.make(repo, good, bad, found, [by_name["data data"]])
-    both = hybrids.make(repo, good, bad, found, [by_name["data data"], by_name["code same.py"]])
+        hybrids.make(repo, good, bad, elements, [by_name["data data"]])
+    both = hybrids.make(repo, good, bad, elements, [by_name["data data"], by_name["code same.py"]])
     assert [entry.path for entry in trees.located(repo.objects, repo.locations, both.snapshot.code.tree).entries] == [
         b"gone.py",
         b"train.py",

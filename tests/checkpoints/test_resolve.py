@@ -1,4 +1,4 @@
-"""RUN, RUN@STEP, RUN@STEP-ATTEMPT and digests: what each stands for, and what is said where there is nothing."""
+"""RUN, RUN@STEP, RUN@STEP-ATTEMPT and digests: their checkpoints, and the errors for missing ones."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ class Published(msgspec.Struct):
 
 @pytest.fixture
 def published(repo: Repository) -> Published:
-    """Steps 2 and 4 of a first attempt, 4 and 6 of a second, and 6 of the first, which came too late."""
+    """Publish steps 2 and 4 of attempt 1, 4 and 6 of attempt 2, and, too late, 6 of attempt 1."""
     for run in (RUN, "7c1d00000002"):
         planted.run(repo, run)
     digests = _publish(repo, 1, (2, 4), {})
@@ -38,11 +38,11 @@ def _publish(
     repo: Repository, attempt: int, steps: tuple[int, ...], before: dict[str, str], inherits: tuple[str, ...] = ()
 ) -> dict[str, str]:
     planted.begin(repo, RUN, attempt, inherits=inherits)
-    found = {}
+    digests = {}
     for step in steps:
         record = repo.objects.get_record(_record(repo, attempt, step), Checkpoint)
-        found[checkpoints.name(step, attempt)] = checkpoints.publish(repo, record)
-    return found
+        digests[checkpoints.name(step, attempt)] = checkpoints.publish(repo, record)
+    return digests
 
 
 def _record(repo: Repository, attempt: int, step: int) -> str:
@@ -63,11 +63,11 @@ def _record(repo: Repository, attempt: int, step: int) -> str:
     ],
 )
 def test_what_a_name_stands_for(published: Published, text: str, step: int, attempt: int) -> None:
-    found = resolve(published.repo, text)
+    checkpoint = resolve(published.repo, text)
     name = checkpoints.name(step, attempt)
-    assert (found.run, found.name, found.digest) == (RUN, name, published.digests[name])
-    assert resolve(published.repo, found.digest) == found
-    assert resolve(published.repo, str(found)) == found
+    assert (checkpoint.run, checkpoint.name, checkpoint.digest) == (RUN, name, published.digests[name])
+    assert resolve(published.repo, checkpoint.digest) == checkpoint
+    assert resolve(published.repo, str(checkpoint)) == checkpoint
 
 
 @pytest.mark.parametrize(

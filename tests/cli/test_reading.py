@@ -107,7 +107,7 @@ def test_a_commit_that_is_not_here_fails_neither_show_nor_diff(
     assert shown.status == 0 and "history  not here: the repository does not have such a commit" in shown.out
     code = planted.tree(home, tmp_path / "code", {"train.py": "print('trained')\n"})
     found = m5("diff", made.snapshot, planted.publish(home, planted.snapshot(code, commit="b" * 40)))
-    assert found.status == 0 and "the history between the commits is not here: the repository does not" in found.out
+    assert found.status == 0 and "the history between the commits is unavailable: the repository does not" in found.out
 
 
 def test_diff_of_the_same_says_so(m5: Any, made: Any) -> None:

@@ -1,4 +1,4 @@
-"""Differences between snapshots and between runs, on real ones in a real store."""
+"""Differences between snapshots and between runs, in a real store."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ DATA = {"data/a.txt": b"a", "data/b.txt": b"b", "data/c.txt": b"c"}
 
 
 class Maker:
-    """Publishes snapshots and runs that differ from a base in what is named."""
+    """Publishes snapshots and runs that differ from a base in the named fields."""
 
     def __init__(self, repo: Repository, directory: Path) -> None:
         self.repo = repo
@@ -53,7 +53,7 @@ class Maker:
 
     def run(self, snapshot: Digest, spec: LaunchSpec, ranks: Sequence[dict[str, str | None]] | None = None,
             observed: Observed | None = None) -> str:  # fmt: skip
-        """Publish a run; with `ranks`, the facts of each, also its first attempt."""
+        """Publish a run. With `ranks`, its first attempt has the facts of each rank."""
         run = planted.run(self.repo, runs.new_id(), snapshot, spec=spec)
         if ranks is not None:
             digest = self.repo.objects.put_record(observed or Observed())
@@ -134,7 +134,7 @@ def test_the_tokenizer_by_file_and_by_what_it_gives(make: Maker) -> None:
     changes = between_snapshots(make.repo, make.snapshot(), make.snapshot(tokenizer=tokenizer))
     assert [change.name for change in changes] == ["tok.json", "probe ids"]
     assert (changes[1].old, changes[1].new) == ("2 ids: 1 2", "2 ids: 1 3")
-    assert changes[1].detail == "the same text has other token ids, from position 1 on"
+    assert changes[1].detail == "the token ids of the same text differ from position 1 on"
 
 
 def test_token_ids_of_different_probe_texts_are_not_compared(make: Maker) -> None:
@@ -166,8 +166,8 @@ def test_datasets_of_dvc_show_its_hash(make: Maker) -> None:
 
 
 def test_the_same_files_pinned_in_another_way_cannot_change_bits(make: Maker) -> None:
-    other = make.dataset(DATA, kind="dvc", hash="aa.dir")
-    (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(datasets=(other,)))
+    pinned = make.dataset(DATA, kind="dvc", hash="aa.dir")
+    (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(datasets=(pinned,)))
     assert change.rating == "cannot"
 
 
@@ -207,8 +207,8 @@ def test_runs_of_one_snapshot_launched_alike_do_not_differ(make: Maker) -> None:
 
 
 def test_how_runs_were_launched(make: Maker) -> None:
-    other = LaunchSpec(command=("train.py", "--x"), nproc=3, seed=2, environment={"A": "1"}, fingerprint_every=5)
-    a, b = make.run(make.snapshot(), SPEC), make.run(make.snapshot(), other)
+    spec = LaunchSpec(command=("train.py", "--x"), nproc=3, seed=2, environment={"A": "1"}, fingerprint_every=5)
+    a, b = make.run(make.snapshot(), SPEC), make.run(make.snapshot(), spec)
     changes = between_runs(make.repo, a, b)
     assert rows(changes) == [
         ("launch", "command", "train.py", "train.py --x"),

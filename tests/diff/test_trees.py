@@ -1,4 +1,4 @@
-"""Differences of trees, checked by git itself: what is shown, applied, gives the other side."""
+"""Differences of trees, checked by git itself: applying a shown patch gives the other side."""
 
 import os
 import subprocess
@@ -51,17 +51,17 @@ def capture(repo: Repository, root: Path, state: dict[bytes, File]) -> Digest:
 
 
 def read(root: Path) -> dict[bytes, File]:
-    found: dict[bytes, File] = {}
+    files: dict[bytes, File] = {}
     for folder, _, paths in os.walk(os.fsencode(root)):
         for name in paths:
             path = os.path.join(folder, name)
             key = os.path.relpath(path, os.fsencode(root))
             if os.path.islink(path):
-                found[key] = ("link", os.readlink(path))
+                files[key] = ("link", os.readlink(path))
             else:
                 with open(path, "rb") as file:
-                    found[key] = ("exec" if os.stat(path).st_mode & 0o100 else "file", file.read())
-    return found
+                    files[key] = ("exec" if os.stat(path).st_mode & 0o100 else "file", file.read())
+    return files
 
 
 @settings(max_examples=25)

@@ -1,4 +1,4 @@
-"""What the flows share: ranks that are forks, but where a test starts m5ws as a process of its own."""
+"""Fixtures of the flows: ranks are forks, except in tests that start m5ws as a process."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""References that were exchanged between real runs: no verdict is made of them, and none is shown."""
+"""References exchanged between real runs: no verdict uses them, and no command shows them."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ def _copied(workspace: Workspace, source: str, target: str) -> None:
     """Put the bytes of one reference under the key of another."""
     store = workspace.root / ".m5ws" / "store"
     data = (store / source).read_bytes()
-    # The stores of copies of a run share files.
+    # Copies of a run share the files of their stores.
     (store / target).unlink()
     (store / target).write_bytes(data)
 
 
 def test_exchanged_checkpoints_and_verdicts_of_real_runs_are_refused(base_runs: BaseRuns, tmp_path: Path) -> None:
     workspace, run = base_runs.copy("fsdp", 2, tmp_path)
-    other = workspace.train("--set", "learning_rate=0.5")
+    second = workspace.train("--set", "learning_rate=0.5")
     equal = workspace.json("reproduce", run)
     diverged = workspace.json("reproduce", run, "--set", "learning_rate=0.5", "--no-recheck", expect=1)
     assert (equal["outcome"], diverged["outcome"]) == ("reproduced", "diverged")
@@ -32,8 +32,8 @@ def test_exchanged_checkpoints_and_verdicts_of_real_runs_are_refused(base_runs: 
     workspace.m5ws("show", diverged["replay"], expect=3)
 
     label = checkpoints.name(8, 1)
-    _copied(workspace, checkpoints.key(other, label), checkpoints.key(run, label))
-    damage = {one["key"] for one in workspace.json("fsck", expect=1)["damage"]}
+    _copied(workspace, checkpoints.key(second, label), checkpoints.key(run, label))
+    damage = {problem["key"] for problem in workspace.json("fsck", expect=1)["damage"]}
     assert damage == {checkpoints.key(run, label), f"runs/{diverged['replay']}/verdict"}
     verdict = workspace.json("reproduce", run, expect=2)
     assert (verdict["outcome"], verdict["compared"]) == ("not comparable", {})

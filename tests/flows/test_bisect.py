@@ -1,4 +1,4 @@
-"""Two runs that differ in several inputs: the ones that matter are found, by runs no longer than is needed."""
+"""Two runs that differ in several inputs: the bisection finds those that matter, with runs as short as possible."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def _write(
 
 
 def _told(report: Any) -> dict[str, str]:
-    """What was tried, and what came of it."""
+    """Return the tested sets, with their answers."""
     return {" + ".join(trial["taken"]): trial["answer"] for trial in report["trials"]}
 
 
@@ -84,13 +84,13 @@ def test_the_one_of_four_that_matters_is_named_and_nothing_is_run_twice(trained:
     assert (report["outcome"], report["causes"], report["enough"]) == ("explained", [["config learning_rate"]], True)
     assert list(_told(report).values()) == ["same", "differs", "same"] and report["runs"] == 3
     assert len(workspace.json("ls", "--runs")["runs"]) == before + 3
-    # No further than to the step where the runs part.
+    # No further than to the step where the runs diverge.
     control = workspace.history(report["trials"][0]["run"])
     assert sorted(control.steps[0]) == [1]
 
-    said = workspace.m5ws("bisect", good, bad).stdout
-    assert f"EXPLAINED: run {bad} against run {good}\n  config learning_rate makes the runs differ" in said
-    assert "tried, in 0 runs and 3 known before" in said and "all but config learning_rate" in said
+    output = workspace.m5ws("bisect", good, bad).stdout
+    assert f"EXPLAINED: run {bad} against run {good}\n  config learning_rate makes the runs differ" in output
+    assert "tried, in 0 runs and 3 known before" in output and "all but config learning_rate" in output
     assert len(workspace.json("ls", "--runs")["runs"]) == before + 3
 
 
@@ -103,8 +103,8 @@ def test_two_that_matter_only_together_are_found_though_one_does_not_run_alone(t
     report = workspace.json("bisect", good, bad)
     assert [sorted(cause) for cause in report["causes"]] == [["code settings.py", "config ramp"]]
     assert report["enough"] is True and report["plan"]["first"]["step"] == 3
-    told = _told(report)
-    assert told["code settings.py"] == "unresolved" and told["config ramp"] == "same"
+    trials = _told(report)
+    assert trials["code settings.py"] == "unresolved" and trials["config ramp"] == "same"
     assert sum(trial["known"] for trial in report["trials"]) == 2
 
 
@@ -116,7 +116,7 @@ def test_what_is_not_pinned_is_not_blamed_on_what_is(trained: tuple[Workspace, s
     assert (report["outcome"], report["causes"]) == ("not explained", [])
     assert set(_told(report).values()) == {"same"} and report["plan"]["first"]["step"] == 4
     assert [change["name"] for change in report["plan"]["environment"]] == ["variable.TILT"]
-    # Where GOOD itself cannot be had again, that is said first, and nothing else is run.
+    # If GOOD itself cannot be replayed here, the report is about that, and nothing else runs.
     report = workspace.json("bisect", tilted, good, expect=2)
     assert (report["outcome"], report["runs"]) == ("not comparable", 1)
     assert [change["name"] for change in report["here"]] == ["variable.TILT"]
@@ -124,4 +124,4 @@ def test_what_is_not_pinned_is_not_blamed_on_what_is(trained: tuple[Workspace, s
 
 def test_runs_that_do_not_differ_are_refused(trained: tuple[Workspace, str]) -> None:
     workspace, good = trained
-    assert "does not differ" in workspace.m5ws("bisect", good, good, expect=2).stderr
+    assert "equal results" in workspace.m5ws("bisect", good, good, expect=2).stderr

@@ -1,4 +1,4 @@
-"""Checkpoints of real runs: equal runs have equal ones, and an export has what belongs to a model beside weights."""
+"""Checkpoints of real runs: equal runs have equal ones, and an export has the model's other files too."""
 
 import json
 from pathlib import Path
@@ -23,25 +23,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, list[s
 
 
 def test_runs_of_one_snapshot_have_equal_checkpoints(trained: tuple[Workspace, list[str]]) -> None:
-    workspace, (one, same, _) = trained
+    workspace, (first, same, _) = trained
     for step in ("4", "8", "10"):
-        done = workspace.m5ws("checkpoint", "diff", f"{one}@{step}", f"{same}@{step}")
+        done = workspace.m5ws("checkpoint", "diff", f"{first}@{step}", f"{same}@{step}")
         assert "no difference" in done.stdout
-    found = json.loads(workspace.m5ws("checkpoint", "diff", "--json", f"{one}@4", f"{one}@8", expect=1).stdout)
-    assert {change["kind"] for change in found["tensors"]} == {"bits"}
-    assert "buffer.scale" not in {change["name"] for change in found["tensors"]}
-    assert {"generators.torch", "feed.loader.numbers"} <= {one["path"] for one in found["state"]}
+    diff = json.loads(workspace.m5ws("checkpoint", "diff", "--json", f"{first}@4", f"{first}@8", expect=1).stdout)
+    assert {change["kind"] for change in diff["tensors"]} == {"bits"}
+    assert "buffer.scale" not in {change["name"] for change in diff["tensors"]}
+    assert {"generators.torch", "feed.loader.numbers"} <= {first["path"] for first in diff["state"]}
 
 
 def test_another_number_of_ranks_is_compared_tensor_by_tensor(trained: tuple[Workspace, list[str]]) -> None:
     workspace, (two, _, alone) = trained
-    found = json.loads(workspace.m5ws("checkpoint", "diff", "--json", two, alone, expect=1).stdout)
-    moved = {change["name"]: change for change in found["tensors"]}
-    # Each rank drew other batches, so the weights differ; what no training changes does not.
+    diff = json.loads(workspace.m5ws("checkpoint", "diff", "--json", two, alone, expect=1).stdout)
+    moved = {change["name"]: change for change in diff["tensors"]}
+    # With other ranks the batches and the weights differ, and untrained state is equal.
     assert moved["model.up.weight"]["elements"]["compared"] == 64 * 32
     assert {change["kind"] for change in moved.values()} == {"bits"}
-    assert found["tensors_equal"] > 0 and "optimizer.up.weight.step" not in moved
-    assert any("2 ranks" in note and "1" in note for note in found["notes"])
+    assert diff["tensors_equal"] > 0 and "optimizer.up.weight.step" not in moved
+    assert any("2 ranks" in note and "1" in note for note in diff["notes"])
 
 
 def test_an_export_for_hugging_face_has_the_model_and_its_tokenizer(

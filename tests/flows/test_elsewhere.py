@@ -1,4 +1,4 @@
-"""A run belongs to its store: it goes on from any workspace that reaches it, and ends up with the same bits."""
+"""A run belongs to its store: it resumes in any workspace that reaches the store, and ends with the same bits."""
 
 import json
 import os
@@ -34,10 +34,10 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 _SCRIPT = Path(__file__).parent / "scripts" / "elsewhere.py"
 _SUPERSEDED = 4
 _KILLED = 3
-"""Of four attempts, so many are killed."""
+"""Number of killed attempts, of four."""
 _TIMEOUT_S = 120
 _PATHS = {"PYTHONPATH": str(ROOT)}
-"""As in the processes of `Warm`: it is a part of the environment."""
+"""The value in the processes of `Warm`, since it is a part of the environment."""
 _Found = TypeVar("_Found")
 _HEADER = (
     "| trainer | seed | runs | attempts killed | of them with ranks that lived on | resumed elsewhere | seconds |",
@@ -57,18 +57,18 @@ class _Places(msgspec.Struct, frozen=True):
         return Repository.open(open_store(self.store))
 
     def m5ws(self, where: int, *words: str, moment_s: float | None = None) -> tuple[int | None, str]:
-        """Return the exit status, None of what was killed, and all that was printed."""
+        """Return the exit status, None if the process was killed, and the whole output."""
         done: Ended = self.warm.run("m5ws", self.homes[where].root, *words, moment_s=moment_s)
         if done.killed:
             return None, ""
-        status, _, said = done.said.partition("\n")
-        return int(status), said
+        status, _, output = done.said.partition("\n")
+        return int(status), output
 
     def history(self, run: str) -> history.History:
         return history.load(self.repo, run)
 
     def kill_ranks(self, where: int, run: str) -> None:
-        """Kill all ranks of a run on one machine: all processes that write its logs."""
+        """Kill all ranks of a run on one machine: the processes that write its logs."""
         directory = str(self.homes[where].root / ".m5ws" / "runs" / run)
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -79,7 +79,7 @@ class _Places(msgspec.Struct, frozen=True):
 
 
 def _plain(workspace: Workspace) -> None:
-    """Have the script train in one process that knows of no other."""
+    """Make the script train in one process, without process groups."""
     for line in ("fully_shard(model.up)\n", "fully_shard(model)\n", 'dist.init_process_group("gloo")\n'):
         workspace.edit("train.py", line, "")
     workspace.edit("train.py", "rank = dist.get_rank()", "rank = 0")
@@ -120,20 +120,20 @@ def places(trainer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_
 
 @pytest.fixture(scope="module")
 def whole(places: _Places) -> tuple[history.History, float]:
-    """A run that nobody disturbed, and the seconds that one takes."""
+    """Return an undisturbed run, and the seconds that one takes."""
     run, seconds = "", 0.0
-    # The first starts what ranks are forked from.
+    # The first run starts the parent process of the forks.
     for _ in range(2):
         began_s = time.monotonic()
-        status, said = places.m5ws(0, "run", "--json")
-        assert status == 0, said
-        run, seconds = json.JSONDecoder().raw_decode(said)[0]["run"]["id"], time.monotonic() - began_s
+        status, output = places.m5ws(0, "run", "--json")
+        assert status == 0, output
+        run, seconds = json.JSONDecoder().raw_decode(output)[0]["run"]["id"], time.monotonic() - began_s
     return places.history(run), seconds
 
 
 def _chain(repo: Repository, run: str, attempt: int) -> dict[str, bytes]:
-    found = repo.store.list(f"runs/{run}/ledger/{attempt:04d}/")
-    return {one.key: repo.store.get(one.key) for one in found}
+    stats = repo.store.list(f"runs/{run}/ledger/{attempt:04d}/")
+    return {stat.key: repo.store.get(stat.key) for stat in stats}
 
 
 class _Count(msgspec.Struct):
@@ -142,18 +142,18 @@ class _Count(msgspec.Struct):
     living: int = 0
     resumed: int = 0
     seconds: float = 0.0
-    """How long a whole run took lately, in which kills are drawn: other work on the machine changes it."""
+    """Duration of a recent whole run, from which kill times are drawn. Other work on the machine changes it."""
 
 
 def _one_run(places: _Places, whole: tuple[history.History, float], draw: random.Random, count: _Count) -> None:
-    """Begin a run, kill its attempts, and go on with each elsewhere until it is done; then judge it."""
+    """Start a run, kill its attempts, and resume each on another machine until it finishes; then judge it."""
     repo, known = places.repo, set(runs.ids(places.repo))
     where, resume, attempts = draw.randrange(len(places.homes)), list[str](), 0
     while True:
         moment_s = draw.uniform(0, count.seconds) if draw.randrange(4) < _KILLED and attempts < 4 else None
         began_s = time.monotonic()
-        status, said = places.m5ws(where, "run", *resume, "--no-progress", moment_s=moment_s)
-        assert status in (0, None), said
+        status, output = places.m5ws(where, "run", *resume, "--no-progress", moment_s=moment_s)
+        assert status in (0, None), output
         if status == 0 and not resume:
             count.seconds = time.monotonic() - began_s
         [*begun] = set(runs.ids(repo)) - known
@@ -169,18 +169,18 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
             count.living += 1
         made = ledger.attempts(repo, run)
         elsewhere = draw.choice([place for place in range(len(places.homes)) if place != where])
-        # Real ranks hold a lock, so that nobody goes on beside them on their own machine; forks hold none.
+        # Real ranks hold a lock, so no second attempt runs beside them on one machine. Forks hold no lock.
         places.kill_ranks(elsewhere, run)
         if made and len(made) > attempts:
             attempts = len(made)
             before = _chain(repo, run, made[-1])
-            status, said = places.m5ws(elsewhere, "run", "--resume", run)
-            if "has finished" in said:
-                break  # It was killed after it had ended.
-            assert (status, "--take-over" in said) == (2, True), said
+            status, output = places.m5ws(elsewhere, "run", "--resume", run)
+            if "has finished" in output:
+                break  # The process was killed after its run had ended.
+            assert (status, "--take-over" in output) == (2, True), output
             assert _chain(repo, run, made[-1]) == before
         if not made:
-            # What was killed before its first attempt began is nobody's.
+            # A run that was killed before its first attempt began belongs to no machine.
             known.add(run)
             places.kill_ranks(where, run)
             resume, attempts = [], 0
@@ -189,11 +189,11 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
         count.resumed += 1
     [run] = set(runs.ids(repo)) - known
     count.runs += 1
-    # What a machine had not told the store yet is missing, as if that machine were gone for good.
+    # Events that a machine had not published are missing, as if the machine were lost.
     assert_alike(whole[0], places.history(run))
     assert places.history(run).contents.keys() == whole[0].contents.keys()
-    assert not [one for one in fsck.check(repo).damage if run in one.key]
-    # Each machine delivers what it has when it is used again, and no more.
+    assert not [problem for problem in fsck.check(repo).damage if run in problem.key]
+    # Each machine delivers its own events when it is used again, and nothing else.
     for place in range(len(places.homes)):
         places.kill_ranks(place, run)
         assert places.m5ws(place, "ls")[0] == 0
@@ -226,7 +226,7 @@ def test_killed_at_random_moments_a_run_goes_on_elsewhere_to_the_same_bits(
 
 @pytest.fixture
 def held(places: _Places, tmp_path: Path) -> Iterator[Path]:
-    """A file; while it is there, a training in the first workspace stands still after step 6."""
+    """Return a file. While it exists, a training in the first workspace pauses after step 6."""
     file = tmp_path / "held"
     file.touch()
     workspace = places.homes[0]
@@ -261,7 +261,7 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     for words in (["ls"], ["show", run], ["fsck"], ["gc"], ["gc", "--dry-run"], ["logs", run], ["snapshot"]):
         there.m5ws(*words, expect=None, environment=_PATHS)
     judged = json.loads(there.m5ws("reproduce", "--json", run, environment=_PATHS).stdout)
-    assert judged["outcome"] == "sampled" and "its end is not recorded" in judged["reason"]
+    assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["reason"]
     refused = there.m5ws("run", "--resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
@@ -273,8 +273,8 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     assert not [key for key in written if key.startswith(f"runs/{run}/ledger/0001")]
     held.unlink()
     first.join(_TIMEOUT_S)
-    [(status, said)] = ended
-    assert status == _SUPERSEDED and "attempt 2" in said and os.uname().nodename in said, said
+    [(status, output)] = ended
+    assert status == _SUPERSEDED and "attempt 2" in output and os.uname().nodename in output, output
     assert_equal(whole[0], places.history(run))
     outcomes = [ledger.events(repo, run, attempt, ledger.LAUNCHER)[-1] for attempt in (1, 2)]
     assert [event.outcome for event in outcomes if isinstance(event, AttemptEnded)] == ["interrupted", "finished"]
@@ -291,23 +291,23 @@ def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
     assert ended.killed and places.history(run).last_step == 0
     assert [checkpoints.step_of(name) for name in checkpoints.valid(places.repo, run)] == [4]
     assert places.m5ws(1, "run", "--resume", run, "--take-over")[0] == 0
-    found = places.history(run)
-    assert_alike(whole[0], found)
-    assert 1 not in found.steps[0] and found.last_step == 10 and fsck.check(places.repo).damage == ()
-    status, said = places.m5ws(1, "reproduce", "--json", run)
-    verdict = json.JSONDecoder().raw_decode(said)[0]
-    assert (status, verdict["outcome"]) == (0, "reproduced"), said
+    recorded = places.history(run)
+    assert_alike(whole[0], recorded)
+    assert 1 not in recorded.steps[0] and recorded.last_step == 10 and fsck.check(places.repo).damage == ()
+    status, output = places.m5ws(1, "reproduce", "--json", run)
+    verdict = json.JSONDecoder().raw_decode(output)[0]
+    assert (status, verdict["outcome"]) == (0, "reproduced"), output
     assert any("not recorded" in line for line in verdict["not_compared"]), verdict["not_compared"]
 
 
-def _when(found: Callable[[], _Found | None]) -> _Found:
-    """Return what `found` returns as soon as that is something."""
+def _when(condition: Callable[[], _Found | None]) -> _Found:
+    """Return the first true result of `found`."""
     end = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < end:
-        if value := found():
+        if value := condition():
             return value
         time.sleep(0.05)
-    pytest.fail("what was waited for did not happen")
+    pytest.fail("the condition did not become true")
 
 
 @pytest.mark.long
@@ -319,10 +319,10 @@ def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
     [run] = set(runs.ids(places.repo)) - known
     places.kill_ranks(0, run)
     there, before = places.homes[1], _chain(places.repo, run, 1)
-    other = _PATHS | {"OMP_DYNAMIC": "TRUE"}
+    variables = _PATHS | {"OMP_DYNAMIC": "TRUE"}
     resume = ("run", "--resume", run, "--take-over", "--no-progress")
-    refused = there.m5ws(*resume, expect=2, environment=other).stderr
+    refused = there.m5ws(*resume, expect=2, environment=variables).stderr
     assert "variable.OMP_DYNAMIC: absent → TRUE" in refused and "--env warn" in refused
     assert ledger.attempts(places.repo, run) == [1] and _chain(places.repo, run, 1) == before
-    there.m5ws(*resume, "--env", "warn", environment=other)
+    there.m5ws(*resume, "--env", "warn", environment=variables)
     assert_alike(whole[0], places.history(run))

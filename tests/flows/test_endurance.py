@@ -1,4 +1,4 @@
-"""Thousands of checkpoints in one run, with retention and gc all the while: nothing that a process holds grows."""
+"""Thousands of checkpoints in one run, with retention and gc: no process holds more and more."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 _SAMPLE_S = 0.2
 _GC_S = 2.0
 _KEPT = 3
-# From the second quarter of the run to its last: what a leak of 10 kB, or of one file, for each checkpoint goes beyond.
+# Bounds of the growth from the run's second quarter to its last: below a leak of 10 kB, or one file, a checkpoint.
 _MEMORY_BYTES = 12 * 2**20
 _DESCRIPTORS = 8
 _THREADS = 2
@@ -35,7 +35,7 @@ class _Scale(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
-    """What was seen of the store: gc calls, and its objects after each."""
+    """Observations of the store: the number of gc calls, and the objects after each."""
 
     calls: int = 0
     retired: int = 0
@@ -43,13 +43,13 @@ class _Seen(msgspec.Struct):
 
 
 def _made(workspace: Workspace) -> int:
-    """Return how many checkpoints the run has made: its last one's step, for there is one after each."""
-    found = (workspace.root / ".m5ws" / "store" / "runs").glob("*/checkpoints/*")
-    return max((checkpoints.step_of(path.name) for path in found), default=0)
+    """Return the number of the run's checkpoints. It is the step of the last one, since each step has one."""
+    paths = (workspace.root / ".m5ws" / "store" / "runs").glob("*/checkpoints/*")
+    return max((checkpoints.step_of(path.name) for path in paths), default=0)
 
 
 def _collect(workspace: Workspace, seen: _Seen) -> None:
-    """Call gc as a timer does: it executes the plan that is due, or makes one."""
+    """Call gc like a timer: it executes the plan that is due, or makes one."""
     done = workspace.json("gc", "--older-than", "1s", "--grace", "1s")
     seen.calls += 1
     if done["state"] == "done":
@@ -58,7 +58,7 @@ def _collect(workspace: Workspace, seen: _Seen) -> None:
 
 
 def _watched(workspace: Workspace, seen: _Seen) -> Footprints:
-    """Run to the end, a checkpoint after each step, and return what the processes held."""
+    """Run to the end, with a checkpoint after each step, and return the memory and files of the processes."""
     process = workspace.start("run", "--no-progress", "--checkpoint-every", "1")
     prints, next_s = Footprints(process.pid), time.monotonic() + _GC_S
     while process.poll() is None:
@@ -103,14 +103,14 @@ def _part(count: int, quarter: int) -> tuple[int, int]:
 
 
 def _row(scale: _Scale, role: str, held: tuple[Held, Held], seen: _Seen, seconds: float) -> str:
-    memory = [f"{one.memory_bytes / 2**20:.1f} MiB" for one in held]
-    counts = [f"{one.descriptors} / {one.threads}" for one in held]
+    memory = [f"{process.memory_bytes / 2**20:.1f} MiB" for process in held]
+    counts = [f"{process.descriptors} / {process.threads}" for process in held]
     store = (seen.calls, f"{seen.retired:,}", max(seen.objects, default="-"), f"{seconds:,.0f}")
     return "| " + " | ".join(map(str, (f"{scale.checkpoints:,}", role, *memory, *counts, *store))) + " |"
 
 
 def _judge(workspace: Workspace, made: int, seen: _Seen) -> None:
-    """Check that gc kept up, that what it left is whole, and that the run has its last checkpoints and no others."""
+    """Check that gc kept up, that the remaining store is sound, and that the run has exactly its last checkpoints."""
     for _ in range(6):
         _collect(workspace, seen)
         time.sleep(1.0)
@@ -120,5 +120,5 @@ def _judge(workspace: Workspace, made: int, seen: _Seen) -> None:
     ]
     assert seen.retired == made - _KEPT
     history = workspace.history(run)
-    assert len(history.contents) == made and not [one for one in history.notices if one.kind == "save-failed"]
+    assert len(history.contents) == made and not [notice for notice in history.notices if notice.kind == "save-failed"]
     assert workspace.json("fsck", "--read-data")["damage"] == []

@@ -1,4 +1,4 @@
-"""What ranks loaded decides what a changed environment can do: to a replay, and to a run that goes on in it."""
+"""The packages that ranks loaded decide whether a changed environment matters, to a replay and to a resumed run."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ _IN_STEPS = """\
 
 
 class _Place:
-    """A workspace, and a folder of installed distributions that its script, and who observes it, import from."""
+    """A workspace, and a folder of installed distributions for its script and its observer."""
 
     def __init__(self, folder: Path) -> None:
         self.site, self.fails = folder / "site", folder / "fails"
@@ -110,8 +110,8 @@ def test_a_killed_attempt_says_what_it_had_loaded_and_another_one_shows_where_it
     shown = place.workspace.m5ws("show", run).stdout
     assert "environment, compared with the first attempt:\n    distribution.late: 1.0 → 2.0" in shown
     assert "1 differences that cannot change bits" in shown
-    found = place.workspace.json("show", run)["environments"]
-    assert {name: rating for name, (rating, _) in _rated(found["2"]).items()} == {
+    environments = place.workspace.json("show", run)["environments"]
+    assert {name: rating for name, (rating, _) in _rated(environments["2"]).items()} == {
         "distribution.late": "can",
         "distribution.idle": "cannot",
     }

@@ -1,7 +1,7 @@
-"""What a verdict rests on: results that the run wrote, all of them, and no clock.
+"""The evidence of a verdict: all results that the run wrote, and no clock.
 
-Scripts at random leak chance into places of theirs, and are replayed. Each verdict is compared with two things: a table
-that gives the outcome for each place, and the files that both runs left on the disk, compared here by their bytes.
+Scripts write random values into some of their results, and are replayed. Each verdict is compared with a table of the
+outcome for each result, and with the files of both runs on disk, compared here by their bytes.
 """
 
 import random
@@ -75,7 +75,7 @@ _LEAKS = {
     "a link to nothing": "os.symlink(scratch / f'{chance}', 'out/#.pt')",
     "a metric": "import mlflow\nwith mlflow.start_run(): mlflow.log_metric('#', chance)",
 }
-"""`#` stands for a name that no other leak of the script has."""
+"""`#` stands for a name that is unique in the script."""
 _STEPS = {
     "a step": "value += chance * (step.number == 2)",
     "a weight": "model.weight.data[0, 0] += chance * 1e-3 * (step.number == 2)",
@@ -93,7 +93,7 @@ _HARMLESS = {
     "beside": "#.pt",
     "a link to nothing": "out/#.pt",
 }
-"""Leaks into no judged result, and what a verdict must name."""
+"""Leaks into unjudged results, and the text that a verdict must contain."""
 _JUDGED = {"a clock", "a clock in state", "the run's place", "the place in state"}
 _HEADER = (
     "| chance leaks into | seed | scripts | with a session | nondeterministic | reproduced | not comparable | falsely "
@@ -102,7 +102,7 @@ _HEADER = (
 
 
 class _Case(msgspec.Struct, frozen=True):
-    """A script: the places that chance leaks into, the declared outputs, a result that is always the same or none."""
+    """A script: the random results, the declared outputs, and whether one result is always the same."""
 
     leaks: tuple[str, ...]
     outputs: str = '["out"]'
@@ -115,7 +115,7 @@ class _Case(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        """The text of the script, but for its head."""
+        """The text of the script, without its head."""
         inside = "\n    ".join(_STEPS[leak] for leak in self.leaks if leak in _STEPS) or "pass"
         lines = ["Path('out/same.txt').write_text('1')"] if self.steady else []
         lines += [_SESSION.format(inside=inside)] if self.session else []
@@ -124,7 +124,7 @@ class _Case(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> str:
-        """The outcome that the verdict must have."""
+        """The expected outcome of the verdict."""
         leaks = set(self.leaks)
         if self.session:
             return "nondeterministic" if leaks & _STEPS.keys() else "reproduced"
@@ -134,7 +134,7 @@ class _Case(msgspec.Struct, frozen=True):
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """A verdict on a case, and the files that the original and the replay left."""
+    """A verdict on a case, and the files of the original and of the replay."""
 
     case: _Case
     found: dict[str, Any]
@@ -142,16 +142,16 @@ class _Verdict(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> str:
-        """All that the verdict lists, as one text."""
+        """All lists of the verdict, as one text."""
         first = self.found["first"] or {"quantity": ""}
         return "\n".join([*self.found["not_compared"], *self.found["outputs"], first["quantity"]])
 
     def wrong(self) -> bool:
-        """Return True if the outcome is not the one that the places give."""
+        """Return True if the outcome differs from the expected one."""
         return bool(self.found["outcome"] != self.case.outcome)
 
     def unlisted(self) -> list[str]:
-        """Return the files that differ, or were not compared, and are missing from the verdict's lists."""
+        """Return the files that differ, or were not compared, and are missing in the verdict's lists."""
         old, new = self.files
         differ = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         outside = {name for name in old.keys() | new.keys() if not self.case.declared or not name.startswith("out/")}
@@ -160,17 +160,17 @@ class _Verdict(msgspec.Struct, frozen=True):
         if self.case.declared:
             words = ((_HARMLESS.get(leak) or "").replace("#", f"n{number}") for number, leak in named)
             expected |= {word for word in words if word}
-        told = "\n".join([self.told, *(_plain(word) for word in self.told.split())])
+        listed = "\n".join([self.told, *(_plain(word) for word in self.told.split())])
         if "a metric" in self.case.leaks and self.found["outcome"] == "reproduced":
             expected.add("metric")
-        # Of results that are judged the verdict names the first.
+        # Of judged results, the verdict names the first that differs.
         if self.found["outcome"] == "nondeterministic" and not self.case.session:
             expected = {name for name in expected if name in outside}
-        return sorted(name for name in expected if name not in told)
+        return sorted(name for name in expected if name not in listed)
 
 
 def _plain(name: str) -> str:
-    """Return a path up to the part of it that is drawn by chance."""
+    """Return a path up to its random part."""
     return name.partition("0.")[0]
 
 
@@ -190,12 +190,12 @@ def _judge(root: Path, case: _Case) -> _Verdict:
     """Train and replay a script."""
     workspace = _workspace(root, case)
     run = workspace.train()
-    found = workspace.json("reproduce", run, expect=None)
-    return _Verdict(case, found, (_left(workspace, run), _left(workspace, found["replay"])))
+    verdict = workspace.json("reproduce", run, expect=None)
+    return _Verdict(case, verdict, (_left(workspace, run), _left(workspace, verdict["replay"])))
 
 
 def _left(workspace: Workspace, run: str) -> dict[str, bytes]:
-    """Return the files that a run left in its work directory, by path; m5ws removes the inputs of finished runs."""
+    """Return the files in a run's work directory, by path. m5ws removes the inputs of finished runs."""
     work = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
     return {
         path.relative_to(work).as_posix(): path.read_bytes()
@@ -205,7 +205,7 @@ def _left(workspace: Workspace, run: str) -> dict[str, bytes]:
 
 
 def _check(root: Path, case: _Case) -> None:
-    """Hold the rule of evidence against a replay of a script that leaks chance in these places."""
+    """Check the rule of evidence on a replay of a script with random values in these places."""
     verdict = _judge(root, case)
     assert not verdict.wrong() and verdict.unlisted() == [], verdict
 

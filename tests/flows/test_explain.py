@@ -1,6 +1,6 @@
-"""`reproduce --explain` on planted faults, in real runs: the module that differs first, and the cause, or `unknown`.
+"""`reproduce --explain` on planted faults in real runs: the first module that differs, and the cause, or `unknown`.
 
-tests/reproduce/test_recorded_traces.py judges what these runs saw without running them.
+tests/reproduce/test_recorded_traces.py judges the recorded traces of these runs without running them.
 """
 
 from pathlib import Path
@@ -61,32 +61,32 @@ def test_what_differs_first_is_named(
     one: tuple[Workspace, str], name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     recorder, expected = Recorder(monkeypatch), EXPECTED[name]
-    found = _explained(one, "--set", expected.change)
-    place = found["place"]
-    assert found["between"] == "original and replay" and found["repeats"] is True
+    explanation = _explained(one, "--set", expected.change)
+    place = explanation["place"]
+    assert explanation["between"] == "original and replay" and explanation["repeats"] is True
     assert (place["phase"], place["module"], place["quantity"], place["step"]) == expected.place
-    assert _causes(found) == [(cause, True) for cause in expected.causes]
+    assert _causes(explanation) == [(cause, True) for cause in expected.causes]
     if request.config.getoption("--update-golden"):
-        recorder.write(name, found["first"], found["last"])
-    assert all(side["agrees"] for side in found["sides"])
+        recorder.write(name, explanation["first"], explanation["last"])
+    assert all(side["agrees"] for side in explanation["sides"])
     if name == "gradient":
         assert place["op"] == "ScaledBackward" and place["alone"]
     if name == "flip_step":
-        # From the checkpoint before it, not from the start.
+        # From the checkpoint before the divergence, not from the start.
         workspace, _ = one
-        assert workspace.json("show", found["sides"][0]["replay"])["run"]["segment"]["first"] == 4
+        assert workspace.json("show", explanation["sides"][0]["replay"])["run"]["segment"]["first"] == 4
 
 
 def test_two_ranks_name_the_same_module(two: tuple[Workspace, str]) -> None:
-    found = _explained(two, "--set", "dropout_1=0.3")
-    place = found["place"]
+    explanation = _explained(two, "--set", "dropout_1=0.3")
+    place = explanation["place"]
     assert (place["module"], place["ranks"], place["phase"]) == ("blocks.1.drop", [0, 1], "forward")
-    assert _causes(found) == [("dropout RNG", True), ("changed config", True)]
+    assert _causes(explanation) == [("dropout RNG", True), ("changed config", True)]
 
 
 def test_another_number_of_processes(two: tuple[Workspace, str]) -> None:
-    found = _explained(two, "--nproc", "1")
-    assert _causes(found)[0] == ("reduction order, world size", True)
+    explanation = _explained(two, "--nproc", "1")
+    assert _causes(explanation)[0] == ("reduction order, world size", True)
 
 
 @pytest.mark.long
@@ -96,16 +96,16 @@ def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
     before = settings.read_text()
     settings.write_text(before + "\n[determinism]\nthreads = 2\n")
     try:
-        other = workspace.json("snapshot")["id"]
+        changed = workspace.json("snapshot")["id"]
     finally:
         settings.write_text(before)
-    found = _explained(one, "--snapshot", other)
-    assert found["between"] == "original and replay" and found["place"] is not None
-    assert _causes(found) == [("thread count", True)]
+    explanation = _explained(one, "--snapshot", changed)
+    assert explanation["between"] == "original and replay" and explanation["place"] is not None
+    assert _causes(explanation) == [("thread count", True)]
 
 
 def test_the_original_is_replayed_with_its_own_environment(one: tuple[Workspace, str]) -> None:
-    """A variable that the original had not is not set for its side: the replay there is the original."""
+    """A variable that the original did not have is unset for its side, so its replay equals it."""
     workspace, run = one
     given = ("reproduce", run, "--env", "warn", "--explain")
     done = workspace.m5ws(*given, expect=1, environment={"ATEN_CPU_CAPABILITY": "default"})
@@ -118,28 +118,28 @@ def test_two_replays_that_differ_name_the_module_and_its_operations(tmp_path: Pa
     workspace, run = _workspace(tmp_path, 1, _FAULTS.replace("noise: 0", "noise: 1"))
     verdict = workspace.json("reproduce", run, "--explain", expect=1)
     assert verdict["outcome"] == "nondeterministic"
-    found = verdict["explanation"]
-    place = found["place"]
-    assert (found["between"], found["repeats"]) == ("two replays", False)
+    explanation = verdict["explanation"]
+    place = explanation["place"]
+    assert (explanation["between"], explanation["repeats"]) == ("two replays", False)
     assert (place["module"], place["phase"], place["alone"]) == ("blocks.1.act", "forward", True)
-    # No more than possible: torch does not know the operation.
-    assert _causes(found) == [("nondeterministic kernel", False)]
-    assert "NoisyBackward" in found["causes"][0]["evidence"][0]
+    # The cause is possible, not certain: torch does not list the operation.
+    assert _causes(explanation) == [("nondeterministic kernel", False)]
+    assert "NoisyBackward" in explanation["causes"][0]["evidence"][0]
     shown = workspace.m5ws("show", verdict["replay"]).stdout
     assert "module    blocks.1.act" in shown and "nondeterministic kernel (possible)" in shown
 
 
 def test_an_original_that_cannot_be_replayed_has_no_cause(tmp_path: Path) -> None:
-    """It saw a file that is there no more; what it recorded says where it parts, and nothing says why."""
+    """It read a file that no longer exists. Its records show the place of the difference, but no cause."""
     hidden = tmp_path / "hidden"
     hidden.touch()
     faults = _FAULTS.replace("hidden: ''", f"hidden: {hidden}").replace("flip_step: 0", "flip_step: 5")
     workspace, run = _workspace(tmp_path, 1, faults)
     hidden.unlink()
-    found = _explained((workspace, run), "--segment", "2")
-    place = found["place"]
-    assert (found["between"], found["repeats"]) == ("record and replay", True)
+    explanation = _explained((workspace, run), "--segment", "2")
+    place = explanation["place"]
+    assert (explanation["between"], explanation["repeats"]) == ("record and replay", True)
     assert (place["step"], place["phase"], place["quantity"], place["module"]) == (5, "loss", "loss", None)
-    assert _causes(found) == [("unknown", False)]
-    original = found["sides"][0]
+    assert _causes(explanation) == [("unknown", False)]
+    original = explanation["sides"][0]
     assert original["replay"] is None and "cannot be replayed" in original["problem"]

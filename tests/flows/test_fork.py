@@ -1,4 +1,4 @@
-"""Runs that start from another one's checkpoint: the same bits where nothing is changed, and what is changed counts."""
+"""Runs that start from another run's checkpoint: the same bits without changes, and changes take effect."""
 
 from pathlib import Path
 
@@ -30,9 +30,9 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
             before = parent.steps[rank][number]
             assert (step.quantities, step.batch) == (before.quantities, before.batch)
 
-    other = workspace.train("--from", f"{run}@4", "--set", "learning_rate=0.02")
-    changed = workspace.history(other)
-    # Weights and data of step 5 are the parent's; its update, and all after it, are not.
+    second = workspace.train("--from", f"{run}@4", "--set", "learning_rate=0.02")
+    changed = workspace.history(second)
+    # Weights and data of step 5 are the parent's. Its update and all later steps differ.
     assert changed.steps[0][5].quantities["loss"] == parent.steps[0][5].quantities["loss"]
     assert changed.steps[0][5].batch == parent.steps[0][5].batch
     assert changed.steps[0][6].quantities["loss"] != parent.steps[0][6].quantities["loss"]
@@ -40,7 +40,7 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
     assert rates == [0.02 * (1.0 / (1 + number / 10)) for number in changed.steps[0]]
     (notice,) = [notice for notice in changed.notices if notice.kind == "fork"]
     assert f"lr of group 0: {0.02 * (1.0 / (1 + 4 / 10))!r}" in notice.message
-    changes = workspace.json("diff", run, other)["changes"]
+    changes = workspace.json("diff", run, second)["changes"]
     assert {(change["part"], change["name"]) for change in changes} == {("config", "learning_rate"), ("launch", "from")}
 
 

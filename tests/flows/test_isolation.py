@@ -1,4 +1,4 @@
-"""The run sees the snapshot and nothing else (promise 3), whatever becomes of the author's checkout."""
+"""A run sees its snapshot and nothing else (promise 3), whatever happens to the author's checkout."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def _ruin(workspace: Workspace) -> None:
 
 
 def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
-    """As an editable install of the workspace would do it."""
+    """An editable install of the workspace would import like this."""
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     (workspace.root / "live").mkdir()
     (workspace.root / "live" / "helper_from_checkout.py").write_text("VALUE = 1\n")
@@ -50,7 +50,7 @@ def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
 
 
 def test_code_of_the_checkout_is_found_by_whatever_way_it_was_loaded(tmp_path: Path) -> None:
-    """By its file's path, and no longer among the loaded modules."""
+    """Code loaded by its file's path, and removed from the loaded modules."""
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1)
     live = workspace.root / "live_code.py"
     live.write_text("VALUE = 1\n")

@@ -1,4 +1,4 @@
-"""Output files of a script without a session: there when it is resumed, and out of the store again."""
+"""Output files of a script without a session: restored for a resume, and deleted from the store later."""
 
 from pathlib import Path
 
@@ -38,15 +38,15 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     assert "output files of attempt 1" in workspace.m5ws("run", "--resume", run, "--dry-run").stdout
     workspace.m5ws("run", "--resume", run)
-    told = workspace.json("outputs", run, str(tmp_path / "model"))
-    assert (told["files"], told["attempt"], told["final"]) == (3, 2, True)
+    report = workspace.json("outputs", run, str(tmp_path / "model"))
+    assert (report["files"], report["attempt"], report["final"]) == (3, 2, True)
     assert (tmp_path / "model" / "out" / "log.txt").read_text().split() == list("123456")
     shown = workspace.m5ws("show", run).stdout
     assert "outputs-restored" in shown and "input-modified" not in shown
     verdict = workspace.json("reproduce", run, expect=1)
-    # What counts the steps of the last attempt alone is named, and the resume as its cause.
+    # The verdict names the value that counts steps of the last attempt alone, and the resume as its cause.
     assert verdict["first"]["quantity"] == "file out/counted.txt:line 1" and verdict["compared"]["files"] == 2
-    assert "in the original, attempt 2 went on from the output files" in verdict["reason"]
+    assert "in the original, attempt 2 continued from the output files" in verdict["reason"]
     assert "fault" not in verdict["reason"]
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
@@ -73,7 +73,7 @@ with open("out/chance.txt", "w") as file:
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    """A run with a session, which also writes files: 10 steps, checkpoints after 4, 8 and 10."""
+    """Return a run with a session that also writes files: 10 steps, with checkpoints after 4, 8 and 10."""
     made = make_workspace(tmp_path_factory.mktemp("stepped") / "w", "fsdp.py", nproc=1, run='outputs = ["out"]')
     (made.root / "train.py").write_text((made.root / "train.py").read_text() + _LAST)
     return made, made.train()
@@ -89,8 +89,8 @@ def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Works
     assert (row["name"], row["attempt"], row["final"], row["files"]) == ("0001-final", 1, True, 2)
     assert "at the end" in workspace.m5ws("outputs", run).stdout
     shown = workspace.json("show", run)
-    assert [one["checkpoint"]["step"] for one in shown["checkpoints"]] == [4, 8, 10]
-    assert [one["name"] for one in shown["outputs"]] == ["0001-final"]
+    assert [checkpoint["checkpoint"]["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
+    assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-final"]
     assert "OUTPUTS OF ATTEMPT" in workspace.m5ws("show", run).stdout
     assert "after step 10" in workspace.m5ws("run", "--from", run, "--dry-run", expect=2).stderr
     assert workspace.json("outputs", run, str(tmp_path / "o"))["final"]
@@ -109,4 +109,4 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     verdict = workspace.json("reproduce", workspace.train("--", "train.py", "chance"))
     assert verdict["outcome"] == "reproduced"
     assert "differs: out/chance.txt:line 1" in verdict["outputs"]
-    assert "the verdict is of the recorded steps and states, which output files do not overrule" in verdict["outputs"]
+    assert "the recorded steps and states decide the verdict; output files do not change it" in verdict["outputs"]

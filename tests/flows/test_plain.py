@@ -1,4 +1,4 @@
-"""A script that knows nothing of m5ws: compared by its files and by the metrics that it logged itself."""
+"""A script without m5ws: compared by its files and by the metrics that it logged."""
 
 from pathlib import Path
 
@@ -30,11 +30,11 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
 
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
-    one, other = (workspace.train("--", "train.py", seed) for seed in "01")
-    assert workspace.history(other).outputs != workspace.history(one).outputs
+    first, second = (workspace.train("--", "train.py", seed) for seed in "01")
+    assert workspace.history(second).outputs != workspace.history(first).outputs
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
-    # Without steps to end after, the second replay is a whole one.
+    # The script has no steps to end after, so the second replay is a whole one.
     assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None
     assert verdict["first"]["quantity"] == verdict["recheck"]["first"]["quantity"] == "file out/noise.txt:line 1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"

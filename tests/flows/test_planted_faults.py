@@ -1,4 +1,4 @@
-"""Faults that are planted in runs are found where they are, their cause is named, and untouched runs are left alone."""
+"""Planted faults: each is located, its cause is named, and unchanged runs raise no alarm."""
 
 import random
 import sys
@@ -35,7 +35,7 @@ _UNTOUCHED = (
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """How many runs of each kind."""
+    """The number of runs of each kind."""
 
     runs: int
     soak: bool = False
@@ -45,25 +45,25 @@ class _Scale(msgspec.Struct, frozen=True):
 
 
 class _Count(msgspec.Struct):
-    """What became of one kind."""
+    """The results of one kind."""
 
     beside: int = 0
     seconds: float = 0.0
     said: list[Said] = []
 
     def row(self, kind: str, seed: int) -> str:
-        said = self.said
-        cells: list[object] = [kind, seed, len(said), self.beside]
-        cells += [sum(getattr(one, name) for one in said) for name in ("found", "segment", "step")]
-        cells += [sum(one.cause == cause for one in said) for cause in ("right", "unknown", "wrong")]
-        cells += [sum(one.certain for one in said), f"{self.seconds:,.0f}"]
+        results = self.said
+        cells: list[object] = [kind, seed, len(results), self.beside]
+        cells += [sum(getattr(result, name) for result in results) for name in ("found", "segment", "step")]
+        cells += [sum(result.cause == cause for result in results) for cause in ("right", "unknown", "wrong")]
+        cells += [sum(result.certain for result in results), f"{self.seconds:,.0f}"]
         return "| " + " | ".join(map(str, cells)) + " |"
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     environment = variables(tmp_path)
-    # What is installed is what this process can import.
+    # The installed distributions are those that this process can import.
     monkeypatch.setattr(sys, "path", [environment["SITE"], *sys.path])
     with ForkParents() as parents:
         yield Runs(tmp_path, parents, environment)
@@ -80,36 +80,36 @@ def test_a_planted_fault_is_found_where_it_is_and_its_cause_is_named(runs: Runs,
     missed = []
     for _ in range(scale.runs):
         for kind, count in counts.items():
-            said = _one(runs, kind, draw, count)
-            if not (said.found and said.segment and said.step) or said.cause != "right":
-                missed.append((kind, said))
-                print(kind, said)
+            result = _one(runs, kind, draw, count)
+            if not (result.found and result.segment and result.step) or result.cause != "right":
+                missed.append((kind, result))
+                print(kind, result)
             print(row := count.row(kind, seed))
             if scale.soak:
                 soak_page.put("planted", _HEADER, row)
-    for kind, said in missed:
-        assert said.found and said.segment and said.step, (kind, said)
-        assert not said.certain, (kind, said)
+    for kind, result in missed:
+        assert result.found and result.segment and result.step, (kind, result)
+        assert not result.certain, (kind, result)
     assert len(missed) <= scale.runs * len(CAUSES) // 10, missed
 
 
 def _one(runs: Runs, kind: str, draw: random.Random, count: _Count) -> Said:
-    """Plant a fault, have all segments replayed, and return what was said of it."""
+    """Plant a fault, replay all segments, and return the result."""
     began_s = time.monotonic()
     beside = _beside(runs, draw)
     planted = plant(kind, runs, draw)
     if beside:
         runs.install("gauge", "1.1", "")
-    said = judged(planted, runs.verify(planted.run, _PARALLEL))
+    result = judged(planted, runs.verify(planted.run, _PARALLEL))
     runs.restore()
     count.beside += beside
-    count.said.append(said)
+    count.said.append(result)
     count.seconds += time.monotonic() - began_s
-    return said
+    return result
 
 
 def _beside(runs: Runs, draw: random.Random) -> bool:
-    """Return whether a library that the training does not use is to have another version in the replays."""
+    """Return True if the replays get another version of a library that the training does not use."""
     runs.restore()
     return draw.random() < 0.3
 
@@ -133,7 +133,7 @@ def test_of_untouched_runs_none_is_said_to_differ(runs: Runs, scale: _Scale) -> 
         alarms += isinstance(answer, M5Error) or answer.outcome != "reproduced"
         if not isinstance(answer, M5Error):
             replayed += len(answer.verdicts)
-            steps += sum(one.compared.get("steps", 0) for one in answer.verdicts)
+            steps += sum(verdict.compared.get("steps", 0) for verdict in answer.verdicts)
         resumed, beside = resumed + stopped, beside + changed
         cells = (number, resumed, beside, replayed, f"{steps:,}", alarms, f"{time.monotonic() - began_s:,.0f}")
         print(row := "| " + " | ".join(map(str, ("runs", seed, *cells))) + " |")

@@ -1,4 +1,4 @@
-"""A run at determinism level "portable": trained, reproduced, and told apart from one that is not."""
+"""A run at determinism level "portable": trained, reproduced, and distinguished from one at another level."""
 
 from pathlib import Path
 
@@ -19,6 +19,6 @@ def test_a_portable_run_is_reproduced_and_what_was_promised_is_said(tmp_path: Pa
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         settings.write_text(settings.read_text().replace("portable", "strict"))
         strict = workspace.json("snapshot")["id"]
-        other = workspace.json("reproduce", portable, "--snapshot", strict, expect=1)
-        assert (other["outcome"], other["expected"]["level"]) == ("diverged", "strict")
-        assert ("determinism", "level") in {(change["part"], change["name"]) for change in other["changes"]}
+        diverged = workspace.json("reproduce", portable, "--snapshot", strict, expect=1)
+        assert (diverged["outcome"], diverged["expected"]["level"]) == ("diverged", "strict")
+        assert ("determinism", "level") in {(change["part"], change["name"]) for change in diverged["changes"]}

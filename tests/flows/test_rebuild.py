@@ -1,4 +1,4 @@
-"""`reproduce --env rebuild`: the environment of a run is made again, and the replay runs in it."""
+"""`reproduce --env rebuild`: the environment of a run is rebuilt, and the replay runs in it."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "pathspec", "rich", "
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A workspace with a script that knows nothing of m5ws, and the interpreter that m5ws runs with."""
+    """A workspace with a script without m5ws, and the interpreter of m5ws."""
 
     root: Path
     python: str
@@ -71,7 +71,7 @@ def place(folder: Path, python: str, own: Path, settings: str = _SETTINGS, links
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """A run, and the virtual environment it was made in, whose distributions come from the folder `links`."""
+    """A run and its virtual environment, whose distributions come from the folder `links`."""
 
     here: Place
     run: str
@@ -81,7 +81,7 @@ class Trained(msgspec.Struct, frozen=True):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A run that prints what the distribution `greeting` 1.0 says, where 2.0 is to be had as well."""
+    """Return a run that prints the text of the distribution `greeting` 1.0; version 2.0 is available too."""
     folder = tmp_path_factory.mktemp("rebuild")
     links = folder / "links"
     own = own_package.copy(folder / "own")
@@ -155,7 +155,7 @@ os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A stand-in for Podman: it writes down its arguments, and starts the command here, with its mounts."""
+    """Return a stand-in for Podman: it records its arguments, and starts the command here, with its mounts."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     if not mounts.possible(str(tmp_path / "one"), str(tmp_path / "other")):

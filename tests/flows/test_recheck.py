@@ -1,4 +1,4 @@
-"""A replay that diverges is stopped, and done once more before a verdict: does the run repeat itself at all?"""
+"""A diverged replay is stopped, and repeated before the verdict: is the run deterministic at all?"""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _RECORD = "    step.record(loss=loss"
 
 
 def _edited(folder: Path, lines: Sequence[str]) -> Workspace:
-    """Make a workspace whose script does `lines` in each step, on one process."""
+    """Make a workspace whose script executes `lines` in each step, on one process."""
     workspace = make_workspace(folder / "w", "fsdp.py", nproc=1)
     workspace.edit("train.py", "import time\n", "import os\nimport time\n")
     workspace.edit("train.py", _RECORD, "\n".join([*lines, _RECORD]))
@@ -32,7 +32,7 @@ def _steps(workspace: Workspace, run: str) -> list[int]:
 
 
 def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_early(tmp_path: Path) -> None:
-    """Noise at step 5; what comes after it takes long in a replay, which would take it if it went on."""
+    """Noise at step 5. Later steps are slow in a replay, so a replay that did not stop would show."""
     slow = tmp_path / "slow"
     lines = [
         "    if step.number == 5:",
@@ -46,16 +46,16 @@ def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_earl
     assert "it differs at step 5" in done.stderr and "replaying once more, up to there" in done.stderr
     rows = workspace.json("show", run)["replays"]
     first, second = (row["id"] for row in rows)
-    found = workspace.json("show", first)["verdict"]
-    assert found == workspace.json("show", second)["verdict"]
-    assert found["outcome"] == "nondeterministic" and found["first"]["step"] == 5
-    again = found["recheck"]
+    shown = workspace.json("show", first)["verdict"]
+    assert shown == workspace.json("show", second)["verdict"]
+    assert shown["outcome"] == "nondeterministic" and shown["first"]["step"] == 5
+    again = shown["recheck"]
     assert (again["replay"], again["last"], again["repeats"], again["as_original"]) == (second, 5, False, False)
-    assert again["first"]["step"] == 5 and again["first"]["original"] == found["first"]["replayed"]
+    assert again["first"]["step"] == 5 and again["first"]["original"] == shown["first"]["replayed"]
     assert (
-        "two replays differ from each other" in found["reason"] and "nothing is said of the original" in found["reason"]
+        "two replays differ from each other" in shown["reason"] and "the original cannot be judged" in shown["reason"]
     )
-    # The first replay was stopped soon after, without a checkpoint that nobody asked for; the second ended there.
+    # The first replay was stopped soon after, without an extra checkpoint. The second one ended there.
     assert 5 <= max(_steps(workspace, first)) < 10
     assert sorted(workspace.history(first).contents) in ([4], [4, 8])
     assert _steps(workspace, second) == [1, 2, 3, 4, 5]
@@ -64,7 +64,7 @@ def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_earl
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    """A run that saw a file which is there no more: in its seventh step a weight was changed."""
+    """Return a run that read a file which no longer exists: a weight was changed in its seventh step."""
     folder = tmp_path_factory.mktemp("faulty")
     hidden = folder / "hidden"
     hidden.touch()
@@ -88,7 +88,7 @@ def test_two_replays_that_agree_put_the_original_under_suspicion(faulty: tuple[W
     assert (again["last"], again["repeats"], again["first"]) == (7, True, None)
     assert "the original, which is under suspicion" in verdict["reason"]
     assert _steps(workspace, again["replay"]) == list(range(1, 8))
-    # Nothing of what was given to a replay that was stopped is left beside its logs.
+    # A stopped replay leaves its logs, and nothing of its inputs.
     work = workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work"
     assert not work.exists()
 
@@ -108,7 +108,7 @@ def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdic
     monkeypatch.setattr(verdict, "again", lambda _first, replay: second.append(replay))
     monkeypatch.setattr(RunProgress, "watch", pressed)
     done = workspace.m5ws("reproduce", run, expect=130)
-    assert done.stdout == "" and "the second replay was stopped; the first replay diverged" in done.stderr
+    assert done.stdout == "" and "the second replay was stopped. The first replay diverged" in done.stderr
     first = re.search(r"replaying \w+ as (\w+)", done.stderr)
     assert first is not None
     kept = workspace.json("show", first[1])["verdict"]
@@ -131,7 +131,7 @@ def test_ctrl_c_in_an_explanation_ends_the_command_and_keeps_the_verdict(
     monkeypatch.setattr(explanation, "told", lambda side, _steps: begun.append(side.replay))
     monkeypatch.setattr(RunProgress, "watch", pressed)
     done = workspace.m5ws("reproduce", run, "--explain", "--no-recheck", expect=130)
-    assert done.stdout == "" and "the explanation was stopped; the first replay diverged" in done.stderr
+    assert done.stdout == "" and "the explanation was stopped. The first replay diverged" in done.stderr
     first = re.search(r"replaying \w+ as (\w+)", done.stderr)
     assert first is not None and len(begun) == 1
     kept = workspace.json("show", first[1])["verdict"]
@@ -146,7 +146,7 @@ def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Wo
     course = verdict["course"]
     assert (course["compared"], course["differ"], course["last"]) == (10, 4, 10)
     assert course["by"]["tensor"] == 4 and course["by"]["checkpoint"] == 2
-    assert "without a second replay it is not known whether the run repeats itself" in verdict["reason"]
+    assert "Without a second replay it is unknown whether the run is deterministic" in verdict["reason"]
 
 
 def test_where_something_is_changed_on_purpose_there_is_no_second_replay(faulty: tuple[Workspace, str]) -> None:
@@ -160,9 +160,9 @@ def test_what_is_not_equal_can_be_consistent_within_a_tolerance(tmp_path: Path) 
         tmp_path, ["    if step.number == 5:", f"        {_added('int.from_bytes(os.urandom(4)) / 2**40')}"]
     )
     run = workspace.train()
-    found = workspace.json("reproduce", run, "--tolerance", "0.5")
-    assert (found["outcome"], found["recheck"], found["first"]["step"]) == ("consistent", None, 5)
-    assert 0 < found["apart"]["relative"] < 0.5 and found["apart"]["step"] >= 5
-    assert found["course"]["differ"] > 1 and "not the same bits" in found["reason"]
+    consistent = workspace.json("reproduce", run, "--tolerance", "0.5")
+    assert (consistent["outcome"], consistent["recheck"], consistent["first"]["step"]) == ("consistent", None, 5)
+    assert 0 < consistent["apart"]["relative"] < 0.5 and consistent["apart"]["step"] >= 5
+    assert consistent["course"]["differ"] > 1 and "bits differ within" in consistent["reason"]
     refused = workspace.m5ws("reproduce", run, "--tolerance", "0.5", "--segment", "1", expect=2)
     assert "whole run" in refused.stderr

@@ -1,4 +1,4 @@
-"""Run and reproduce, for real: the same bits when nothing changed, and what changed when something did."""
+"""Run and reproduce, for real: the same bits without changes, and the named change with one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.workspace.workspaces import Workspace, train_tokenizer
 def trained(
     request: pytest.FixtureRequest, base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Workspace, str]:
-    """A workspace with one finished run on 2 processes; returns it and the run's id."""
+    """Return a workspace with one finished run on 2 processes, and the run's id."""
     return base_runs.copy(request.param, 2, tmp_path_factory.mktemp(request.param))
 
 
@@ -52,7 +52,7 @@ def test_a_changed_seed_is_named(trained: tuple[Workspace, str]) -> None:
 
 
 def _changed(workspace: Workspace, path: str, change: Callable[[Path], object]) -> str:
-    """Snapshot the workspace with one file changed, put the file back, and return the snapshot's id."""
+    """Snapshot the workspace with one file changed, restore the file, and return the snapshot's id."""
     file = workspace.root / path
     before = file.read_bytes()
     change(file)
@@ -68,8 +68,8 @@ def _replace(old: str, new: str) -> Callable[[Path], object]:
 
 def test_a_changed_data_file_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
-    other = _changed(workspace, "data/corpus.txt", _replace("lazy", "idle"))
-    verdict = _replay(trained, "--snapshot", other, expect=1)
+    changed = _changed(workspace, "data/corpus.txt", _replace("lazy", "idle"))
+    verdict = _replay(trained, "--snapshot", changed, expect=1)
     assert verdict["outcome"] == "diverged"
     assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "batch")
     assert any(change["part"] == "data" and "corpus.txt" in change["detail"] for change in verdict["changes"])
@@ -78,8 +78,8 @@ def test_a_changed_data_file_is_named(trained: tuple[Workspace, str]) -> None:
 
 def test_a_changed_tokenizer_file_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
-    other = _changed(workspace, "tokenizer/tokenizer.json", lambda file: train_tokenizer(workspace.root, 100))
-    verdict = _replay(trained, "--snapshot", other, expect=1)
+    changed = _changed(workspace, "tokenizer/tokenizer.json", lambda file: train_tokenizer(workspace.root, 100))
+    verdict = _replay(trained, "--snapshot", changed, expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] <= 1
     assert any(change["part"] == "tokenizer" for change in verdict["changes"])
     assert "tokenizer" in verdict["reason"]
@@ -87,8 +87,8 @@ def test_a_changed_tokenizer_file_is_named(trained: tuple[Workspace, str]) -> No
 
 def test_a_changed_code_line_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
-    other = _changed(workspace, "small.py", _replace("torch.relu", "nn.functional.silu"))
-    verdict = _replay(trained, "--snapshot", other, expect=1)
+    changed = _changed(workspace, "small.py", _replace("torch.relu", "nn.functional.silu"))
+    verdict = _replay(trained, "--snapshot", changed, expect=1)
     assert verdict["outcome"] == "diverged"
     assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "loss")
     (change,) = [change for change in verdict["changes"] if change["part"] == "code" and change["name"] == "small.py"]
@@ -102,8 +102,8 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
     def more_threads(file: Path) -> None:
         file.write_text(file.read_text() + "\n[determinism]\nthreads = 2\n")
 
-    other = _changed(workspace, "m5ws.toml", more_threads)
-    verdict = _replay(trained, "--snapshot", other, expect=None)
+    changed = _changed(workspace, "m5ws.toml", more_threads)
+    verdict = _replay(trained, "--snapshot", changed, expect=None)
     assert verdict["outcome"] in ("diverged", "not comparable")
     assert any(change["part"] == "determinism" and change["name"] == "threads" for change in verdict["changes"])
     assert "threads" in verdict["reason"]
@@ -111,10 +111,10 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
 
 @pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
 def test_a_changed_torch_setting_is_not_comparable_until_it_is_allowed(trained: tuple[Workspace, str]) -> None:
-    """The vector capability that torch uses, as another machine or a variable would change it."""
+    """Another vector capability of torch, as on another machine or by a variable."""
     workspace, run = trained
-    other = {"ATEN_CPU_CAPABILITY": "default"}
-    refused = workspace.m5ws("reproduce", run, "--json", expect=2, environment=other)
+    variables = {"ATEN_CPU_CAPABILITY": "default"}
+    refused = workspace.m5ws("reproduce", run, "--json", expect=2, environment=variables)
     assert '"not comparable"' in refused.stdout and "ATEN_CPU_CAPABILITY" in refused.stdout
-    allowed = workspace.m5ws("reproduce", run, "--env", "warn", "--json", expect=1, environment=other)
+    allowed = workspace.m5ws("reproduce", run, "--env", "warn", "--json", expect=1, environment=variables)
     assert '"diverged"' in allowed.stdout and "ATEN_CPU_CAPABILITY" in allowed.stdout

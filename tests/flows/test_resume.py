@@ -1,4 +1,4 @@
-"""Killed, resumed, and equal in bits to a run that never was; and a resume that is not exact is caught."""
+"""A killed and resumed run equals an uninterrupted one, bit for bit; an inexact resume is detected."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def _wait_for_step(workspace: Workspace, run: str, wanted: int) -> dict[str, int
 
 
 def _started(workspace: Workspace, known: set[str]) -> str:
-    """Wait until there is a run that is not in `known`, and return its id."""
+    """Wait for a run that is not in `known`, and return its id."""
     folder = workspace.root / ".m5ws" / "runs"
     end = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < end:
@@ -89,7 +89,7 @@ def _wait_until_gone(pid: int) -> None:
 
 @pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.long)])
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    """A workspace with one run on 3 processes that nobody disturbed."""
+    """Return a workspace with one undisturbed run on 3 processes."""
     trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
     workspace = make_workspace(
         tmp_path_factory.mktemp(request.param) / "w", f"{request.param}.py", trainer=trainer, nproc=3

@@ -1,4 +1,4 @@
-"""A workspace whose store is a bucket: what works with a directory works with it, and in every process of a run."""
+"""A workspace with an S3 store: all commands work as with a directory, in every process of a run."""
 
 import json
 import subprocess
@@ -41,14 +41,14 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, buc
 def test_a_snapshot_is_published_read_and_checked(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
     first = workspace.m5ws("snapshot", "-m", "to the team").stdout.strip()
     assert workspace.m5ws("snapshot").stdout.strip() == first
-    assert [one["id"] for one in workspace.json("ls")["snapshots"]] == [first]
+    assert [snapshot["id"] for snapshot in workspace.json("ls")["snapshots"]] == [first]
     assert "to the team" in workspace.m5ws("show", first).stdout
     workspace.m5ws("checkout", first, str(copy := workspace.root.parent / "copy"))
     assert (copy / "train.py").read_bytes() == (workspace.root / "train.py").read_bytes()
     assert "all are as they were written" in workspace.m5ws("fsck").stdout
     store = open_store(s3_server.url(bucket, "team"))
     assert Repository.open(store).format.home_region == "eu-west-1"
-    assert {found.key.split("/")[0] for found in store.list("")} == {"format", "objects", "snapshots"}
+    assert {stat.key.split("/")[0] for stat in store.list("")} == {"format", "objects", "snapshots"}
 
 
 def test_init_makes_the_store_and_joins_it(tmp_path: Path, s3_server: S3Server, bucket: str) -> None:
@@ -56,7 +56,9 @@ def test_init_makes_the_store_and_joins_it(tmp_path: Path, s3_server: S3Server, 
     _m5ws(tmp_path, "init", *given, "one")
     made = json.loads(_m5ws(tmp_path / "one", "snapshot", "--json").stdout)["id"]
     _m5ws(tmp_path, "init", *given, "--template", "gpt-fsdp", "two")
-    assert [one["id"] for one in json.loads(_m5ws(tmp_path / "two", "ls", "--json").stdout)["snapshots"]] == [made]
+    assert [snapshot["id"] for snapshot in json.loads(_m5ws(tmp_path / "two", "ls", "--json").stdout)["snapshots"]] == [
+        made
+    ]
 
 
 def test_init_with_a_store_that_cannot_be_used_writes_nothing(tmp_path: Path, s3_server: S3Server) -> None:

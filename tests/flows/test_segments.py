@@ -1,4 +1,4 @@
-"""Segments of a run, each replayed from its checkpoint: what they prove, and what they find."""
+"""Segments of a run, each replayed from its checkpoint: equal ones prove the run, and faults are located."""
 
 import signal
 import time
@@ -36,14 +36,18 @@ def test_all_segments_side_by_side_verify_the_run(trained: tuple[Workspace, str]
     workspace, run = trained
     joint = workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
     assert (joint["outcome"], joint["segments"], joint["of"]) == ("reproduced", 3, 3)
-    assert [(one["segment"]["first"], one["segment"]["last"]) for one in joint["verdicts"]] == [(0, 4), (4, 8), (8, 10)]
+    assert [(verdict["segment"]["first"], verdict["segment"]["last"]) for verdict in joint["verdicts"]] == [
+        (0, 4),
+        (4, 8),
+        (8, 10),
+    ]
     shown = workspace.json("show", run)["joint"]
     assert (shown["outcome"], len(shown["verified"]), shown["differ"], shown["open"]) == ("reproduced", 3, [], [])
-    assert shown["replays"] == [one["replay"] for one in joint["verdicts"]]
+    assert shown["replays"] == [verdict["replay"] for verdict in joint["verdicts"]]
     assert "verified" in workspace.m5ws("show", run).stdout
     assert workspace.json("fsck")["damage"] == []
-    # Together they did what the run did, and nothing twice.
-    assert sum(one["compared"]["steps"] for one in joint["verdicts"]) == 20
+    # Together they did every step of the run, and none twice.
+    assert sum(verdict["compared"]["steps"] for verdict in joint["verdicts"]) == 20
 
 
 _LONG = (
@@ -71,7 +75,7 @@ def test_a_thousand_steps_are_verified_segment_by_segment(tmp_path: Path, kind: 
         times.append(time.monotonic())
         joint = workspace.json("reproduce", run, "--all-segments", "--parallel", parallel)
     times.append(time.monotonic())
-    again = sum(one["compared"]["steps"] for one in joint["verdicts"])
+    again = sum(verdict["compared"]["steps"] for verdict in joint["verdicts"])
     seconds = [f"{after - before:,.0f} s" for before, after in pairwise(times)]
     row = "| " + " | ".join(map(str, (kind, ranks, 1000, 10, 2, joint["outcome"], again, *seconds))) + " |"
     print(row)
@@ -108,23 +112,23 @@ def test_what_segments_say_together_is_attested_and_held_against_the_store(
     workspace, run = small
     workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
     file = tmp_path / "verdict.json"
-    told = workspace.json("attest", run, "-o", str(file))
-    assert (told["outcome"], told["verdicts"] >= 3) == ("reproduced", True)
+    statement = workspace.json("attest", run, "-o", str(file))
+    assert (statement["outcome"], statement["verdicts"] >= 3) == ("reproduced", True)
     report = workspace.json("verify", str(file), "--read-data")
     assert report["holds"] and report["store"]["present"] == 0 and report["store"]["notes"] == []
-    # The last events are taken away: neither the statement nor the store's own check takes that for a whole run.
+    # The last events are removed: both the statement and the store's own check detect that.
     chain = f"runs/{run}/ledger/0001/0"
     batch = max((workspace.root / ".m5ws" / "store" / chain).iterdir())
     taken = batch.rename(tmp_path / "taken")
     report = workspace.json("verify", str(file), expect=1)
-    assert {one["what"] for one in report["findings"]} == {chain}
+    assert {finding["what"] for finding in report["findings"]} == {chain}
     assert chain in workspace.m5ws("fsck", expect=1).stdout
     taken.rename(batch)
     workspace.m5ws("verify", str(file))
 
 
 def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp_path: Path) -> None:
-    """A run in whose seventh step something happened that its script does not say: a weight changed."""
+    """A weight of the run was changed in its seventh step, and its script does not do that."""
     workspace, _ = small
     fault = tmp_path / "fault"
     fault.touch()
@@ -138,13 +142,15 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
     run = workspace.train()
     fault.unlink()
     joint = workspace.json("reproduce", run, "--all-segments", expect=1)
-    assert [one["outcome"] for one in joint["verdicts"]] == ["sampled", "diverged", "sampled"]
+    assert [verdict["outcome"] for verdict in joint["verdicts"]] == ["sampled", "diverged", "sampled"]
     assert joint["outcome"] == "diverged"
     again = joint["verdicts"][1]["recheck"]
     assert (again["last"], again["repeats"]) == (7, True) and "under suspicion" in joint["reason"]
     assert sorted(workspace.history(again["replay"]).steps[0]) == [5, 6, 7]
     shown = workspace.json("show", run)["joint"]
-    assert [one["last"] for one in shown["verified"]] == [4, 10] and [one["last"] for one in shown["differ"]] == [8]
+    assert [verdict["last"] for verdict in shown["verified"]] == [4, 10] and [
+        verdict["last"] for verdict in shown["differ"]
+    ] == [8]
     first = joint["verdicts"][1]["first"]
     assert (first["step"], first["tensor_step"]) == (7, 7)
     assert first["tensor"].startswith(("model.", "optimizer."))
@@ -152,7 +158,7 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
 
 @pytest.mark.long
 def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Path) -> None:
-    """A run whose loader is not registered: from a checkpoint it gets other data, each time the same."""
+    """A run whose loader is not registered: from a checkpoint it reads other data, the same each time."""
     workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
     run = workspace.train()
     verdict = workspace.json("reproduce", run, "--segment", "2", expect=2)
@@ -167,11 +173,11 @@ def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Pat
     for words in (("--all-segments",), ("--sample", "2", "--sample-seed", "0")):
         joint = workspace.json("reproduce", run, *words, expect=2)
         assert joint["outcome"] == "not comparable" and "inexact restore" in joint["reason"]
-        for one in joint["verdicts"]:
-            # The first segment begins with no checkpoint.
-            exact = one["segment"]["first"] == 0
-            assert one["outcome"] == ("sampled" if exact else "not comparable")
-            assert exact or one["recheck"]["start_equal"]
+        for each in joint["verdicts"]:
+            # The first segment begins without a checkpoint.
+            exact = each["segment"]["first"] == 0
+            assert each["outcome"] == ("sampled" if exact else "not comparable")
+            assert exact or each["recheck"]["start_equal"]
 
 
 @pytest.mark.long
@@ -182,14 +188,14 @@ def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
     workspace.edit("train.py", 'time.sleep(settings["pause_s"])', pause)
     run = workspace.train()
     slow.touch()
-    asked = workspace.start("reproduce", run, "--all-segments")
+    process = workspace.start("reproduce", run, "--all-segments")
     replays: list[str] = []
     while not any(workspace.history(replay).steps for replay in replays):
-        assert asked.poll() is None, asked.communicate()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.2)
         replays = runs.replays(workspace.repo, run)
-    asked.send_signal(signal.SIGINT)
-    assert asked.wait(120) == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
     (replay,) = replays
     done = workspace.history(replay)
     assert done.outcome == "interrupted" and max(done.steps[0]) < 4

@@ -1,4 +1,4 @@
-"""A scheduler tells torchrun to end: the ranks have the time for a last checkpoint that the settings give them."""
+"""A scheduler asks torchrun to end: the ranks get the configured time for a last checkpoint."""
 
 import os
 import signal
@@ -44,10 +44,10 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         [torchrun] = [pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(int(torchrun), signal.SIGTERM)
-        said, _ = process.communicate(timeout=_LIMIT_S)
+        output, _ = process.communicate(timeout=_LIMIT_S)
     [run] = [row["id"] for row in workspace.json("ls")["runs"]]
     [attempt] = state.load(workspace.repo, run).attempts
-    assert (attempt.standing, attempt.message) == ("failed", "stopped by SIGTERM"), said
+    assert (attempt.standing, attempt.message) == ("failed", "stopped by SIGTERM"), output
     assert checkpoints.step_of(checkpoints.valid(workspace.repo, run)[-1]) == 6
     ready.unlink()
     workspace.m5ws("run", "--resume", run, "--no-progress")

@@ -1,4 +1,4 @@
-"""A run whose results are not all in the store has not finished: status 5, and nothing is lost."""
+"""A run with results missing in the store has not finished: status 5, and nothing is lost."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def _run(workspace: Workspace) -> tuple[str, str]:
 
 
 class _Unsaved(msgspec.Struct, frozen=True):
-    """A run whose store went away in its last save, and is back."""
+    """A run whose store was unreachable during its last save, and is back."""
 
     workspace: Workspace
     store: str
@@ -67,8 +67,8 @@ class _Unsaved(msgspec.Struct, frozen=True):
 
 def _train(workspace: Workspace, away: str) -> str:
     workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_AWAY.replace('{}', away)}")
-    run, said = _run(workspace)
-    assert "unsaved" in said and "after step 10" in said and f"--resume {run}" in said
+    run, output = _run(workspace)
+    assert "unsaved" in output and "after step 10" in output and f"--resume {run}" in output
     return run
 
 
@@ -117,8 +117,8 @@ def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: _Unsaved) -> No
         path.unlink()
     assert "unsaved" in workspace.m5ws("ls").stdout
     workspace.m5ws("run", "--resume", run)
-    found = history.load(unsaved.repo, run)
-    assert (sorted(found.contents), found.begun, found.outcome) == ([4, 8, 10], [(0, 1), (8, 2)], "finished")
+    recorded = history.load(unsaved.repo, run)
+    assert (sorted(recorded.contents), recorded.begun, recorded.outcome) == ([4, 8, 10], [(0, 1), (8, 2)], "finished")
     assert workspace.m5ws("fsck").returncode == 0
 
 
@@ -131,8 +131,8 @@ def test_a_store_that_is_away_when_the_script_ends_gets_the_ledger_later(tmp_pat
     )
     text = (workspace.root / "train.py").read_text()
     (workspace.root / "train.py").write_text(f"{text}\naway()\n")
-    run, said = _run(workspace)
-    assert "whole ledger" in said
+    run, output = _run(workspace)
+    assert "whole ledger" in output
     _back(workspace)
     assert "attempt 1: finished" in workspace.m5ws("show", run).stdout
 
@@ -158,8 +158,8 @@ def test_output_files_that_the_store_did_not_take_are_stored_later(
 
     with monkeypatch.context() as patched:
         patched.setattr(saved_outputs, "publish", away)
-        run, said = _run(workspace)
-    assert "output files" in said
+        run, output = _run(workspace)
+    assert "output files" in output
     _back(workspace)
     assert "attempt 1: finished" in workspace.m5ws("show", run).stdout
     assert workspace.history(run).outputs is not None

@@ -1,4 +1,4 @@
-"""Where a script is at work: under one path in a run and its replays, with nothing of the checkout above it."""
+"""The work directory of a script: the same path in a run and its replays, with nothing of the checkout above it."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def mounted(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> bool:
-    """Whether processes can see a folder under a path of their own here; no other test's run takes a number."""
+    """Return True if processes can see a folder under a path of their own here. Other tests' runs take no number."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -90,12 +90,12 @@ def _outputs(workspace: Workspace, run: str, to: Path) -> Any:
 
 @contextmanager
 def _at_the_same_time(workspace: Workspace, run: str, folder: Path) -> Iterator[None]:
-    """Have another attempt of a run, or of its replays, under way."""
+    """Keep another attempt of a run, or of its replays, running."""
     (folder / "attempt").mkdir(parents=True)
     root = workspaces.find(workspace.root).work_root
-    other = work_directories.make(root, folder / "attempt", run, workspace.root, lambda *_: False)
+    directory = work_directories.make(root, folder / "attempt", run, workspace.root, lambda *_: False)
     yield
-    assert not any(other.path.iterdir())
+    assert not any(directory.path.iterdir())
     work_directories.remove(folder / "attempt")
 
 
@@ -108,10 +108,10 @@ def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, 
     run = workspace.m5ws(
         "run", "--no-progress", environment={"PWD": str(workspace.root), "OLDPWD": str(workspace.root)}
     ).stdout.strip()
-    found = _outputs(workspace, run, tmp_path / "found")
-    # The snapshot's own copy lies beside the script.
-    assert found and {Path(path).name for path in found} == {"m5ws.toml"}
-    assert not any(Path(path).is_relative_to(tmp_path) for path in found)
+    facts = _outputs(workspace, run, tmp_path / "found")
+    # The snapshot's copy lies beside the script.
+    assert facts and {Path(path).name for path in facts} == {"m5ws.toml"}
+    assert not any(Path(path).is_relative_to(tmp_path) for path in facts)
     (workspace.root / "local.env").write_text("SCALE=3\n")
     assert workspace.json("reproduce", run)["outcome"] == "reproduced"
 
@@ -124,7 +124,7 @@ def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> 
     place = _outputs(workspace, run, tmp_path / "found")
     assert set(place.values()) == {place["cwd"], place["output_dir"]} and place["PWD"] == place["cwd"]
     assert _numbers(place["cwd"]) == ("0" * 16 if mounted else f"00{run}01")
-    # The link that the script made by an absolute path is a result like the file behind it.
+    # A link by an absolute path is a result, like its target.
     assert (tmp_path / "found" / "out" / "link.txt").read_text() == "1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
     assert (left / "out" / "link.txt").read_text() == "1" and not (left / "train.py").exists()
@@ -142,7 +142,7 @@ def test_a_replay_beside_another_one_is_reproduced(tmp_path: Path, mounted: bool
     assert verdict["outcome"] == "reproduced", verdict
     assert verdict["compared"]["files"] == (6 if mounted else 2)
     assert bool(verdict["outputs"]) is not mounted
-    places = [_outputs(workspace, one, tmp_path / one)["cwd"] for one in (run, verdict["replay"])]
+    places = [_outputs(workspace, name, tmp_path / name)["cwd"] for name in (run, verdict["replay"])]
     assert len(places[0]) == len(places[1]) and (places[0] == places[1]) is mounted
 
 
@@ -175,7 +175,7 @@ def test_a_path_that_a_script_wrote_down_never_leads_to_another_run(tmp_path: Pa
         run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
         workspace.m5ws("outputs", run, str(tmp_path / run))
         written.append((tmp_path / run / "out" / "places.txt").read_text())
-    # With a mount nobody else is seen at that path; without one the paths differ.
+    # With a mount, other attempts are invisible at that path. Without one, the paths differ.
     assert (written[0] == written[1]) is mounted
 
 

@@ -1,4 +1,4 @@
-"""One training on 1, 2 and 4 ranks: it starts from the same state, and where it parts is named with its cause."""
+"""One training on 1, 2 and 4 ranks: equal initial state, and a divergence with its place and cause."""
 
 from pathlib import Path
 

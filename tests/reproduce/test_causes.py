@@ -1,4 +1,4 @@
-"""Causes: named by rules with their evidence, and never called certain where another one is possible."""
+"""Causes: each rule names a cause with its evidence, and no cause is certain if another one is possible."""
 
 import msgspec
 import pytest
@@ -53,8 +53,8 @@ def evidence(
     )
 
 
-def kinds(asked: Evidence) -> list[tuple[str, bool]]:
-    return [(cause.kind, cause.certain) for cause in found(asked)]
+def kinds(proof: Evidence) -> list[tuple[str, bool]]:
+    return [(cause.kind, cause.certain) for cause in found(proof)]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_the_order_of_data() -> None:
     part = [Seen(step=3, kind="batch", given=others)]
     assert kinds(evidence("batch", "batch", one=one, two=same_samples, batches=("a", "c"))) == [("data order", True)]
     assert kinds(evidence("batch", "batch", one=one, two=part, batches=("a", "c"))) == [("data order", False)]
-    # The samples are the same, and something that is no row of the batch is not.
+    # The samples are equal, and another part of the batch differs.
     besides = [Seen(step=3, kind="batch", given={**rows, "batch": "y"})]
     assert kinds(evidence("batch", "batch", one=one, two=besides, batches=("a", "c"))) == [("changed data", False)]
-    # The replay was given, at step 3, what the original had at step 2.
+    # The replay's batch of step 3 was the original's batch of step 2.
     assert kinds(evidence("batch", "batch")) == [("data order", True)]
     data = rated("data", "corpus", "a", "b")
     assert kinds(evidence("batch", "batch", data, batches=("a", "c"))) == [("changed data", False)]
@@ -119,7 +119,7 @@ def test_a_generator_that_a_dropout_draws_from_next() -> None:
     ]
     assert kinds(evidence("random numbers", "generator torch", two=two, alone=True)) == [("dropout RNG", True)]
     assert kinds(evidence("random numbers", "generator torch", alone=True)) == [("random numbers", True)]
-    # What was drawn may follow from tensors that differ.
+    # Different tensors may have caused different draws.
     assert kinds(evidence("random numbers", "generator torch")) == [("random numbers", False)]
 
 
@@ -130,21 +130,21 @@ def test_a_module_with_other_settings() -> None:
     assert kinds(evidence("forward", what=dropout, alone=True)) == [("dropout RNG", True)]
     assert kinds(evidence("forward", what=norm, alone=True)) == [("module setting", True)]
     assert kinds(evidence("forward", what=own, alone=True)) == [("module setting", False)]
-    # Where what it was given differs already, its settings are not what came first.
+    # If the inputs of a module differ, its settings are not the first difference.
     assert kinds(evidence("forward", "input 0", what=norm)) == [("unknown", False)]
 
 
 def test_a_kernel_is_certain_only_where_torch_names_it() -> None:
     left = Seen(step=3, kind="leave", name="block.drop", op="IndexAddBackward0", made={"output 0": "x"})
-    other = msgspec.structs.replace(left, made={"output 0": "y"})
+    right = msgspec.structs.replace(left, made={"output 0": "y"})
     warned = Seen(step=3, kind="warning", name="block.drop", op="index_add_cuda_ does not have a deterministic …")
-    quiet = evidence("forward", alone=True, same=True, one=[left], two=[other])
-    told = evidence("forward", alone=True, same=True, one=[left, warned], two=[other])
+    quiet = evidence("forward", alone=True, same=True, one=[left], two=[right])
+    warning = evidence("forward", alone=True, same=True, one=[left, warned], two=[right])
     assert kinds(quiet) == [("nondeterministic kernel", False)]
-    assert kinds(told) == [("nondeterministic kernel", True)]
+    assert kinds(warning) == [("nondeterministic kernel", True)]
     assert found(quiet)[0].evidence[0].startswith("IndexAdd of block.drop made different bits")
-    # Of two runs under other conditions it is no evidence that a module's output differs.
-    assert kinds(evidence("forward", alone=True, one=[left], two=[other])) == [("unknown", False)]
+    # Under different conditions, a module's different output is no evidence of a nondeterministic kernel.
+    assert kinds(evidence("forward", alone=True, one=[left], two=[right])) == [("unknown", False)]
 
 
 changes = st.lists(st.sampled_from([THREADS, CAPABILITY, TORCH, NPROC, CODE, KERNEL]), unique_by=lambda one: one.name)
@@ -154,10 +154,10 @@ changes = st.lists(st.sampled_from([THREADS, CAPABILITY, TORCH, NPROC, CODE, KER
 def test_a_change_is_certain_only_if_its_kind_is_alone_and_the_experiment_was_controlled(
     differ: list[Change], controlled: bool
 ) -> None:
-    said = of_changes(differ, certain=controlled)
-    able = {kind(one) for one in differ if one.rating != "cannot"}
-    assert {cause.kind for cause in said} == able
-    assert any(cause.certain for cause in said) == (controlled and len(able) == 1)
+    causes = of_changes(differ, certain=controlled)
+    able = {kind(change) for change in differ if change.rating != "cannot"}
+    assert {cause.kind for cause in causes} == able
+    assert any(cause.certain for cause in causes) == (controlled and len(able) == 1)
 
 
 def test_an_optimizer_with_other_settings_and_not_with_other_gradients() -> None:

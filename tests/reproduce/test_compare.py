@@ -1,4 +1,4 @@
-"""Comparison of a replay with its original: the first difference by step and cause, and honest gaps."""
+"""Comparison of a replay with its original: the first difference by step and cause, and the list of gaps."""
 
 import msgspec
 
@@ -30,15 +30,15 @@ def _events(
     every: int = 2,
 ) -> list[AnyEvent]:
     """Return the events of one rank: equal for equal arguments."""
-    found: list[AnyEvent] = [RankStarted(rank=rank, world=2, pid=1)]
+    events: list[AnyEvent] = [RankStarted(rank=rank, world=2, pid=1)]
     for step in range(last + 1):
         if step:
             quantities = {"loss": (loss or {}).get(step, f"l{step}"), "lr": "0x1p-10"}
-            found.append(Step(step=step, quantities=quantities, batch=(batch or {}).get(step, f"b{step}")))
+            events.append(Step(step=step, quantities=quantities, batch=(batch or {}).get(step, f"b{step}")))
         if step % every == 0:
             named = {"model.a": f"a{step}", "model.b": f"b{step}"} | (tensors or {}).get(step, {})
-            found.append(State(step=step, tensors=named if rank == 0 else {}, generators={"torch": f"g{step}"}))
-    return [*found, RankEnded(rank=rank)]
+            events.append(State(step=step, tensors=named if rank == 0 else {}, generators={"torch": f"g{step}"}))
+    return [*events, RankEnded(rank=rank)]
 
 
 def _history(*ranks: list[AnyEvent], outcome: str = "finished") -> History:
@@ -85,7 +85,7 @@ def test_within_a_step_the_cause_comes_before_the_effect() -> None:
 
 
 def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent, Comparison]:
-    """Return the event of rank 0 after which no more is needed."""
+    """Return the event of rank 0 after which the first divergence is final."""
     comparison = Comparison(original)
     for event in events:
         comparison.feed("0", event)
@@ -113,7 +113,7 @@ def test_a_state_of_a_later_step_is_not_waited_for_but_named_if_it_comes() -> No
 
 
 def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before() -> None:
-    """The checkpoint after step 4 is still on its way when step 5 is seen to differ."""
+    """The save of the checkpoint after step 4 still runs when step 5 is seen to differ."""
     replay = _events(0, loss={5: "x"}, tensors={4: {"model.b": "other"}})
     late = next(event for event in replay if isinstance(event, State) and event.step == 4)
     replay.remove(late)
@@ -139,7 +139,7 @@ def test_how_a_divergence_goes_on_is_counted_by_steps_and_kinds() -> None:
     assert (course.compared, course.differ, course.last) == (_LAST, 3, 5)
     assert course.by == {"loss": 2, "tensor": 1}
     assert str(course) == "3 of 6 steps differ, the last of them step 5 (loss in 2, tensor in 1)"
-    # A step in which something differs is not counted among those that are equal.
+    # A step with a difference does not count as equal.
     assert comparison.equal["steps"] == 2 * _LAST - 3
 
 
@@ -211,7 +211,7 @@ def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
     silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
     comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
     assert comparison.first() is None and not comparison.state_compared()
-    assert comparison.extra() == ("rank 1: state after steps 0, 2, 4, 6 was not recorded by the replay",)
+    assert comparison.extra() == ("rank 1: the replay did not record the state after steps 0, 2, 4, 6",)
 
 
 def test_an_original_without_steps_is_never_exhausted() -> None:
@@ -224,7 +224,7 @@ def test_a_replay_that_stops_early_is_missing_something() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
     assert comparison.missing() == ("rank 0: steps 4-6 of the original were not replayed",)
-    assert comparison.extra() == ("rank 0: state after steps 4, 6 was not recorded by the replay",)
+    assert comparison.extra() == ("rank 0: the replay did not record the state after steps 4, 6",)
     assert not comparison.state_compared()
 
 
@@ -266,8 +266,8 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
     assert comparison.extra() == (
-        "rank 0: state after steps 3 was not recorded by the replay",
-        "checkpoints of steps 3 were not made by the replay",
+        "rank 0: the replay did not record the state after steps 3",
+        "the replay made no checkpoints of steps 3",
     )
 
 
@@ -276,7 +276,7 @@ def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() 
     started = [AttemptStarted(attempt=1, host="a", observed="0" * 64)]
     started.append(AttemptStarted(attempt=2, host="b", observed="0" * 64, resume="0000000004-0001"))
     original = History(steps={}, states={}, contents={}, facts={}, notices=[])
-    for rank, event in [*(("launcher", one) for one in started), *(("0", one) for one in kept)]:
+    for rank, event in [*(("launcher", each) for each in started), *(("0", each) for each in kept)]:
         original.add(rank, event)
     original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
     comparison = _compared(original, _events(0))

@@ -1,4 +1,4 @@
-"""What replays with a look inside say together, and which steps are looked into."""
+"""Explanations from traced replays, and the choice of the traced steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def history(states: list[int], loss: str = "l") -> History:
 
 
 def case(states: list[int], step: int = STEP) -> Case:
-    """Return a replay whose loss differs in a step, and whose state was recorded after `states`."""
+    """Return a replay whose loss differs in a step, with the states after `states` recorded."""
     spec = LaunchSpec(command=("x.py",))
     replay = Run(id="b", snapshot="0" * 64, spec=spec, purpose="reproduce", reproduces="a")
     directory = Path("/nowhere")
@@ -50,7 +50,7 @@ def case(states: list[int], step: int = STEP) -> Case:
         request=LaunchRequest(argv=(), cwd="", environment={}, log=""),
     )
     comparison = Comparison(history(states))
-    comparison.replay = history([one for one in states if one < step], "other")
+    comparison.replay = history([state for state in states if state < step], "other")
     first = Divergence(step=step, rank=0, quantity="loss", original="l", replayed="other")
     verdict = Verdict(run="a", replay="b", outcome="diverged", first=first)
     return Case(ports=cast(Any, None), replay=planned, comparison=comparison, verdict=verdict, first=first)
@@ -61,11 +61,11 @@ def case(states: list[int], step: int = STEP) -> Case:
     [
         (list(range(STEP + 1)), STEP, (STEP, STEP)),
         ([0, 36, 40], STEP, (37, STEP)),
-        # Too long a stretch: the last steps of it.
+        # A stretch that is too long: its last steps.
         ([0, 40], STEP, (25, STEP)),
         ([0], 3, (1, 3)),
         ([], 3, (1, 3)),
-        # What differs before the first step shows in it.
+        # A difference before the first step shows in the first step.
         ([0], 0, (1, 1)),
     ],
 )
@@ -88,43 +88,43 @@ def none(side: Any, problem: str = "why not") -> Replayed:
     return Replayed(side=Side(side=side, problem=problem))
 
 
-def causes(found: Explanation) -> list[tuple[str, bool]]:
-    return [(cause.kind, cause.certain) for cause in found.causes]
+def causes(explanation: Explanation) -> list[tuple[str, bool]]:
+    return [(cause.kind, cause.certain) for cause in explanation.causes]
 
 
 def test_two_replays_of_the_same_that_differ_come_first() -> None:
-    asked = case(list(range(STEP)))
-    found = judged(asked, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original"))
-    assert (found.between, found.repeats) == ("two replays", False)
-    assert found.place is not None and (found.place.module, found.place.alone) == ("mix", True)
-    assert causes(found) == [("nondeterministic kernel", False)]
-    assert "IndexAdd of mix" in found.causes[0].evidence[0]
+    context = case(list(range(STEP)))
+    explanation = judged(context, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original"))
+    assert (explanation.between, explanation.repeats) == ("two replays", False)
+    assert explanation.place is not None and (explanation.place.module, explanation.place.alone) == ("mix", True)
+    assert causes(explanation) == [("nondeterministic kernel", False)]
+    assert "IndexAdd of mix" in explanation.causes[0].evidence[0]
 
 
 def test_without_the_original_its_ledger_is_held_against_the_replay() -> None:
-    asked = case(list(range(STEP)))
-    found = judged(asked, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
-    assert (found.between, found.repeats) == ("record and replay", True)
-    assert found.place is not None and (found.place.phase, found.place.module) == ("loss", None)
-    assert causes(found) == [("unknown", False)]
+    context = case(list(range(STEP)))
+    explanation = judged(context, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
+    assert (explanation.between, explanation.repeats) == ("record and replay", True)
+    assert explanation.place is not None and (explanation.place.phase, explanation.place.module) == ("loss", None)
+    assert causes(explanation) == [("unknown", False)]
 
 
 def test_a_replay_that_is_equal_now_shows_nothing_and_has_no_cause() -> None:
-    asked = case(list(range(STEP)))
-    found = judged(asked, (STEP, STEP), looked("replay", "o", "l"), looked("again", "o", "l"), none("original"))
-    assert (found.place, found.between, found.repeats) == (None, None, True)
-    assert causes(found) == [("unknown", False)]
+    context = case(list(range(STEP)))
+    explanation = judged(context, (STEP, STEP), looked("replay", "o", "l"), looked("again", "o", "l"), none("original"))
+    assert (explanation.place, explanation.between, explanation.repeats) == (None, None, True)
+    assert causes(explanation) == [("unknown", False)]
 
 
 def test_nothing_that_could_be_replayed() -> None:
-    asked = case(list(range(STEP)))
-    found = judged(asked, (STEP, STEP), none("replay"), none("again"), none("original"))
-    assert (found.place, found.repeats) == (None, None) and found.replays == ()
-    assert [side.problem for side in found.sides] == ["why not"] * 3
+    context = case(list(range(STEP)))
+    explanation = judged(context, (STEP, STEP), none("replay"), none("again"), none("original"))
+    assert (explanation.place, explanation.repeats) == (None, None) and explanation.replays == ()
+    assert [side.problem for side in explanation.sides] == ["why not"] * 3
 
 
 class Asked:
-    """A launcher that keeps what it was asked for, and starts nothing."""
+    """A launcher that records its requests and starts nothing."""
 
     def __init__(self) -> None:
         self.requests: list[LaunchRequest] = []
@@ -138,7 +138,7 @@ class Asked:
 
 
 class Nothing:
-    """An observer that sees nothing."""
+    """An observer without facts."""
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         return Observed()
@@ -151,12 +151,12 @@ class Nothing:
 
 
 def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Repository, tmp_path: Path) -> None:
-    """With `--env rebuild` that is not the one that m5ws runs with."""
+    """With `--env rebuild` that interpreter is not the one that runs m5ws."""
     pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
     planted.run(repo, "a" * 12, pinned)
-    launcher, asked = Asked(), case([0])
+    launcher, context = Asked(), case([0])
     directory = tmp_path / ".m5ws" / "runs" / ("b" * 12) / "0001"
-    replay = msgspec.structs.replace(asked.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
+    replay = msgspec.structs.replace(context.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
     ports = supervise.Ports(
         repo=repo,
         launcher=launcher,
@@ -166,22 +166,22 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
         work_root=tmp_path / "work",
         python="/rebuilt/bin/python",
     )
-    found, _ = explained(
+    explanation, _ = explained(
         msgspec.structs.replace(
-            asked,
+            context,
             ports=ports,
-            replay=msgspec.structs.replace(asked.replay, run=replay, directory=directory),
-            verdict=msgspec.structs.replace(asked.verdict, run="a" * 12, replay="b" * 12),
+            replay=msgspec.structs.replace(context.replay, run=replay, directory=directory),
+            verdict=msgspec.structs.replace(context.verdict, run="a" * 12, replay="b" * 12),
         )
     )
-    assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], found
+    assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], explanation
 
 
 def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
-    """Nothing of the original is in the store."""
+    """The store has nothing of the original."""
     ports = supervise.Ports(
         repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path
     )
-    found, stopped = explained(msgspec.structs.replace(case([0]), ports=ports))
-    assert (found.place, causes(found)) == (None, [("unknown", False)])
-    assert "not finished" in found.limits[0] and not stopped
+    explanation, stopped = explained(msgspec.structs.replace(case([0]), ports=ports))
+    assert (explanation.place, causes(explanation)) == (None, [("unknown", False)])
+    assert "not finished" in explanation.limits[0] and not stopped

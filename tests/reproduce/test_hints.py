@@ -1,4 +1,4 @@
-"""What a first difference points to, by all that differs with it: one pattern for each kind of fault."""
+"""Hints at the cause of a first difference: one pattern for each kind of fault."""
 
 import re
 from collections.abc import Set as AbstractSet
@@ -26,36 +26,36 @@ def _digest(text: str) -> Digest:
 def _events(
     changed: dict[str, str], at: int = 3, resumed: bool = False, fed: bool = True
 ) -> list[tuple[str, AnyEvent]]:
-    """Return four steps, in which `changed` has the values at step `at`; `fed`: batches are recorded."""
-    found: list[tuple[str, AnyEvent]] = [("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))]
-    found.append(("0", RankStarted(rank=0, world=1, pid=1, facts={"threads": "1"})))
+    """Return four steps, in which `changed` has the values of step `at`. With `fed`, batches are recorded."""
+    events: list[tuple[str, AnyEvent]] = [("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))]
+    events.append(("0", RankStarted(rank=0, world=1, pid=1, facts={"threads": "1"})))
     for step in range(1, 5):
         if resumed and step == at:
             name = f"{step - 1:010d}-0001"
-            found.append(("launcher", AttemptStarted(attempt=2, host="h", observed="0" * 64, resume=name)))
-            found.append(("0", RankStarted(rank=0, world=1, pid=2, facts={"threads": "1"})))
+            events.append(("launcher", AttemptStarted(attempt=2, host="h", observed="0" * 64, resume=name)))
+            events.append(("0", RankStarted(rank=0, world=1, pid=2, facts={"threads": "1"})))
         new = changed if step == at else {}
         if "threads" in new:
-            found.append(("0", Setting(rank=0, step=step, name="threads", value=new["threads"])))
+            events.append(("0", Setting(rank=0, step=step, name="threads", value=new["threads"])))
         quantities = {name: new.get(name, f"{name}{step}") for name in ("loss", "grad_norm", "lr", "epoch")}
         batch = _digest(new.get("batch", f"b{step}")) if fed else None
-        found.append(("0", Step(step=step, quantities=quantities, batch=batch)))
+        events.append(("0", Step(step=step, quantities=quantities, batch=batch)))
         tensors = {name: new.get(name, f"{name}{step}") for name in _TENSORS}
-        found.append(("0", State(step=step, tensors=tensors, generators={"torch": new.get("torch", f"g{step}")})))
-    return found
+        events.append(("0", State(step=step, tensors=tensors, generators={"torch": new.get("torch", f"g{step}")})))
+    return events
 
 
 def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
     given = Notice(kind="outputs-restored", message="2 output files")
-    found = hints.continued(History(attempts=2, notices=[given]))
-    assert found is not None and found.strong and "attempt 2 went on" in found.words
+    hint = hints.continued(History(attempts=2, notices=[given]))
+    assert hint is not None and hint.strong and "attempt 2 continued" in hint.words
     assert hints.continued(History(attempts=1)) is None
     assert hints.continued(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
 
 
 def _sign(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Sign:
-    """Return the sign of an original in which step 3 is `changed`, and which has noticed `more`."""
-    return _pointed([*_events(changed, resumed=resumed), *(("launcher", one) for one in more)])
+    """Return the hint for an original in which step 3 is `changed`, with the notices `more`."""
+    return _pointed([*_events(changed, resumed=resumed), *(("launcher", event) for event in more)])
 
 
 def _compared(events: list[tuple[str, AnyEvent]], fed: bool = True) -> tuple[Comparison, Divergence]:
@@ -71,9 +71,9 @@ def _compared(events: list[tuple[str, AnyEvent]], fed: bool = True) -> tuple[Com
 
 
 def _pointed(events: list[tuple[str, AnyEvent]]) -> hints.Sign:
-    found = hints.sign(*_compared(events), begin=2)
-    assert found is not None
-    return found
+    hint = hints.sign(*_compared(events), begin=2)
+    assert hint is not None
+    return hint
 
 
 _ALL = dict.fromkeys(_TENSORS[:4], "x")
@@ -88,22 +88,22 @@ _ALL = dict.fromkeys(_TENSORS[:4], "x")
         ({"batch": "x"}, "only the record differs: batch of step 3", True),
         (
             _ALL | {"loss": "x", "grad_norm": "x", "batch": "x"},
-            "samples of another content, or in another order",
+            "samples with different content, or in a different order",
             False,
         ),
         (_ALL | {"loss": "x", "grad_norm": "x", "torch": "x"}, "dropout that was on in one", False),
         (_ALL | {"loss": "x", "threads": "2"}, "rank 0 used 2 threads in step 3, and 1 in the replay", True),
-        (_ALL | {"loss": "x"}, "how the forward pass computes", False),
-        (_ALL | {"grad_norm": "x"}, "how the backward pass computes", False),
-        (_ALL, "how the backward pass computes", False),
+        (_ALL | {"loss": "x"}, "the arithmetic of the forward pass", False),
+        (_ALL | {"grad_norm": "x"}, "the arithmetic of the backward pass", False),
+        (_ALL, "the arithmetic of the backward pass", False),
         ({"model.a": "x", "model.b": "x"}, "learning rate, weight decay or eps", False),
         ({"model.a": "x", "optimizer.a.exp_avg": "x"}, "the optimizer's betas: ", False),
     ],
 )
 def test_a_fault_is_known_by_its_pattern(changed: dict[str, str], words: str, strong: bool) -> None:
-    found = _sign(changed)
-    assert words in found.words and found.strong == strong
-    assert str(found).startswith(hints.MARK) == strong
+    hint = _sign(changed)
+    assert words in hint.words and hint.strong == strong
+    assert str(hint).startswith(hints.MARK) == strong
 
 
 def test_a_batch_that_came_in_another_step_points_to_the_order_of_the_data() -> None:
@@ -117,10 +117,10 @@ def test_a_batch_that_came_in_another_step_points_to_the_order_of_the_data() -> 
         for rank, event in _events({})
     ]
     first = _events(_ALL | {"loss": "x", "batch": "b4"})
-    found = _pointed(
-        [one if getattr(one[1], "step", 0) == 3 else other for one, other in zip(first, swapped, strict=True)]
+    hint = _pointed(
+        [changed if getattr(changed[1], "step", 0) == 3 else kept for changed, kept in zip(first, swapped, strict=True)]
     )
-    assert found.strong and "the batch that the replay was given in step 3 came in step 4" in found.words
+    assert hint.strong and "batch of step 3 was the original's batch of step 4" in hint.words
 
 
 def test_the_first_step_after_a_resume_points_to_the_resume() -> None:
@@ -136,7 +136,7 @@ def test_a_notice_of_another_resume_is_no_reason() -> None:
 
 # --- no sentence of a verdict contradicts another -----------------------------------------------------------------
 
-# What differs at the first step that differs: each cause of the signs, and each kind of quantity that can be first.
+# Differences at the first step that differs: each cause of a hint, and each kind of first quantity.
 _TRACES: dict[str, dict[str, str]] = {
     "lr": {"lr": "x"},
     "lr and state": _ALL | {"lr": "x"},
@@ -156,7 +156,7 @@ _TRACES: dict[str, dict[str, str]] = {
     "moments": {"model.a": "x", "optimizer.a.exp_avg": "x"},
     "state": _ALL,
 }
-# Recorded changes, and the traces that each explains whatever else is known; None: all of them.
+# Recorded changes, and the patterns that each explains in any case; None: all of them.
 _CHANGES: tuple[tuple[Change, AbstractSet[str] | None], ...] = (
     (rated("config", "learning_rate", "0.1", "0.2"), _TRACES.keys() - {"batch", "batch of another step"}),
     (rated("config", "model.dropout", "0.0", "0.1"), _TRACES.keys() - {"batch", "batch of another step"}),
@@ -172,9 +172,10 @@ _CHANGES: tuple[tuple[Change, AbstractSet[str] | None], ...] = (
     (rated("environment", "distribution.gauge", "1", "2"), set()),
 )
 _HINT = re.compile(
-    r"points to|in the original, |threads|kernel|vector width|a library|dropout that|the optimizer's|alone changed"
+    r"[Ll]ikely cause: |likely the |in the original, |threads|kernel|vector width|a library|dropout that"
+    r"|the optimizer's|alone changed"
 )
-_COMPUTES = re.compile(r"threads|kernel|vector width|a library|pass computes")
+_COMPUTES = re.compile(r"threads|kernel|vector width|a library|arithmetic of")
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -186,24 +187,24 @@ def test_a_cause_that_is_named_is_not_contradicted(traces: str, fed: bool, resum
     sign, kind = hints.sign(comparison, first, begin=2), hints.kind(comparison, first)
     for size in range(3):
         for chosen in combinations(_CHANGES, size):
-            said = reason(first, [change for change, _ in chosen], sign, kind) or ""
+            text = reason(first, [change for change, _ in chosen], sign, kind) or ""
             explaining = [change for change, of in chosen if of is None or (traces in of and not resumed and fed)]
             named = " ".join(f"{change.part} {change.name}" for change, _ in chosen)
-            rest = said
+            rest = text
             for change, _ in chosen:
                 rest = rest.replace(f"{change.part} {change.name}", "")
             if explaining:
-                cause = said.partition(". The first difference is ")[0]
-                assert all(change.name in cause for change in explaining), (named, said)
-                assert not _HINT.search(rest), (named, said)
+                cause = text.partition(". The first difference is ")[0]
+                assert all(change.name in cause for change in explaining), (named, text)
+                assert not _HINT.search(rest), (named, text)
             if first.quantity == "lr" and not resumed:
-                assert not _COMPUTES.search(rest), (named, said)
+                assert not _COMPUTES.search(rest), (named, text)
 
 
 def test_data_explains_a_loss_whose_batches_were_not_recorded() -> None:
     data = rated("data", "corpus", "a", "b")
     for fed in (True, False):
         comparison, first = _compared(_events(_ALL | {"loss": "x"}, fed=fed), fed=fed)
-        said = reason(first, [data], hints.sign(comparison, first, begin=2), hints.kind(comparison, first)) or ""
-        assert said.startswith("data corpus") == (not fed)
-        assert ("how the forward pass computes" in said) == fed
+        text = reason(first, [data], hints.sign(comparison, first, begin=2), hints.kind(comparison, first)) or ""
+        assert text.startswith("data corpus") == (not fed)
+        assert ("the arithmetic of the forward pass" in text) == fed

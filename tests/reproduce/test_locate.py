@@ -1,4 +1,4 @@
-"""The first place where two runs part: what differs of equal things is to blame, and not what comes after it."""
+"""The first place where two runs differ: a difference of equal inputs, and nothing that follows from it."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ STEPS = [3]
 
 
 def passed() -> list[Seen]:
-    """One step of a model with a block of two layers, forward and backward."""
+    """Return the trace of one step of a model with a block of two layers, forward and backward."""
     return [
         Seen(step=3, kind="batch", given={"batch": "b"}),
         Seen(step=3, kind="enter", name="", given={"input 0": "b", "generator torch": "r0"}),
@@ -49,7 +49,7 @@ def place(changed: list[Seen], **recorded: str) -> Place | None:
 
 
 def from_(position: int, what: str = "given", name: str = "input 0") -> list[Seen]:
-    """Return a pass in which one thing differs at a position, and all after it."""
+    """Return a trace that differs at one position, and everywhere after it."""
     rows = passed()
     for number, row in enumerate(rows[position:], position):
         first_one = number == position
@@ -86,10 +86,15 @@ def from_(position: int, what: str = "given", name: str = "input 0") -> list[See
 def test_what_differs_of_equal_things_is_named(
     changed: list[Seen], phase: str, module: str | None, quantity: str, alone: bool
 ) -> None:
-    found = place(changed, loss="other", tensors="other")
-    assert found is not None
-    assert (found.phase, found.module, found.quantity, found.alone) == (phase, module, quantity, alone)
-    assert found.words and found.step == 3
+    difference = place(changed, loss="other", tensors="other")
+    assert difference is not None
+    assert (difference.phase, difference.module, difference.quantity, difference.alone) == (
+        phase,
+        module,
+        quantity,
+        alone,
+    )
+    assert difference.words and difference.step == 3
 
 
 def test_what_was_recorded_is_named_where_nothing_that_was_seen_differs() -> None:
@@ -113,9 +118,9 @@ def test_equal_steps_have_no_place() -> None:
 def test_other_operations_are_no_comparison_of_values() -> None:
     rows = passed()
     rows[10] = msgspec.structs.replace(rows[10], op="Gelu")
-    found = place(rows)
-    assert found is not None and (found.phase, found.module) == ("operations", "block")
-    assert "Relu of block" in found.words and "Gelu of block" in found.words
+    difference = place(rows)
+    assert difference is not None and (difference.phase, difference.module) == ("operations", "block")
+    assert "Relu of block" in difference.words and "Gelu of block" in difference.words
     shorter = place(passed()[:-1])
     assert shorter is not None and shorter.phase == "operations" and shorter.replayed is None
 
@@ -125,13 +130,13 @@ def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
     rows.insert(4, Seen(step=3, kind="warning", op="says torch"))
     assert place(rows) is None
     short = [*passed()[:5], Seen(step=3, kind="cut")]
-    found = first(Look(history=history(), seen={0: short}), Look(history=history(), seen={0: short}), STEPS)
-    assert found is None
+    difference = first(Look(history=history(), seen={0: short}), Look(history=history(), seen={0: short}), STEPS)
+    assert difference is None
 
 
 def test_the_loss_comes_before_the_norm_of_its_gradients() -> None:
-    one, two = history(), history()
-    one.add("0", Step(step=3, quantities={"grad_norm": "n", "loss": "l", "lr": "r"}))
-    two.add("0", Step(step=3, quantities={"grad_norm": "other", "loss": "other", "lr": "r"}))
-    found = first(Look(history=one), Look(history=two), STEPS)
-    assert found is not None and (found.phase, found.quantity) == ("loss", "loss")
+    original, replayed = history(), history()
+    original.add("0", Step(step=3, quantities={"grad_norm": "n", "loss": "l", "lr": "r"}))
+    replayed.add("0", Step(step=3, quantities={"grad_norm": "other", "loss": "other", "lr": "r"}))
+    difference = first(Look(history=original), Look(history=replayed), STEPS)
+    assert difference is not None and (difference.phase, difference.quantity) == ("loss", "loss")

@@ -1,4 +1,4 @@
-"""Output files as frameworks write them: what tells a run's own time and place is not judged, all else is."""
+"""Output files as frameworks write them: a run's own time and place are not judged, everything else is."""
 
 import datetime as dt
 import io
@@ -25,7 +25,7 @@ Files = dict[str, bytes]
 
 
 class Side(msgspec.Struct, frozen=True):
-    """A run's surroundings, and the one result of its training."""
+    """A run's time and place, and the one result of its training."""
 
     run: str
     host: str
@@ -45,7 +45,7 @@ class Side(msgspec.Struct, frozen=True):
         return f"/home/ada/project/.m5ws/runs/{self.run}/0001/work"
 
     def moment(self, after_s: float = 7.5) -> dt.datetime:
-        # Frameworks write local time; runs may be in any zone.
+        # Frameworks write local time, and runs may be in any zone.
         zone = dt.timezone(dt.timedelta(hours=-9))
         return dt.datetime.fromtimestamp(self.began_s + after_s, zone)
 
@@ -55,7 +55,7 @@ _OTHER = Side("0f1e2d3c4b5a", "gpu7.example.org", dt.datetime(2027, 1, 2, 8, 59,
 
 
 class _Arguments:
-    """Stands for `TrainingArguments`: an object that is pickled whole."""
+    """Stands for `TrainingArguments`, an object that is pickled whole."""
 
     def __init__(self, **values: object) -> None:
         vars(self).update(values)
@@ -68,7 +68,7 @@ def _saved(value: object) -> bytes:
 
 
 def _trainer(side: Side) -> Files:
-    """Hugging Face's Trainer, of version 4 too, which pickles its folder of logs."""
+    """Write the files of Hugging Face's Trainer, which pickles the folder of its logs (version 4 too)."""
     logs = f"out/runs/{side.moment():%b%d_%H-%M-%S}_{side.host}"
     history = [{"loss": side.loss, "step": 2}, {"eval_runtime": side.began_s % 7, "eval_samples_per_second": 1 / 3}]
     model = {"w": torch.full((3,), side.loss)}
@@ -122,7 +122,7 @@ def _hydra(side: Side) -> Files:
 
 
 def _sharded(side: Side) -> Files:
-    """torch.distributed.checkpoint, whose metadata has a number drawn at random."""
+    """Write a torch.distributed.checkpoint, whose metadata has a number drawn at random."""
     index = MetadataIndex(f"model.{side.loss}")
     storage = StorageMeta(checkpoint_id=Path(f"{side.work}/out/step-4"), save_id=f"drawn-by-{side.run}")
     metadata = Metadata(state_dict_metadata={}, storage_data={index: "__0_0.distcp"}, storage_meta=storage)
@@ -165,14 +165,14 @@ def test_two_runs_that_differ_in_time_and_place_alone_have_equal_results(
 def test_a_result_that_differs_is_named_beside_any_time_and_place(
     repo: Repository, tmp_path: Path, write: Callable[[Side], Files]
 ) -> None:
-    other = msgspec.structs.replace(_OTHER, loss=0.5)
+    different = msgspec.structs.replace(_OTHER, loss=0.5)
     results = [name for name in write(_ONE) if not name.endswith(("tfevents", ".log", "hydra.yaml", ".0"))]
     for name in results:
         plain = _ONE.place.plain(name)
-        changed = {given: data for given, data in write(other).items() if other.place.plain(given) == plain}
+        changed = {given: data for given, data in write(different).items() if different.place.plain(given) == plain}
         same = {given: data for given, data in write(_OTHER).items() if _OTHER.place.plain(given) != plain}
-        report = _compare(repo, tmp_path, (_ONE, other), (write(_ONE), same | changed))
-        assert {found.name.partition(":")[0] for found in report.differences} == {plain}, name
+        report = _compare(repo, tmp_path, (_ONE, different), (write(_ONE), same | changed))
+        assert {difference.name.partition(":")[0] for difference in report.differences} == {plain}, name
         weights = any(text in name for text in ("model", ".ckpt"))
         assert report.first is not None and report.first.tensor == weights
         assert weights == ("no tensor differs" not in "".join(report.unjudged))
@@ -198,7 +198,7 @@ def test_a_date_or_a_place_that_is_not_the_runs_own_is_a_result(
     same_time = msgspec.structs.replace(_OTHER, began_s=_ONE.began_s - 10 * 86400, host="node-3")
     files = ({"out/a.txt": before.encode()}, {"out/a.txt": after.encode()})
     report = _compare(repo, tmp_path, (_ONE, same_time), files)
-    assert [found.name for found in report.differences] == ["out/a.txt:line 1"]
+    assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
 def test_folders_of_dates_are_compared_in_their_order_and_one_that_is_too_many_is_a_difference(
@@ -226,12 +226,12 @@ def test_what_is_not_of_the_kind_that_its_name_has_is_compared_by_lines(repo: Re
         return {f"out/a.{suffix}": text.encode() for suffix in ("json", "jsonl", "yaml", "csv")}
 
     report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2)))
-    assert sorted(found.name for found in report.differences) == [
+    assert sorted(difference.name for difference in report.differences) == [
         f"out/a.{suffix}:line 2" for suffix in ("csv", "json", "jsonl", "yaml")
     ]
     long = {"out/a.txt": b"x" * 100_000 + b"1"}, {"out/a.txt": b"x" * 100_000 + b"2"}
-    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), long).differences
-    assert found.original != found.replayed and len(found.original or "") < 300
+    (difference,) = _compare(repo, tmp_path, (_ONE, _OTHER), long).differences
+    assert difference.original != difference.replayed and len(difference.original or "") < 300
 
 
 def test_a_pickle_is_compared_to_its_end(repo: Repository, tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_a_file_that_is_named_by_its_time_is_the_same_file(repo: Repository, tmp
 )
 def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, line: str) -> None:
     same_day = msgspec.structs.replace(_ONE, run=_OTHER.run)
-    one, other = (line.format(at=_ONE.moment(), count=count).encode() for count in ("1234", "2039"))
-    report = _compare(repo, tmp_path, (_ONE, same_day), ({"out/a.txt": one}, {"out/a.txt": other}))
-    assert [found.name for found in report.differences] == ["out/a.txt:line 1"]
+    old, new = (line.format(at=_ONE.moment(), count=count).encode() for count in ("1234", "2039"))
+    report = _compare(repo, tmp_path, (_ONE, same_day), ({"out/a.txt": old}, {"out/a.txt": new}))
+    assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
 @pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head"])
@@ -284,15 +284,15 @@ def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository,
     def files(loss: float) -> Files:
         return {"out/a.json": json.dumps({name: {"loss": loss}, f"{name}_2": loss, "duration": loss}).encode()}
 
-    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2))).differences
-    assert found.name.startswith(f"out/a.json:{name}")
+    (difference,) = _compare(repo, tmp_path, (_ONE, _OTHER), (files(1), files(2))).differences
+    assert difference.name.startswith(f"out/a.json:{name}")
 
 
 def test_a_tensor_that_is_read_conjugated_is_another(repo: Repository, tmp_path: Path) -> None:
     plain = torch.full((3,), 1 + 2j)
     files = {"out/a.pt": _saved({"w": plain})}, {"out/a.pt": _saved({"w": plain.conj()})}
-    (found,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
-    assert found.name == "out/a.pt:w" and found.tensor
+    (difference,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
+    assert difference.name == "out/a.pt:w" and difference.tensor
 
 
 @pytest.mark.parametrize(("one", "other"), [("3.141592653589793238", "3.141592653589793239"), ("1e400", "1e401")])

@@ -1,4 +1,4 @@
-"""Reasons: what fits is named, the most consistent first, and nothing is claimed beyond it."""
+"""Reasons: all changes that fit are named, the most likely first, and nothing is claimed beyond them."""
 
 import msgspec
 import pytest
@@ -84,42 +84,42 @@ def test_no_divergence_has_no_reason() -> None:
 
 
 def test_one_change_that_fits() -> None:
-    said = reason(at("lr", 1), (LR, KERNEL))
-    assert said == (
+    text = reason(at("lr", 1), (LR, KERNEL))
+    assert text == (
         "config optimizer.lr: 0.001 → 0.002 is the only recorded change that can alter bits. "
         "The first difference is lr at step 1 on rank 0"
     )
 
 
 def test_one_that_fits_among_others_is_not_called_certain() -> None:
-    said = reason(at("loss"), (DATA, THREADS)) or ""
-    assert said.startswith("most plausibly environment threads: 1 → 2. The first difference is loss at step 3")
-    assert "Less consistent with it: (1) data corpus" in said
+    text = reason(at("loss"), (DATA, THREADS)) or ""
+    assert text.startswith("most likely environment threads: 1 → 2. The first difference is loss at step 3")
+    assert "Less likely causes: (1) data corpus" in text
 
 
 def test_several_that_fit_are_all_named_without_a_choice() -> None:
-    said = reason(at("batch"), (CODE, TOKENIZER, DATA)) or ""
-    assert "3 recorded changes fit, most consistent first: (1) tokenizer tokenizer.json was changed; (2) data" in said
-    assert "plausibl" not in said
+    text = reason(at("batch"), (CODE, TOKENIZER, DATA)) or ""
+    assert "3 recorded changes fit, the most likely first: (1) tokenizer tokenizer.json was changed; (2) data" in text
+    assert not text.startswith("most likely")
 
 
 def test_none_that_fits() -> None:
-    said = reason(at("lr"), (DATA,)) or ""
-    assert said.startswith("no recorded change explains the first difference, lr at step 3 on rank 0; those")
-    assert "(1) data corpus" in said
+    text = reason(at("lr"), (DATA,)) or ""
+    assert text.startswith("no recorded change explains the first difference, lr at step 3 on rank 0")
+    assert "(1) data corpus" in text
 
 
 @pytest.mark.parametrize("changes", [(), (KERNEL,)])
 def test_where_nothing_differs_the_cause_is_unknown(changes: tuple[Change, ...]) -> None:
-    said = reason(at("loss"), changes) or ""
-    assert said.startswith("unknown: no recorded input differs")
-    assert ("1 that cannot" in said) == bool(changes)
+    text = reason(at("loss"), changes) or ""
+    assert text.startswith("unknown: no recorded input differs")
+    assert ("1 that cannot" in text) == bool(changes)
 
 
 def test_what_no_rank_imported_is_named_since_their_children_may_have() -> None:
     unseen = msgspec.structs.replace(TORCH, rating="cannot", detail="no rank imported it")
-    said = reason(at("file out/a"), (KERNEL, unseen)) or ""
-    assert "(2 that cannot, unless a process that a rank started imported it: (1) environment distribution" in said
+    text = reason(at("file out/a"), (KERNEL, unseen)) or ""
+    assert "(2 that cannot, unless a process that a rank started imported it: (1) environment distribution" in text
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ firsts = st.builds(
 
 
 @given(firsts, st.lists(changes, max_size=6))
-def test_whatever_differs_there_is_an_answer_and_none_is_lost(first: Divergence, found: list[Change]) -> None:
-    fitting, others = ranked(first, found)
-    able = [change for change in found if change.rating != "cannot"]
+def test_whatever_differs_there_is_an_answer_and_none_is_lost(first: Divergence, listed: list[Change]) -> None:
+    fitting, others = ranked(first, listed)
+    able = [change for change in listed if change.rating != "cannot"]
     assert len(fitting) + len(others) == len(able)
-    assert (reason(first, found) or "").startswith("unknown") == (not able)
+    assert (reason(first, listed) or "").startswith("unknown") == (not able)

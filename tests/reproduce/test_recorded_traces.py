@@ -1,4 +1,4 @@
-"""What real replays saw, judged without running them: where they part, and why."""
+"""Recorded traces of real replays, judged without running them: the place of the difference, and the cause."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a verdict and its explanation suspect: nothing that its replays exclude, and a fault of the machine last."""
+"""Suspicions of a verdict and its explanation: no cause that the replays exclude, and a machine fault last."""
 
 import re
 from typing import Any, cast
@@ -21,7 +21,7 @@ from m5ws.reproduce.verdict.reason import reason
 from tests.support.records import recorded_traces
 from tests.support.records.recorded_traces import EXPECTED
 
-_FAULT = re.compile(r"hardware|fault of|flipped a bit")
+_FAULT = re.compile(r"hardware|fault of|flipped")
 _UNREPEATED = re.compile(r"not deterministic|does not repeat|not seeded|nondeterministic|another order")
 _CHANGES = (
     rated("config", "optimizer.lr", "0.001", "0.002"),
@@ -33,7 +33,7 @@ _LONE = signs.Sign(words=f"model.w alone changed. {signs._LONE}", traces="lone t
 _SIGNS = (
     None,
     _LONE,
-    signs.Sign(words="how the forward pass computes", traces="computation"),
+    signs.Sign(words="the arithmetic of the forward pass", traces="computation"),
     signs.of_record("only the record differs"),
 )
 _QUANTITIES = ("loss", "lr", "batch", "generator torch", "tensor model.w", "file out/a.bin")
@@ -53,31 +53,31 @@ _rechecks = st.none() | st.builds(
 
 
 def _verdict(first: Divergence, changes: tuple[Change, ...], sign: signs.Sign | None, again: Recheck | None) -> Verdict:
-    said = Verdict(
+    verdict = Verdict(
         run="a", replay="b", outcome="diverged", first=first, changes=changes, reason=reason(first, changes, sign)
     )
     if again is None:
-        return recheck.left_out(said)
+        return recheck.left_out(verdict)
     again = again if again.repeats is False else msgspec.structs.replace(again, first=None)
     again = again if again.repeats else msgspec.structs.replace(again, start_equal=None)
-    return recheck.judged(said, again)
+    return recheck.judged(verdict, again)
 
 
 def _check(verdict: Verdict) -> None:
-    """Hold all that a verdict says against what its replays have shown."""
-    said = f"{verdict.reason}\n" + ("\n".join(explanation.text(verdict.explanation)) if verdict.explanation else "")
+    """Check all texts of a verdict against the results of its replays."""
+    text = f"{verdict.reason}\n" + ("\n".join(explanation.text(verdict.explanation)) if verdict.explanation else "")
     able = [change for change in verdict.changes if change.rating != "cannot"]
-    fault = _FAULT.search(said)
+    fault = _FAULT.search(text)
     if fault is not None:
-        assert verdict.recheck is not None and verdict.recheck.repeats, said
-        assert not [change for change in able if change.part != "environment"], said
-        plain = re.search(r"not recorded|if no code did it", said)
-        assert plain is not None and plain.start() < fault.start(), said
+        assert verdict.recheck is not None and verdict.recheck.repeats, text
+        assert not [change for change in able if change.part != "environment"], text
+        plain = re.search(r"not recorded|if no code did", text)
+        assert plain is not None and plain.start() < fault.start(), text
     if verdict.outcome == "diverged" and verdict.recheck is not None and verdict.recheck.repeats:
-        assert not _UNREPEATED.search(said), said
+        assert not _UNREPEATED.search(text), text
     if verdict.outcome == "nondeterministic":
-        assert "under suspicion" not in said and "in the original, " not in said, said
-        assert not [change for change in _CHANGES[:3] if change.name in said], said
+        assert "under suspicion" not in text and "in the original, " not in text, text
+        assert not [change for change in _CHANGES[:3] if change.name in text], text
 
 
 @given(_firsts, st.sets(st.sampled_from(_CHANGES)), st.sampled_from(_SIGNS), _rechecks)
@@ -92,8 +92,8 @@ def test_a_fault_of_the_machine_is_named_when_all_else_is_excluded() -> None:
     agree = Recheck(replay="c" * 12, repeats=True)
     for sign, changes, words in (
         (None, (), "if neither, a fault of its machine"),
-        (_LONE, (), "if no code did it, memory that flipped a bit"),
-        (_LONE, _CHANGES[2:], "if no code did it, memory that flipped a bit"),
+        (_LONE, (), "if no code did, a bit that flipped"),
+        (_LONE, _CHANGES[2:], "if no code did, a bit that flipped"),
     ):
         assert words in (_verdict(first, changes, sign, agree).reason or "")
 
@@ -121,9 +121,9 @@ def test_what_recorded_replays_show_does_not_contradict_the_verdict(
     replay = Replayed(side=Side(side="replay"), look=two)
     again = Replayed(side=Side(side="again"), look=two if repeated else one)
     nothing = Replayed(side=Side(side="original", problem="not replayed"))
-    found = explain.judged(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
-    judged = recheck.looked_into(msgspec.structs.replace(verdict, explanation=found), found)
-    assert found.repeats is repeated
+    explained = explain.judged(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
+    judged = recheck.looked_into(msgspec.structs.replace(verdict, explanation=explained), explained)
+    assert explained.repeats is repeated
     assert (judged.outcome == "nondeterministic") == (not repeated or verdict.outcome == "nondeterministic")
     _check(judged)
 
@@ -131,8 +131,8 @@ def test_what_recorded_replays_show_does_not_contradict_the_verdict(
 def test_replays_that_differ_in_a_look_take_back_that_two_agree() -> None:
     first = Divergence(step=3, rank=0, quantity="loss", original="a", replayed="b")
     verdict = _verdict(first, (), None, Recheck(repeats=True))
-    found = Explanation(first=3, last=3, sides=(), repeats=False)
-    judged = recheck.looked_into(verdict, found)
+    explained = Explanation(first=3, last=3, sides=(), repeats=False)
+    judged = recheck.looked_into(verdict, explained)
     assert judged.outcome == "nondeterministic" and "agree with each other" not in (judged.reason or "")
-    same = msgspec.structs.replace(found, repeats=True)
+    same = msgspec.structs.replace(explained, repeats=True)
     assert recheck.looked_into(verdict, same) == verdict

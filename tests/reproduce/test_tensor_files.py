@@ -1,4 +1,4 @@
-"""Files of weights, read without running what is in them."""
+"""Files of weights, read without running code in them."""
 
 import io
 import os
@@ -28,9 +28,9 @@ def _saved(value: object) -> io.BytesIO:
 
 def test_a_pickle_that_calls_a_function_is_read_and_not_run(tmp_path: Path) -> None:
     file = _saved({"w": torch.ones(3), "trap": _Hostile(tmp_path / "made")})
-    found = tensor_files.read("a.pt", file)
+    parts = tensor_files.read("a.pt", file)
     assert not (tmp_path / "made").exists()
-    assert list(found.tensors) == ["w"] and any("mkdir" in text for text in found.values.values())
+    assert list(parts.tensors) == ["w"] and any("mkdir" in text for text in parts.values.values())
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", b"\x80\x02r\xff\xff\xff\x7f.", pickle.dumps([1.0])])
@@ -45,9 +45,9 @@ def test_state_of_an_optimizer_is_compared_value_by_value() -> None:
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    one = tensor_files.read("a.pt", _saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
+    parts = tensor_files.read("a.pt", _saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
     with torch.no_grad():
         layer.bias[1] += 1
     two = tensor_files.read("a.pt", _saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
-    assert [name for name in one.tensors if one.tensors[name] != two.tensors[name]] == ["model.bias"]
-    assert one.values == two.values and len(one.tensors) == 8
+    assert [name for name in parts.tensors if parts.tensors[name] != two.tensors[name]] == ["model.bias"]
+    assert parts.values == two.values and len(parts.tensors) == 8

@@ -1,4 +1,4 @@
-"""Trajectories that are not equal in bits: how far apart they are, and when that says nothing."""
+"""Trajectories that are not equal in bits: their largest relative difference, and cases without one."""
 
 import math
 import struct
@@ -27,10 +27,10 @@ def _compared(original: list[Step], replayed: list[Step]) -> Comparison:
     history = History(steps={}, states={}, contents={}, facts={}, notices=[])
     for event in original:
         history.add("0", event)
-    found = Comparison(history)
+    comparison = Comparison(history)
     for event in replayed:
-        found.feed("0", event)
-    return found
+        comparison.feed("0", event)
+    return comparison
 
 
 def test_the_value_that_lies_furthest_is_named() -> None:
@@ -41,7 +41,7 @@ def test_the_value_that_lies_furthest_is_named() -> None:
     assert close.apart is not None and close.reason is not None
     assert (close.apart.quantity, close.apart.step, close.apart.values) == ("loss", 2, 4)
     assert close.apart.relative == (1.0 - 0.99) / 1.0
-    assert "not the same bits" in close.reason and "0.0101" in close.reason
+    assert "bits differ" in close.reason and "0.0101" in close.reason
     far = judged(DIVERGED, _compared(original, replayed), 0.0099)
     assert (far.outcome, far.exit_code, far.apart) == ("diverged", 1, close.apart)
 
@@ -50,21 +50,21 @@ def test_the_value_that_lies_furthest_is_named() -> None:
     ("replayed", "why"),
     [
         ([_step(1, 2.0)], "steps 2 of the original were not replayed"),
-        ([_step(1, 2.0), _step(2, 1.0, batch="1")], "another batch was fed at step 2"),
-        ([_step(1, 2.0), _step(2, 1.0, accuracy=1.0)], "other quantities were recorded at step 2"),
-        ([_step(1, 2.0), _step(2, math.nan)], "more than 1"),
-        ([_step(1, 2.0), _step(2, math.inf)], "more than 1"),
+        ([_step(1, 2.0), _step(2, 1.0, batch="1")], "the batches of step 2 differ"),
+        ([_step(1, 2.0), _step(2, 1.0, accuracy=1.0)], "the quantities of step 2 differ"),
+        ([_step(1, 2.0), _step(2, math.nan)], "above the tolerance 1"),
+        ([_step(1, 2.0), _step(2, math.inf)], "above the tolerance 1"),
     ],
 )
 def test_what_is_not_the_same_work_is_within_no_tolerance(replayed: list[Step], why: str) -> None:
-    found = judged(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
-    assert found.outcome == "diverged" and found.reason is not None and why in found.reason
+    verdict = judged(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
+    assert verdict.outcome == "diverged" and verdict.reason is not None and why in verdict.reason
 
 
 def test_a_nan_of_the_same_bits_is_equal_and_no_other_value_is_near_it() -> None:
-    nan, other = exact.encode(math.nan), "nan:7ff8000000000001"
+    nan, payload = exact.encode(math.nan), "nan:7ff8000000000001"
     assert relative(nan, nan) == 0.0
-    assert relative(nan, other) == relative(nan, (1.0).hex()) == math.inf
+    assert relative(nan, payload) == relative(nan, (1.0).hex()) == math.inf
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -79,8 +79,8 @@ def test_what_is_equal_stays_reproduced() -> None:
 
 
 @given(_NUMBERS, _NUMBERS)
-def test_the_statistic_is_symmetric_and_bounded(one: float, other: float) -> None:
-    found = relative(one.hex(), other.hex())
-    assert found == relative(other.hex(), one.hex())
-    assert (found == 0.0) == (one == other) or found < 1e-300
-    assert 0.0 <= found <= 2.0 or math.isinf(found)
+def test_the_statistic_is_symmetric_and_bounded(a: float, b: float) -> None:
+    difference = relative(a.hex(), b.hex())
+    assert difference == relative(b.hex(), a.hex())
+    assert (difference == 0.0) == (a == b) or difference < 1e-300
+    assert 0.0 <= difference <= 2.0 or math.isinf(difference)

@@ -135,7 +135,7 @@ def test_a_living_run_is_looked_at_from_another_machine_and_resumed_there(team: 
         team.m5ws(team.there, *words)
     assert "attempt 1: running" in team.m5ws(team.there, "show", run)[1]
     judged = team.json(team.there, "reproduce", run)
-    assert judged["outcome"] == "sampled" and "its end is not recorded" in judged["reason"], judged
+    assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["reason"], judged
     status, said = team.m5ws(team.there, "run", "--resume", run)
     assert status == 2 and "attempt 1 on node-a" in said and "--take-over" in said, said
     assert re.search(r"last sign of life \d:\d\d:\d\d", said), said

@@ -135,7 +135,9 @@ def test_only_the_change_of_the_commit_gets_its_history(root: Path) -> None:
     details = [one.detail or "" for one in commit_history.detailed(made, GitHistory(root))]
     assert details[0].startswith("said\n+ ") and details[0].endswith("Ada: two")
     assert (details[1], details[2], details[4]) == ("said", "said", "said")
-    assert details[3] == "said; the history between the commits is not here: the repository does not have such a commit"
+    assert (
+        details[3] == "said; the history between the commits is unavailable: the repository does not have such a commit"
+    )
 
 
 def test_what_bisect_shows_has_the_commits_between_its_runs(root: Path, repo: Repository, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints as files of other tools."""
+"""Export of checkpoints as files of other tools."""

@@ -1,13 +1,13 @@
-"""A checkpoint as files that other tools read: planned first, then written whole or not at all.
+"""Export of a checkpoint as files of other tools: planned first, then written whole or not at all.
 
-    safetensors  checkpoint.safetensors, names as in `dcp`           weights, or all tensors
-    hf           model.safetensors, the model's own names, with its configuration and tokenizer: weights
-    dcp          what torch.distributed.checkpoint reads             all tensors, or weights
-    deepspeed    the files that DeepSpeed itself writes              all that DeepSpeed would have written
+    safetensors  checkpoint.safetensors, with the names of `dcp`: weights, or all tensors.
+    hf           model.safetensors with the model's own names, its configuration and tokenizer: weights.
+    dcp          the format of torch.distributed.checkpoint: all tensors, or weights.
+    deepspeed    DeepSpeed's own files: all of DeepSpeed's state.
 
 Names are those of torch's `get_model_state_dict` and `get_optimizer_state_dict`, joined by dots: `model.NAME` for
-parameters and buffers, `optimizer.state.NAME.KEY`. What a format does not hold is in the plan, and in the file
-`m5ws-checkpoint.json` beside the rest, which also says where it all came from.
+parameters and buffers, `optimizer.state.NAME.KEY`. The plan lists the state that a format leaves out, and so does the
+file `m5ws-checkpoint.json` beside the export, which also has its origin.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ _STEMS = {"safetensors": "checkpoint", "hf": "model"}
 _HELD_BYTES = 256 * 2**20
 
 Rebuild = Callable[[Objects, Content], tuple[list[Layout], list[str]]]
-"""Gives a DeepSpeed checkpoint's tensors by the model's names, and what it has no name for."""
+"""Returns a DeepSpeed checkpoint's tensors by the model's names, and a list of those without one."""
 
 
 class WriteTensors(Protocol):
@@ -55,7 +55,7 @@ class WriteFiles(Protocol):
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """What needs torch: each is fetched when it is asked for, and raises MissingExtra where torch is not installed."""
+    """Functions that need torch. Each is imported on use, and raises MissingExtra if torch is not installed."""
 
     rebuild: Callable[[], Rebuild]
     dcp: Callable[[], WriteTensors]
@@ -63,8 +63,9 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be written. `left_out` says what of the checkpoint is in no file; `files` are names, with bytes if
-    they are known before they are written.
+    """The record of an export. `left_out` lists the state that no file contains.
+
+    `files` maps names to sizes in bytes, None if unknown before the write.
     """
 
     checkpoint: Digest
@@ -82,7 +83,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned export with all that is needed to write it."""
+    """A planned export, with all data needed to write it."""
 
     planned: Planned
     content: Content
@@ -93,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tag(self) -> str:
-        """What DeepSpeed calls a checkpoint at this step."""
+        """DeepSpeed's name for a checkpoint at this step."""
         return _tag(self.planned.step)
 
 
@@ -105,9 +106,9 @@ def plan(
     tools: Tools,
     file_bytes: int = safetensors_files.FILE_BYTES,
 ) -> Plan:
-    """Return what an export would write; reads records only.
+    """Return the plan of an export. Reads records only.
 
-    `what` is None for what fits the format. Raises NotFound, CorruptObject, UsageError, MissingExtra.
+    `what` None means the default of the format. Raises NotFound, CorruptObject, UsageError, MissingExtra.
     """
     record = repo.objects.get_record(which.digest, Checkpoint)
     content = repo.objects.get_record(record.content, Content)
@@ -119,10 +120,10 @@ def plan(
         beside, missing = huggingface.find(repo, record.snapshot)
         companions = {name: entry for name, entry in beside.items() if not name.startswith("model")}
         left_out += missing
-    said = {"m5ws.run": record.run, "m5ws.step": str(record.step), "m5ws.snapshot": record.snapshot}
-    said["m5ws.checkpoint"] = which.digest
+    metadata = {"m5ws.run": record.run, "m5ws.step": str(record.step), "m5ws.snapshot": record.snapshot}
+    metadata["m5ws.checkpoint"] = which.digest
     stem = _STEMS.get(form, "")
-    files = safetensors_files.plan(layouts, stem, said, file_bytes) if stem else []
+    files = safetensors_files.plan(layouts, stem, metadata, file_bytes) if stem else []
     small = safetensors_files.index(files, stem)
     planned = Planned(
         checkpoint=which.digest,
@@ -134,7 +135,7 @@ def plan(
         format=form,
         what=what,
         tensors=len(layouts),
-        size_bytes=sum(found.size_bytes for found in layouts),
+        size_bytes=sum(tensor.size_bytes for tensor in layouts),
         files=dict(_file_names(content, form, files, small, companions, record.step)),
         left_out=(*left_out, *_state_left_out(repo.objects, content, form)),
     )
@@ -144,7 +145,7 @@ def plan(
 
 
 def apply(repo: Repository, plan: Plan, target: Path, tools: Tools, progress: Progress | None = None) -> None:
-    """Write what is planned into `target`, which must be absent or empty; all of it or nothing.
+    """Write the planned files into `target`, which must be absent or empty; all of them or none.
 
     Raises UsageError, NotFound, CorruptObject, MissingExtra.
     """
@@ -170,52 +171,56 @@ def _tag(step: int) -> str:
 
 
 def _parts(repo: Repository, plan: Plan) -> Parts:
-    """Return what reads parts: a tensor that lies in pieces on many ranks needs all their chunks at hand."""
-    widest = max((len(found.boxes) for found in plan.layouts), default=1)
+    """Return a reader of parts. It holds all chunks of the tensor with the most pieces."""
+    widest = max((len(tensor.boxes) for tensor in plan.layouts), default=1)
     return Parts(repo.objects, max(_HELD_BYTES, 2 * widest * repo.objects.format.chunk_bytes))
 
 
 def _check(content: Content, form: Format, what: What, which: Named) -> None:
     if content.format == "files/1":
         raise UsageError(
-            f"checkpoint {which} holds files that the script wrote, and no tensors",
-            hint=f"`m5ws checkpoint show {which}` lists them.",
+            f"checkpoint {which} has no tensors, only files of the script",
+            hint=f"`m5ws checkpoint show {which}` lists the files.",
         )
     if form == "deepspeed" and content.format != "deepspeed/1":
         raise UsageError(
-            f"checkpoint {which} was not made by DeepSpeed, so there are no files of DeepSpeed's to write",
-            hint="--format dcp holds all of it; --format hf and safetensors hold the weights for any engine.",
+            f"--format deepspeed needs a checkpoint made by DeepSpeed, and {which} is not",
+            hint="Use --format dcp for all tensors, or --format hf or safetensors for the weights.",
         )
     if form == "hf" and what == "all":
-        raise UsageError("--format hf holds weights only", hint="--format safetensors --tensors all holds all tensors.")
+        raise UsageError(
+            "--format hf cannot be combined with --tensors all: it holds weights only",
+            hint="Use --format safetensors --tensors all.",
+        )
     if form == "deepspeed" and what == "weights":
         raise UsageError(
-            "DeepSpeed's files hold weights and optimizer together", hint="--format safetensors holds the weights."
+            "--format deepspeed cannot be combined with --tensors weights: its files hold weights and optimizer",
+            hint="Use --format safetensors for the weights.",
         )
 
 
 def _layouts(
     objects: Objects, content: Content, form: Format, what: What, tools: Tools
 ) -> tuple[list[Layout], list[str]]:
-    """Return the tensors to be written, by the names they are to have, and what is left out of those there are."""
+    """Return the tensors to write, by their exported names, and a list of the tensors left out."""
     if form == "deepspeed":
         kept = (tensor for tensor in content.tensors if not tensor.name.startswith("buffers-"))
         return [layout(tensor) for tensor in kept], ["buffers that DeepSpeed does not save, and those of other ranks"]
     if content.format == "deepspeed/1":
-        found, left_out = tools.rebuild()(objects, content)
+        tensors, left_out = tools.rebuild()(objects, content)
     else:
-        found, left_out = _renamed(content)
+        tensors, left_out = _renamed(content)
     if what == "weights":
-        found = [one for one in found if one.name.startswith("model.")]
+        tensors = [tensor for tensor in tensors if tensor.name.startswith("model.")]
         left_out = ["the optimizer's state", *left_out]
     if form == "hf":
-        found = [msgspec.structs.replace(one, name=one.name.removeprefix("model.")) for one in found]
-    return found, left_out
+        tensors = [msgspec.structs.replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in tensors]
+    return tensors, left_out
 
 
 def _renamed(content: Content) -> tuple[list[Layout], list[str]]:
-    """Return tensors by torch's names; of a replica that differs from rank to rank, rank 0's."""
-    found, apart = [], 0
+    """Return tensors by torch's names. Of replicas that differ between ranks, rank 0's is used."""
+    layouts, apart = [], 0
     for tensor in content.tensors:
         name, _, rank = tensor.name.partition("@")
         kind, _, rest = name.partition(".")
@@ -223,19 +228,19 @@ def _renamed(content: Content) -> tuple[list[Layout], list[str]]:
             apart += 1
             continue
         own = {"optimizer": f"optimizer.state.{rest}", "master": name, "state": name}.get(kind, f"model.{rest}")
-        found.append(layout(tensor, own))
-    said = [f"{apart} tensors of other ranks that differ from rank 0's"] if apart else []
-    return found, said
+        layouts.append(layout(tensor, own))
+    left_out = [f"{apart} tensors of other ranks that differ from rank 0's"] if apart else []
+    return layouts, left_out
 
 
 def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterator[str]:
-    """Yield what is no tensor, and so in no file."""
-    found = plain_state.read(objects, content.common) if content.common is not None else {}
+    """Yield the state other than tensors, which no file contains."""
+    common = plain_state.read(objects, content.common) if content.common is not None else {}
     ranks = plain_state.read(objects, content.ranks[0]) if content.ranks else {}
-    of_all, of_rank = (one if isinstance(one := side.get("backend"), dict) else {} for side in (found, ranks))
+    of_all, of_rank = (own if isinstance(own := side.get("backend"), dict) else {} for side in (common, ranks))
     if of_all.get("groups"):
         yield "the optimizer's settings by parameter group (learning rates, betas)"
-    if "scheduler" in found:
+    if "scheduler" in common:
         yield "the scheduler"
     if "feed" in ranks:
         yield "the position in the data"
@@ -243,7 +248,7 @@ def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterato
         yield f"the random number generators ({', '.join(sorted(ranks['generators']))})"
     yield from (f"{name.removeprefix('state.')}, the script's own" for name in ranks if name.startswith("state."))
     if form == "deepspeed" and of_rank.get("cpu_adam"):
-        yield "CPUAdam's running products: DeepSpeed alone does not go on in the same bits"
+        yield "CPUAdam's running products: DeepSpeed alone does not continue with the same bits"
 
 
 def _file_names(

@@ -1,4 +1,4 @@
-"""What lies beside a model's weights for Hugging Face's libraries: configuration and tokenizer, from the snapshot."""
+"""Files beside a model's weights for Hugging Face's libraries: configuration and tokenizer, from the snapshot."""
 
 import json
 import os
@@ -15,24 +15,24 @@ from m5ws.repository.repository import Repository
 
 _CONFIGS = ("config.json", "generation_config.json")
 _MARKS = ("model_type", "architectures")
-"""What tells a model's config.json from any other file of that name."""
+"""Keys that a model's config.json has, and another file of that name has not."""
 
 
 def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str]]:
-    """Return files of a snapshot by the names they are to have, and what is not there. Raises CorruptObject."""
+    """Return files of a snapshot by their exported names, and a list of missing ones. Raises CorruptObject."""
     try:
         record = snapshots.load(repo, snapshot)
     except NotFound:
         return {}, ["config.json and tokenizer files: the run's snapshot is not in this store"]
-    found = dict(_tokenizer(repo, record))
-    missing = [] if found else ["tokenizer files: the snapshot has no tokenizer"]
+    files = dict(_tokenizer(repo, record))
+    missing = [] if files else ["tokenizer files: the snapshot has no tokenizer"]
     for name in _CONFIGS:
         entry = _shallowest(repo, record, name)
         if entry is not None:
-            found[name] = entry
+            files[name] = entry
         elif name == _CONFIGS[0]:
-            missing.append("config.json: the snapshot has none with model_type or architectures in it")
-    return found, missing
+            missing.append("config.json: the snapshot has none with model_type or architectures")
+    return files, missing
 
 
 def read(repo: Repository, entry: Entry) -> bytes:
@@ -48,14 +48,14 @@ def _tokenizer(repo: Repository, record: Snapshot) -> Iterator[tuple[str, Entry]
         for entry in trees.located(repo.objects, repo.locations, record.tokenizer.tree).entries
         if entry.link is None
     }
-    # A path is relative to the workspace: what they have in common is the tokenizer's folder.
+    # Paths are relative to the workspace: their common prefix is the tokenizer's folder.
     folder = os.path.commonpath([os.path.dirname(path) for path in files]) if files else b""
     for path, entry in files.items():
         yield os.fsdecode(os.path.relpath(path, folder or b".")), entry
 
 
 def _shallowest(repo: Repository, record: Snapshot, name: str) -> Entry | None:
-    """Return the model's file of that name that lies least deep, if there is one and no other as deep."""
+    """Return the model's file of that name with the shortest path, None if there is none or a second one as short."""
     entries: Mapping[bytes, Entry] = {
         entry.path: entry
         for part, tree in record.trees.items()
@@ -71,7 +71,7 @@ def _shallowest(repo: Repository, record: Snapshot, name: str) -> Entry | None:
 
 def _is_model(data: bytes) -> bool:
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except ValueError:
         return False
-    return isinstance(found, dict) and any(mark in found for mark in _MARKS)
+    return isinstance(document, dict) and any(mark in document for mark in _MARKS)

@@ -1,7 +1,7 @@
-"""Tensors as safetensors files, written as they are read: eight bytes of length, a header of JSON, the bytes.
+"""Tensors as safetensors files, written while they are read: eight bytes of length, a JSON header, the bytes.
 
-Nothing but the bytes that are in flight is in memory, and no tensor library is needed. Several files have an index, as
-Hugging Face's libraries write and read it. https://huggingface.co/docs/safetensors
+Memory holds the bytes in flight alone, and no tensor library is needed. Several files have an index in the format of
+Hugging Face's libraries. https://huggingface.co/docs/safetensors
 """
 
 import json
@@ -16,7 +16,7 @@ from m5ws.repository.concurrency import Job, fly
 from m5ws.repository.tensors import Layout, Parts, Reader
 
 FILE_BYTES = 5 * 10**9
-"""The most that a file has, unless one tensor alone has more."""
+"""Largest size of a file, unless a single tensor is larger."""
 
 _THREADS = 8
 _BUDGET_BYTES = 256 * 2**20
@@ -43,7 +43,7 @@ _TYPES = {
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, as it will be: its tensors in order, and everything before their bytes."""
+    """One planned file: its tensors in order, and the bytes before them."""
 
     name: str
     tensors: tuple[Layout, ...]
@@ -54,26 +54,26 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.head) + sum(tensor.size_bytes for tensor in self.tensors)
 
 
-def plan(layouts: Sequence[Layout], stem: str, said: Mapping[str, str], file_bytes: int = FILE_BYTES) -> list[File]:
-    """Return the files that hold `layouts`; `said` is written into each header.
+def plan(layouts: Sequence[Layout], stem: str, metadata: Mapping[str, str], file_bytes: int = FILE_BYTES) -> list[File]:
+    """Return the files for `layouts`, with `metadata` in each header.
 
     Raises UsageError for a type of element that the format does not have.
     """
-    unknown = sorted({found.dtype for found in layouts if found.dtype not in _TYPES})
+    unknown = sorted({tensor.dtype for tensor in layouts if tensor.dtype not in _TYPES})
     if unknown:
         raise UsageError(
             f"the safetensors format has no tensors of type {', '.join(unknown)}",
-            hint="Export with --format dcp, which has.",
+            hint="Export with --format dcp, which has all types.",
         )
     groups = list(_split(layouts, file_bytes)) or [[]]
     names = [f"{stem}.safetensors"]
     if len(groups) > 1:
         names = [f"{stem}-{number + 1:05d}-of-{len(groups):05d}.safetensors" for number in range(len(groups))]
-    return [_file(name, group, said) for name, group in zip(names, groups, strict=True)]
+    return [_file(name, group, metadata) for name, group in zip(names, groups, strict=True)]
 
 
 def index(files: Sequence[File], stem: str) -> dict[str, bytes]:
-    """Return the file that says which tensor is where, by its name: none is needed for a single file."""
+    """Return the index file, by its name: which file has which tensor. A single file needs none."""
     if len(files) < 2:
         return {}
     tensors = [(tensor, file.name) for file in files for tensor in file.tensors]
@@ -100,29 +100,29 @@ def _reads(file: File, parts: Parts) -> Iterator[Job[bytearray]]:
     for tensor in file.tensors:
         reader = Reader(parts, tensor)
         for start, end in reader.windows():
-            # A window, and the parts that it is made of.
+            # Memory: a window, and the parts that it consists of.
             yield 2 * (end - start), lambda reader=reader, start=start, end=end: reader.read(start, end)  # type: ignore[misc]
 
 
 def _split(layouts: Sequence[Layout], file_bytes: int) -> Iterator[list[Layout]]:
     group: list[Layout] = []
-    for found in layouts:
-        if group and sum(one.size_bytes for one in group) + found.size_bytes > file_bytes:
+    for layout in layouts:
+        if group and sum(tensor.size_bytes for tensor in group) + layout.size_bytes > file_bytes:
             yield group
             group = []
-        group.append(found)
+        group.append(layout)
     if group:
         yield group
 
 
-def _file(name: str, group: Sequence[Layout], said: Mapping[str, str]) -> File:
+def _file(name: str, group: Sequence[Layout], metadata: Mapping[str, str]) -> File:
     # Large elements first, so that each tensor begins at a multiple of its element's size.
-    ordered = sorted(group, key=lambda found: -found.item_bytes)
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **said}}
+    ordered = sorted(group, key=lambda tensor: -tensor.item_bytes)
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     place = 0
-    for found in ordered:
-        end = place + found.size_bytes
-        header[found.name] = {"dtype": _TYPES[found.dtype], "shape": found.shape, "data_offsets": [place, end]}
+    for tensor in ordered:
+        end = place + tensor.size_bytes
+        header[tensor.name] = {"dtype": _TYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

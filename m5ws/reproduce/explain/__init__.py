@@ -1,1 +1,1 @@
-"""The place in a step where a replay diverged, and its cause."""
+"""The place of a divergence within its step, and its cause."""

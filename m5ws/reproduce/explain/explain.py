@@ -1,8 +1,8 @@
-"""`reproduce --explain`: where a replay that diverged parts from its original, and why.
+"""`reproduce --explain`: the place where a diverged replay differs from its original, and the cause.
 
-The steps around the divergence are done again with a look inside: as the replay did them, that once more, and under the
-original's recorded conditions where these differ from the replay's and can be put back. What the original itself
-recorded is the judge: a side that does not show again what it had shown is not used as that side.
+The steps around the divergence are replayed with traces: twice as the replay did them, and once under the original's
+recorded conditions, if these differ from the replay's and can be restored. Each traced replay is compared with the
+records of its side, and discarded if it does not show the same values.
 """
 
 from collections.abc import Callable
@@ -30,20 +30,19 @@ from m5ws.reproduce.explain.locate import Look
 from m5ws.runs import history, run, supervise
 
 _MOST_STEPS = 16
-"""No more are looked into: of a longer stretch whose state was not recorded, the last ones."""
+"""Limit of traced steps. Of a longer stretch without recorded state, the last ones are traced."""
 _NO_ORIGINAL = (
-    "the original cannot be replayed: nothing that was recorded of its conditions differs from the replay's, so that a "
-    "replay of it is this replay"
+    "the original cannot be replayed: its recorded conditions equal the replay's, so its replay would be the same one"
 )
-_STOPPED = "not replayed: it was stopped before"
-_NOTHING = "not replayed: without the replay that diverged there is nothing to hold it against"
+_STOPPED = "not replayed: the user stopped before"
+_NOTHING = "not replayed: the diverged replay failed, so there is nothing to compare with"
 
 Told = Callable[[Side, Segment], None]
-"""Called with a side whose replay begins, and the steps that it does."""
+"""Called with a side and its steps, when its replay starts."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be explained: the `first` divergence of `replay`, which `comparison` holds against its original."""
+    """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains."""
 
     ports: supervise.Ports
     replay: run.Plan
@@ -57,7 +56,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A side that was replayed; `look` is None where it came to nothing."""
+    """A replayed side; `look` is None if the replay failed."""
 
     side: Side
     look: Look | None = None
@@ -74,7 +73,7 @@ def explained(
     try:
         return _looked_into(case, (first, last), watch, progress, told)
     except (M5Error, OSError) as error:
-        # The verdict stands without it, and took a replay.
+        # The verdict took a replay, and is valid without an explanation.
         limit = f"the explanation was not finished: {error}"
         return Explanation(first=first, last=last, sides=(), limits=(limit,)), False
 
@@ -85,7 +84,7 @@ def _looked_into(
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
     sides: list[Replayed] = []
-    # The original last: without a replay that shows the difference there is nothing to hold against it.
+    # The original comes last: without a replay that shows the difference it has no counterpart.
     for name, base in (("replay", case.replay.run), ("again", case.replay.run), ("original", original)):
         side = Side(side=name)  # type: ignore[arg-type]
         if missing is None and name == "original" and not _changed(case, original):
@@ -93,14 +92,14 @@ def _looked_into(
         if missing is not None:
             sides.append(Replayed(side=msgspec.structs.replace(side, problem=missing)))
             continue
-        found, asked = _replayed(case, side, base, steps, (watch, progress, told))
-        sides.append(found)
-        missing = _STOPPED if asked else _NOTHING if sides[0].look is None else None
+        replayed, stopped = _replayed(case, side, base, steps, (watch, progress, told))
+        sides.append(replayed)
+        missing = _STOPPED if stopped else _NOTHING if sides[0].look is None else None
     return judged(case, steps, *sides), missing == _STOPPED
 
 
 def window(case: Case) -> tuple[int, int]:
-    """Return the steps to look into: from after the last state that is known to be equal to the one that differs."""
+    """Return the steps to trace: from after the last state that is known to be equal to the one that differs."""
     begin = case.replay.run.begin
     last = max(case.first.step, begin + 1)
     both = case.comparison.original.states.get(0, {}).keys() & case.comparison.replay.states.get(0, {}).keys()
@@ -109,13 +108,13 @@ def window(case: Case) -> tuple[int, int]:
 
 
 def _changed(case: Case, original: Run) -> bool:
-    """Return whether the replay's conditions differ from the original's in something that can be put back."""
+    """Return True if the replay's conditions differ from the original's in something that can be restored."""
     replay = case.replay.run
     return (replay.snapshot, replay.spec) != (original.snapshot, original.spec) or bool(_variables(case.verdict))
 
 
 def _variables(verdict: Verdict) -> dict[str, str | None]:
-    """Return the environment variables that the original had otherwise, with its values; None for one it had not."""
+    """Return the environment variables that differ, with the original's values; None for an unset one."""
     prefix = "variable."
     return {
         change.name.removeprefix(prefix): change.old
@@ -131,20 +130,20 @@ def _replayed(
     steps: tuple[int, int],
     listeners: tuple[supervise.Watch | None, Progress | None, Told | None],
 ) -> tuple[Replayed, bool]:
-    """Replay one side with a look inside; return what it saw, and whether the user stopped it."""
-    watch, progress, told = listeners
+    """Replay one side with traces. Return its trace, and True if the user stopped it."""
+    watch, progress, announce = listeners
     try:
         planned = _plan(case, side, base, steps)
         side = msgspec.structs.replace(side, replay=planned.run.id)
-        if told is not None and planned.run.segment is not None:
-            told(side, planned.run.segment)
+        if announce is not None and planned.run.segment is not None:
+            announce(side, planned.run.segment)
         result = supervise.execute(case.ports, planned, watch, progress)
         look = Look(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
     except (M5Error, OSError, KeyboardInterrupt) as error:
         known = side.replay if side.replay is not None and side.replay in runs.ids(case.repo) else None
         problem = str(error) or "it was stopped"
-        asked = isinstance(error, KeyboardInterrupt)
-        return Replayed(side=msgspec.structs.replace(side, replay=known, problem=problem)), asked
+        stopped = isinstance(error, KeyboardInterrupt)
+        return Replayed(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
     if result.outcome != "finished":
         ended = f"it {result.outcome}: {result.message or f'status {result.exit_code}'}"
         return Replayed(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
@@ -153,7 +152,7 @@ def _replayed(
 
 
 def _plan(case: Case, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan:
-    """Return the replay of one side, from the newest checkpoint of `base` before the steps to look into."""
+    """Return the plan for one side, from the newest checkpoint of `base` before the traced steps."""
     home, author_dir = case.replay.directory.parent.parent.parent, Path(case.replay.context.author_dir)
     new = run.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
     new = msgspec.structs.replace(new, segment=_segment(case.repo, base, *steps))
@@ -168,7 +167,7 @@ def _plan(case: Case, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan
 
 
 def _put_back(planned: run.Plan, variables: dict[str, str | None]) -> run.Plan:
-    """Return the plan with variables of the environment as they were, but for those that the launch sets itself."""
+    """Return the plan with the original's environment variables, except those that the launch sets itself."""
     request = planned.request
     others = {name: value for name, value in variables.items() if name not in request.environment}
     was = {name: value for name, value in others.items() if value is not None}
@@ -190,7 +189,7 @@ def _segment(repo: Repository, base: Run, first: int, last: int) -> Segment:
 
 
 def _sights(planned: run.Plan) -> dict[int, list[Seen]]:
-    """Return what each rank of an attempt saw."""
+    """Return the trace of each rank of an attempt."""
     folder = Path(planned.context.spool_dir)
     return {
         int(path.stem): [codec.decode(event, Seen, str(path)) for event in SpoolReader(path).read()]
@@ -199,26 +198,29 @@ def _sights(planned: run.Plan) -> dict[int, list[Seen]]:
 
 
 def _unlike(case: Case, side: Side, replay: Run, look: Look) -> str | None:
-    """Return how a side does not show again what it had shown; None if it does."""
+    """Return the difference between a traced replay and its side's records, as text; None if it is equal."""
     segment = replay.segment
     assert segment is not None
     given = segment.first if segment.digest is not None else segment.first - 1
-    found = compare.whole(case.comparison.original.within(given, segment.last), look.history).first()
+    new = compare.whole(case.comparison.original.within(given, segment.last), look.history).first()
     if side.side == "original":
-        if found is None:
+        if new is None:
             return None
-        return f"the original cannot be replayed: this replay differs from it in {found.quantity} at step {found.step}"
+        return f"the original cannot be replayed: its replay differs from it in {new.quantity} at step {new.step}"
     shown = (case.first.step, case.first.rank, case.first.quantity, case.first.replayed)
-    if found is not None and (found.step, found.rank, found.quantity, found.replayed) == shown:
+    if new is not None and (new.step, new.rank, new.quantity, new.replayed) == shown:
         return None
-    return f"it did not show again what differed: {case.first.quantity} at step {case.first.step}"
+    return f"it did not repeat the difference: {case.first.quantity} at step {case.first.step}"
 
 
-# --- what the sides say together ----------------------------------------------------------------------------------
+# --- the joint result of the sides --------------------------------------------------------------------------------
 
 
 def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed, original: Replayed) -> Explanation:
-    """Return the explanation: two replays of the same first, for what they differ in is no difference of conditions."""
+    """Return the explanation from all sides.
+
+    Two replays of one side are compared first: no difference of conditions can explain a difference between them.
+    """
     span = range(steps[0], steps[1] + 1)
     made = Explanation(
         first=steps[0],
@@ -229,7 +231,7 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
     )
     unrepeated = case.verdict.outcome == "nondeterministic"
     if unrepeated:
-        # Replays of the same differed before: neither the original nor what was changed since is to blame.
+        # Replays with equal inputs differed before, so neither the original nor a recorded change is to blame.
         made = msgspec.structs.replace(made, causes=(Cause(kind="unknown"),))
     if replay.look is None:
         return made
@@ -241,13 +243,13 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
             return _with(case, made, "two replays", place, (replay.look, again.look), repeats=False)
     if unrepeated:
         return msgspec.structs.replace(made, repeats=repeats)
-    between, one = "record and replay", Look(history=case.comparison.original)
+    between, left = "record and replay", Look(history=case.comparison.original)
     if original.look is not None and original.side.agrees:
-        between, one = "original and replay", original.look
-    place = locate.first(one, replay.look, span)
+        between, left = "original and replay", original.look
+    place = locate.first(left, replay.look, span)
     if place is None:
         return msgspec.structs.replace(made, repeats=repeats)
-    return _with(case, made, between, place, (one, replay.look), repeats=repeats)
+    return _with(case, made, between, place, (left, replay.look), repeats=repeats)
 
 
 def _with(
@@ -271,17 +273,17 @@ def _with(
 
 
 def _limits(*sides: Replayed) -> list[str]:
-    """Return what could not be looked at."""
-    found: dict[str, None] = {}
+    """Return the parts that could not be traced."""
+    limits: dict[str, None] = {}
     for side in sides:
         if side.look is None:
             continue
         for notice in side.look.history.notices:
             if notice.kind == "limit" and notice.message.startswith("not looked into"):
-                found[notice.message] = None
+                limits[notice.message] = None
         for rank, seen in side.look.seen.items():
             if seen and seen[-1].kind == "cut":
-                found[f"rank {rank} saw more than is written down, from step {seen[-1].step} on"] = None
+                limits[f"the trace of rank {rank} is cut off from step {seen[-1].step} on: it was too long"] = None
             if not seen:
-                found[f"rank {rank} saw nothing: the script did not take these steps in its session"] = None
-    return list(found)
+                limits[f"the trace of rank {rank} is empty: the script did not do these steps in its session"] = None
+    return list(limits)

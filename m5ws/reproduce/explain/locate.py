@@ -1,7 +1,7 @@
-"""Where two runs of the same steps part: the first thing in a step that differs, after all before it was equal.
+"""The first difference between two runs of the same steps, after all before it was equal. Pure.
 
-Pure. In each step: the state before it, then what was seen in it in the order in which it happened, then the recorded
-quantities, then the state after it. Two ranks that differ in a step are told apart by who differs earlier in it.
+The order within a step is: the state before it, its trace, the recorded quantities, the state after it. If several
+ranks differ in a step, the earliest difference within it comes first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,29 +16,29 @@ from m5ws.runs.history import History
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run recorded, and what its ranks saw in the steps that were looked into, by rank."""
+    """The records of one run, and the traces of the traced steps, by rank."""
 
     history: History
     seen: Mapping[int, Sequence[Seen]] = {}
 
     def in_step(self, rank: int, step: int) -> list[Seen]:
-        """Return what a rank saw in a step, but for warnings: they change nothing."""
-        return [one for one in self.seen.get(rank, ()) if one.step == step and one.kind != "warning"]
+        """Return the trace of a rank in a step, without warnings, which change nothing."""
+        return [entry for entry in self.seen.get(rank, ()) if entry.step == step and entry.kind != "warning"]
 
 
 def first(one: Look, two: Look, steps: Sequence[int]) -> Place | None:
-    """Return the first place where `two` differs from `one` in `steps`, or None if all that both recorded is equal."""
+    """Return the first place in `steps` where `two` differs from `one`, or None if all common records are equal."""
     ranks = sorted(one.history.steps.keys() & two.history.steps.keys())
     for step in steps:
-        found = [pair for rank in ranks for pair in _of_rank(one, two, rank, step)]
-        if found:
-            _, earliest = min(found, key=lambda pair: (pair[0], pair[1].rank))
-            return msgspec.structs.replace(earliest, ranks=tuple(sorted({other.rank for _, other in found})))
+        places = [pair for rank in ranks for pair in _of_rank(one, two, rank, step)]
+        if places:
+            _, earliest = min(places, key=lambda pair: (pair[0], pair[1].rank))
+            return msgspec.structs.replace(earliest, ranks=tuple(sorted({place.rank for _, place in places})))
     return None
 
 
 def _of_rank(one: Look, two: Look, rank: int, step: int) -> Iterator[tuple[tuple[int, int], Place]]:
-    """Yield the first difference of a rank in a step, if there is one, with where in the step it comes."""
+    """Yield the first difference of a rank in a step, if any, with its position in the step."""
     before = _state(one.history, two.history, rank, step, "state")
     if before is not None:
         yield (0, 0), before
@@ -56,11 +56,11 @@ def _of_rank(one: Look, two: Look, rank: int, step: int) -> Iterator[tuple[tuple
         yield (3, 0), after
 
 
-# --- what was recorded around a step ------------------------------------------------------------------------------
+# --- records around a step ----------------------------------------------------------------------------------------
 
 
 def _state(one: History, two: History, rank: int, step: int, phase: Literal["state", "update"]) -> Place | None:
-    """Return the first difference of the states before or after a step; generators, which are of each rank, first."""
+    """Return the first difference of the states before or after a step. Generators, one set per rank, come first."""
     after = step if phase == "update" else step - 1
     old, new = one.states.get(rank, {}).get(after), two.states.get(rank, {}).get(after)
     if old is None or new is None:
@@ -69,21 +69,21 @@ def _state(one: History, two: History, rank: int, step: int, phase: Literal["sta
     for name in different(old.generators, new.generators):
         words = f"generator {name} of rank {rank} differs {when}"
         values = (old.generators.get(name), new.generators.get(name))
-        found = place(step, rank, "random numbers", f"generator {name}", values, words)
-        # What was drawn may follow from tensors that differ, as well as the other way round.
-        return msgspec.structs.replace(found, alone=not different(*(_tensors(side, after) for side in (one, two))))
+        difference = place(step, rank, "random numbers", f"generator {name}", values, words)
+        # Different tensors may have caused the draws, as well as the other way round.
+        return msgspec.structs.replace(difference, alone=not different(*(_tensors(side, after) for side in (one, two))))
     names = different(old.tensors, new.tensors)
     if not names:
         return None
     name = names[0]
     more = f", the first by name of {len(names)} tensors" if len(names) > 1 else ", and no other tensor"
     values = (old.tensors.get(name), new.tensors.get(name))
-    found = place(step, rank, phase, f"tensor {name}", values, f"{name} differs {when}{more}")
-    return msgspec.structs.replace(found, tensor=name, module=_module_of(name))
+    difference = place(step, rank, phase, f"tensor {name}", values, f"{name} differs {when}{more}")
+    return msgspec.structs.replace(difference, tensor=name, module=_module_of(name))
 
 
 def _tensors(history: History, after: int) -> dict[str, str]:
-    """Return the fingerprints after a step, which rank 0 records for all."""
+    """Return the fingerprints after a step, which rank 0 records for all ranks."""
     known = history.states.get(0, {}).get(after)
     return known.tensors if known is not None else {}
 
@@ -93,20 +93,20 @@ def _quantity(one: History, two: History, rank: int, step: int) -> Place | None:
     if old is None or new is None:
         return None
     if old.batch != new.batch:
-        return place(step, rank, "batch", "batch", (old.batch, new.batch), f"rank {rank} was given another batch")
-    # In causal order, which a record, whose names are sorted, has not kept: the loss comes before its gradients.
+        return place(step, rank, "batch", "batch", (old.batch, new.batch), f"the batch of rank {rank} differs")
+    # In causal order, which the sorted names of a record have lost: the loss comes before its gradients.
     for name in sorted(
         {*old.quantities, *new.quantities}, key=lambda name: ("loss" not in name, "norm" not in name, name)
     ):
         values = (old.quantities.get(name), new.quantities.get(name))
         if values[0] != values[1]:
             phase: Phase = "gradient" if "norm" in name else "loss" if "loss" in name else "update"
-            words = f"{name} differs on rank {rank}, and nothing that was looked at before it"
+            words = f"{name} differs on rank {rank}, and everything recorded before is equal"
             return place(step, rank, phase, name, values, words)
     return None
 
 
 def _module_of(tensor: str) -> str:
-    """Return the module that a tensor of the state belongs to: `model.block.fc.weight` is of `block.fc`."""
+    """Return the module of a tensor of the state: `model.block.fc.weight` belongs to `block.fc`."""
     kind, _, path = tensor.partition("@")[0].partition(".")
     return path.rsplit(".", 2 if kind == "optimizer" else 1)[0] if "." in path else ""

@@ -1,7 +1,7 @@
-"""What of output files is no result: logs, and values whose names are those of times, of speeds or of places.
+"""Rules for output that is not judged: logs, and values whose names stand for times, speeds or places.
 
-A rule is a glob of a file's path, or `glob:key` for values in files that are compared by keys. `*` stands for slashes
-too. A key is matched by its last name or by all of its names, joined by dots.
+A rule is a glob of a file's path, or `glob:key` for values in files that are compared by keys. `*` matches slashes too.
+A key matches by its last name, or by all of its names joined by dots.
 """
 
 import re
@@ -51,19 +51,19 @@ DEFAULTS = (
 )
 
 _MARK = "m5ws-"
-"""How the name of the folder around a work directory begins (`work_directories`)."""
+"""Prefix of the name of the folder around a work directory (`work_directories`)."""
 _NUMBER = re.compile(rf"{_MARK}[0-9a-f]{{16}}")
 _NUMBERED = f"{_MARK}{'0' * 16}"
 _PLACE = re.compile(rf"(?:/[^\s'\",:;]*?)?{_MARK}[0-9a-f]{{16}}(?:/work\b)?")
 
 
 def is_file(path: str, rules: Sequence[str]) -> bool:
-    """Return whether a file is not judged."""
+    """Return True if a file is not judged."""
     return any(_fits(path, rule) for rule in rules if ":" not in rule)
 
 
 def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
-    """Return whether a value in a file is not judged."""
+    """Return True if a value in a file is not judged."""
     names = [name for name in key.split(".") if not name.isdigit()] or [key]
     for rule in rules:
         files, colon, keys = rule.rpartition(":")
@@ -73,14 +73,14 @@ def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
 
 
 def without_place(value: str, run: str) -> str:
-    """Return a text without the absolute path of the folder in which `run` was at work, and without the run's id."""
+    """Return a text without the absolute path of the work directory of `run`, and without the run's id."""
     if _MARK in value:
         value = _PLACE.sub("RUN", value)
     return re.sub(rf"(?:/[^\s'\",:;]*?)?{re.escape(run)}(?:/\d{{4}}\b)?(?:/work\b)?", "RUN", value) if run else value
 
 
 def with_one_number(data: bytes) -> bytes:
-    """Return bytes of a file with one number in the place of those of all work directories, which are as long."""
+    """Return bytes of a file with the numbers of all work directories replaced by one number of equal length."""
     return re.sub(_NUMBER.pattern.encode(), _NUMBERED.encode(), data)
 
 

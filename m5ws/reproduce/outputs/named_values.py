@@ -1,4 +1,4 @@
-"""Values by unique names, and the exact text of each."""
+"""Values by unique names, with the exact text of each."""
 
 import datetime as dt
 import hashlib
@@ -12,17 +12,17 @@ _SHOWN_BYTES = 64
 
 
 def unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Return named values. Raises ValueError if two have one name: one of them would not be compared."""
-    found: dict[str, T] = {}
+    """Return named values. Raises ValueError for a repeated name, whose first value would not be compared."""
+    values: dict[str, T] = {}
     for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} is there twice")
-        found[name] = value
-    return found
+        if name in values:
+            raise ValueError(f"duplicate name {name!r}")
+        values[name] = value
+    return values
 
 
 def text(value: object) -> str:
-    """Return a plain value's exact text. Raises ValueError for anything else."""
+    """Return the exact text of a plain value. Raises ValueError for any other type."""
     if isinstance(value, float):
         return exact.encode(value)
     if isinstance(value, (bytes, bytearray)) and len(value) > _SHOWN_BYTES:
@@ -33,4 +33,4 @@ def text(value: object) -> str:
         return repr(value)
     if isinstance(value, complex):
         return f"{exact.encode(value.real)} {exact.encode(value.imag)}"
-    raise ValueError(f"a value of type {type(value).__qualname__}")
+    raise ValueError(f"unsupported type {type(value).__qualname__}")

@@ -1,8 +1,8 @@
-"""The output files of two runs, compared to the end: what differs, what of it is judged, and what could not be.
+"""Comparison of all output files of two runs: judged differences, unjudged ones, and files that cannot be compared.
 
-Equal digests are equal files. Others are compared by tensors, keys, columns or lines where their format has them, else
-as bytes. Logs (`ignored`), and values that tell a run's own time or place (`surroundings`), are never judged; that they
-differ is always listed.
+Files with equal digests are equal. Others are compared by tensors, keys, columns or lines if their format has them,
+else as bytes. Logs (`ignored`), and values that depend on a run's own time or place (`surroundings`), are never judged.
+Their differences are always listed.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _ELSEWHERE = "the run's place or time in names"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A judged difference: `name` is the file's path, with `:key` for what differs in it."""
+    """A judged difference. `name` is the file's path, with `:key` for a value in the file."""
 
     name: str
     original: str | None
@@ -37,10 +37,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The judged `differences`, the first of each file; counts of what is `equal`; the rest in words.
+    """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
 
-    `clocks` names the files that differ in nothing but values that are not judged, `places` those that differ in
-    nothing but the run's own path.
+    `clocks` names the files that differ in unjudged values alone, `places` those that differ in the run's own path
+    alone.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -53,13 +53,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first(self) -> Difference | None:
         """The difference to name before all others: one of tensors, if there is one."""
-        return min(self.differences, key=lambda found: not found.tensor, default=None)
+        return min(self.differences, key=lambda difference: not difference.tensor, default=None)
 
 
 class _Found(msgspec.Struct):
-    """What comparing one file shows: the first judged difference, and names of values that are not judged.
+    """Result of the comparison of one file: the first judged difference, and the names of unjudged values.
 
-    `clock`: one of these is ignored by its key. `values` are equal, as far as they are judged.
+    `clock`: one of these is ignored by its key. `values` counts the equal ones.
     """
 
     difference: Difference | None = None
@@ -76,7 +76,7 @@ def compare(
     places: tuple[Surroundings, Surroundings],
     extra: Sequence[str] = (),
 ) -> Report:
-    """Compare the output files of two runs, whose contents are `sides`. Raises NotFound, CorruptObject."""
+    """Compare the output files of two runs, with the contents `sides`. Raises NotFound, CorruptObject."""
     rules = (*ignored.DEFAULTS, *extra)
     old, new = (_entries(repo, side) for side in sides)
     earlier = paired_names.pair(old, new, places)
@@ -84,23 +84,23 @@ def compare(
     logs, layout = list[str](), list[str]()
     clocks, elsewhere = dict[str, str](), dict[str, str]()
     for name in sorted(old.keys() | new.keys(), key=text_files.natural):
-        one, other = old.get(name), new.get(name)
-        if one is not None and other is not None and one.digest == other.digest:
+        before, after = old.get(name), new.get(name)
+        if before is not None and after is not None and before.digest == after.digest:
             equal["files"] += 1
         elif ignored.is_file(name, rules):
             logs.append(name)
-        elif one is None or other is None:
-            digests = (side.digest if side is not None else None for side in (one, other))
+        elif before is None or after is None:
+            digests = (side.digest if side is not None else None for side in (before, after))
             differences.append(Difference(name=name, original=next(digests), replayed=next(digests)))
         else:
-            found = _compare(repo, name, (one, other), places, rules)
-            equal["output tensors"] += found.tensors
-            equal["output values"] += found.values
-            if found.difference is not None:
-                differences.append(found.difference)
-            elif found.ignored:
-                (clocks if found.clock else elsewhere)[name] = f"{name} ({outputs.listed(found.ignored)})"
-            elif found.layout:
+            result = _compare(repo, name, (before, after), places, rules)
+            equal["output tensors"] += result.tensors
+            equal["output values"] += result.values
+            if result.difference is not None:
+                differences.append(result.difference)
+            elif result.ignored:
+                (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored)})"
+            elif result.layout:
                 layout.append(name)
     return Report(
         differences=tuple(differences),
@@ -116,10 +116,10 @@ def compare(
 
 
 def _hint(differences: Sequence[Difference]) -> Iterator[str]:
-    """Yield a hint where values differ, and neither a tensor nor a whole file does."""
-    if differences and all(":" in found.name and not found.tensor for found in differences):
-        rules = ", ".join(f'"{found.name.replace("TIME", "*")}"' for found in differences[:3])
-        yield f"no tensor differs; what is no result can be left out of verdicts: [run] ignore = [{rules}]"
+    """Yield a hint if values differ, but no tensor and no whole file does."""
+    if differences and all(":" in difference.name and not difference.tensor for difference in differences):
+        rules = ", ".join(f'"{difference.name.replace("TIME", "*")}"' for difference in differences[:3])
+        yield f"no tensor differs. To leave values that are no results out of verdicts: [run] ignore = [{rules}]"
 
 
 def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequence[str]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequ
         yield f"{len(clocks)} of {total} files differ only in values that are not judged (time, speed, place):"
         yield from (f"  {line}" for line in outputs.listed(clocks, "\n").split("\n"))
     if layout:
-        yield f"equal in every tensor and value, stored otherwise: {outputs.listed(layout)}"
+        yield f"equal in every tensor and value, with a different layout: {outputs.listed(layout)}"
     if extra:
         yield f"not judged by [run] ignore: {', '.join(extra)}"
 
@@ -136,12 +136,11 @@ def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequ
 def _entries(repo: Repository, content: Digest | None) -> dict[str, Entry]:
     if content is None:
         return {}
-    found = repo.objects.get_record(content, Content)
-    if found.tree is None:
+    record = repo.objects.get_record(content, Content)
+    if record.tree is None:
         return {}
-    return {
-        entry.name: entry for entry in trees.located(repo.objects, repo.locations, found.tree, found.packing).entries
-    }
+    tree = trees.located(repo.objects, repo.locations, record.tree, record.packing)
+    return {entry.name: entry for entry in tree.entries}
 
 
 def _compare(
@@ -151,39 +150,39 @@ def _compare(
     places: tuple[Surroundings, Surroundings],
     rules: Sequence[str],
 ) -> _Found:
-    """Compare two files that are not equal as bytes."""
+    """Compare two files with different bytes."""
     try:
-        one, other = (_parts(repo, name, side) for side in sides)
+        old_parts, new_parts = (_parts(repo, name, side) for side in sides)
     except tensor_files.UNREADABLE:
         if _differ_in_place(repo, sides):
             return _Found(ignored=[_PLACE])
         return _Found(difference=Difference(name=name, original=sides[0].digest, replayed=sides[1].digest))
-    found = _Found(ignored=[])
-    _compare_tensors(found, name, (one.tensors, other.tensors), places)
-    values = [_keyed(part.values, place) for part, place in zip((one, other), places, strict=True)]
+    result = _Found(ignored=[])
+    _compare_tensors(result, name, (old_parts.tensors, new_parts.tensors), places)
+    values = [_keyed(part.values, place) for part, place in zip((old_parts, new_parts), places, strict=True)]
     for key in sorted(values[0].keys() | values[1].keys(), key=text_files.natural):
         before, after = values[0].get(key), values[1].get(key)
         if before == after:
-            found.values += 1
+            result.values += 1
             continue
         old, new = places[0].plain_value(before), places[1].plain_value(after)
         if places[0].placeless(before) == places[1].placeless(after):
             # All but the path is equal.
-            found.values += 1
-            found.ignored.append(key)
+            result.values += 1
+            result.ignored.append(key)
         elif old == new or ignored.is_key(name, key, rules):
-            found.clock = True
-            found.ignored.append(key)
-        elif found.difference is None:
-            found.difference = Difference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
-    if found.difference is None and not found.ignored and _named_otherwise(one, other):
-        found.ignored.append(_ELSEWHERE)
-    found.layout = not found.ignored
-    return found
+            result.clock = True
+            result.ignored.append(key)
+        elif result.difference is None:
+            result.difference = Difference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
+    if result.difference is None and not result.ignored and _named_otherwise(old_parts, new_parts):
+        result.ignored.append(_ELSEWHERE)
+    result.layout = not result.ignored
+    return result
 
 
 def _short(text: str | None) -> str | None:
-    """Return a value as a verdict has it: of a long one its beginning and a digest."""
+    """Return a value for a verdict. A long value is cut, and gets a digest."""
     if text is None or len(text) <= _SHOWN:
         return text
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
@@ -191,7 +190,7 @@ def _short(text: str | None) -> str | None:
 
 
 def _compare_tensors(
-    found: _Found, name: str, sides: tuple[dict[str, str], dict[str, str]], places: tuple[Surroundings, Surroundings]
+    result: _Found, name: str, sides: tuple[dict[str, str], dict[str, str]], places: tuple[Surroundings, Surroundings]
 ) -> None:
     old, new = (_keyed(side, place) for side, place in zip(sides, places, strict=True))
     # A scalar, such as the best loss so far, is named if nothing larger differs.
@@ -199,34 +198,34 @@ def _compare_tensors(
     for key in sorted(order, key=order.__getitem__):
         before, after = old.get(key), new.get(key)
         if before == after:
-            found.tensors += 1
-        elif found.difference is None:
-            found.difference = Difference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
+            result.tensors += 1
+        elif result.difference is None:
+            result.difference = Difference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
 
 
 def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
-    """Return values by their names without time and place, or as they are named if two would have one name."""
+    """Return values by their names without time and place. If two names become equal, all names stay as they are."""
     plain = {place.plain(name): value for name, value in values.items()}
     return plain if len(plain) == len(values) else values
 
 
-def _named_otherwise(one: tensor_files.Parts, other: tensor_files.Parts) -> bool:
-    return one.tensors.keys() != other.tensors.keys() or one.values.keys() != other.values.keys()
+def _named_otherwise(old: tensor_files.Parts, new: tensor_files.Parts) -> bool:
+    return old.tensors.keys() != new.tensors.keys() or old.values.keys() != new.values.keys()
 
 
 def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
-    """Return True if two files of no known format are equal but for the number of the run's work directory."""
-    one, other = sides
-    if one.link is not None or other.link is not None or one.size_bytes != other.size_bytes:
+    """Return True if two files of unknown format differ in the number of the run's work directory alone."""
+    old, new = sides
+    if old.link is not None or new.link is not None or old.size_bytes != new.size_bytes:
         return False
-    if one.size_bytes > _TEXT_BYTES:
+    if old.size_bytes > _TEXT_BYTES:
         return False
     before, after = (b"".join(repo.objects.read(part) for part in side.parts) for side in sides)
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.Parts:
-    """Return what a file holds. Raises one of `tensor_files.UNREADABLE`."""
+    """Return the parts of a file. Raises one of `tensor_files.UNREADABLE`."""
     with tempfile.TemporaryFile() as file:
         if entry.link is not None:
             raise ValueError("a link")
@@ -236,5 +235,5 @@ def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.Parts:
         if name.endswith(tensor_files.SUFFIXES):
             return tensor_files.read(name, file)
         if entry.size_bytes > _TEXT_BYTES:
-            raise ValueError("too long to be compared by keys")
+            raise ValueError("too long for a comparison by keys")
         return tensor_files.Parts(tensors={}, values=text_files.values(name, file.read()))

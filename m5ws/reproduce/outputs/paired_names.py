@@ -1,4 +1,4 @@
-"""Files of two runs that belong together though their names hold a time or a place: `outputs/2026-11-24/18-22-30/…`."""
+"""Pairs of files of two runs whose names contain a time or a place: `outputs/2026-11-24/18-22-30/…`."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from m5ws.reproduce.outputs.surroundings import Surroundings
 
 
 def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> list[str]:
-    """Give files that belong together one name, in their order; remove and return those of earlier attempts.
+    """Give each pair of files a common name. Remove and return the files of earlier attempts.
 
-    Each attempt of a resumed run leaves a folder with a time of its own. Those of its last attempts are compared. Files
-    of which one run has more for another reason keep their names.
+    Each attempt of a resumed run leaves a folder with its own time, and those of its last attempts are compared. If one
+    run has more files for another reason, the files keep their names.
     """
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     attempts = places[0].attempts - places[1].attempts
@@ -24,14 +24,14 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
             left.append(longer.pop(0))
             del files[left[-1]]
         if len(before) == len(after):
-            for number, (one, other) in enumerate(zip(before, after, strict=True), 1):
+            for number, (old_name, new_name) in enumerate(zip(before, after, strict=True), 1):
                 shared = plain if len(before) == 1 else f"{plain} ({number})"
-                old[shared], new[shared] = old.pop(one), new.pop(other)
+                old[shared], new[shared] = old.pop(old_name), new.pop(new_name)
     return left
 
 
 def _grouped(names: Iterable[str], place: Surroundings) -> dict[str, list[str]]:
-    """Return names, in their order, by what they are without time and place."""
+    """Return names in order, grouped by their text without time and place."""
     groups = defaultdict[str, list[str]](list)
     for name in sorted(names, key=text_files.natural):
         if (plain := place.plain(name)) != name:

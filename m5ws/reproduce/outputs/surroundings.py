@@ -1,7 +1,7 @@
 """The time and place of a run, and texts without them.
 
-Rule: a date, a time of day or a count of seconds is a clock's only if it lies within the run's own time. Any other is a
-value like all values.
+A date, a time of day or a count of seconds belongs to a clock only if it lies within the run's own time. Any other is
+an ordinary value.
 """
 
 import re
@@ -19,9 +19,9 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import ignored
 
 _SLACK_S = 60.0
-"""Clocks of two machines, and of an attempt's end and its last file, differ by less."""
+"""Upper bound of the difference between clocks of two machines, or between an attempt's end and its last file."""
 _ZONE_S = 14 * 3600.0
-"""Local time is never further from UTC."""
+"""Largest offset of local time from UTC."""
 _QUARTER_S = 900.0
 """Time zones are whole quarters of an hour apart."""
 _DAYS = 400
@@ -32,19 +32,19 @@ _DAY_FORMATS = (
     *("%b%d", "%b %d", "%b %e", "%d %b %Y", "%e %b %Y", "%B %d, %Y", "%d %B %Y"),
 )
 _SHORT_FORMATS = ("%m%d", "%y%m%d", "%m-%d", "%m/%d", "%m/%d/%y")
-"""Ways to write a day that any number may look like: it is one only if a time of day comes after."""
+"""Forms of a day that any number may look like. They count as a day only before a time of day."""
 _DIGITS = r"[0-2]\d[0-5]\d[0-5]\d"
 _MARKED = "|".join(
     [*(rf"[0-2]\d{mark}[0-5]\d{mark}[0-5]\d" for mark in ("-", ":", "_", r"\.", "h")), r"[0-2]\d[-:h][0-5]\d"]
 )
 _FRACTION = r"(?:\.\d{1,9}|,\d{3}(?![\d.,]))?"
-"""Of a second. After a comma, as in Python's logs, it has three digits: else it is the next value of a row."""
+"""Fraction of a second. After a comma, as in Python's logs, it has three digits: else it is the next cell of a row."""
 _ZONE = r"(?: ?[AP]M)?(?: ?(?:Z|UTC|GMT|[-+]\d\d:?\d\d))?(?!\d)"
-# Digits alone that come after a space or a comma may be a count.
+# Bare digits after a space or a comma may be a count.
 _CLOCK = rf"(?:[T_/-]{{0,2}}{_DIGITS}|[T_/ .,-]{{0,3}}(?:{_MARKED})){_FRACTION}{_ZONE}"
 _NEXT_CLOCK = rf"(?:[T_-]{_DIGITS}|[T_ -]{{1,2}}(?:{_MARKED})){_FRACTION}{_ZONE}"
 _WEEKDAY = r"(?:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
-# As logs and folders have it: at the start of a text, or of a name in a path. Elsewhere it may be a duration.
+# As in logs and folder names: at the start of a text, or of a name in a path. Elsewhere it may be a duration.
 _BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)" + _FRACTION + r"(?![\d:-])")
 _EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?!\.?\d)")
 _SCALES = (1, 1e3, 1e6, 1e9)
@@ -68,12 +68,12 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         text = ignored.without_place(text, self.run)
         if self.began_s:
             text = self._dated.sub("TIME", text)
-            text = _BARE_CLOCK.sub(lambda found: f"{found[1]}TIME" if self._is_clock(found) else found[0], text)
-            text = _EPOCH.sub(lambda found: "TIME" if self._is_moment(float(found[1])) else found[0], text)
+            text = _BARE_CLOCK.sub(lambda match: f"{match[1]}TIME" if self._is_clock(match) else match[0], text)
+            text = _EPOCH.sub(lambda match: "TIME" if self._is_moment(float(match[1])) else match[0], text)
         return self._hosts.sub("HOST", text) if self.hosts else text
 
     def plain_value(self, text: str | None) -> str | None:
-        """Return the exact text of a value without what `plain` takes away; numbers may be moments too."""
+        """Return the exact text of a value without the parts that `plain` removes. Numbers may be moments too."""
         if text is None:
             return None
         if not text.startswith("0x1."):
@@ -99,18 +99,18 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def _days(self, forms: Sequence[str]) -> str:
-        """Return a pattern of all days of the run, in any time zone, written in these forms."""
+        """Return a pattern of all days of the run, in any time zone, in these forms."""
         day = datetime.fromtimestamp(self.began_s - _ZONE_S, UTC).date()
         last = datetime.fromtimestamp(self.ended_s + _ZONE_S, UTC).date()
         count = min((last - day).days + 1, _DAYS)
-        found = {(day + timedelta(days=number)).strftime(form) for number in range(count) for form in forms}
-        return "|".join(re.escape(one) for one in sorted(found, key=len, reverse=True))
+        days = {(day + timedelta(days=number)).strftime(form) for number in range(count) for form in forms}
+        return "|".join(re.escape(text) for text in sorted(days, key=len, reverse=True))
 
     def _is_moment(self, seconds: float) -> bool:
         return bool(self.began_s) and self.began_s - _SLACK_S <= seconds <= self.ended_s + _SLACK_S
 
-    def _is_clock(self, found: "re.Match[str]") -> bool:
-        of_day = 3600 * int(found[2]) + 60 * int(found[4]) + int(found[5])
+    def _is_clock(self, match: "re.Match[str]") -> bool:
+        of_day = 3600 * int(match[2]) + 60 * int(match[4]) + int(match[5])
         begin = self.began_s - _SLACK_S
         return (of_day - begin) % _QUARTER_S <= self.ended_s + _SLACK_S - begin
 

@@ -1,6 +1,6 @@
-"""Files of weights and state, read for a comparison without running what is in them.
+"""Files of weights and state, read for a comparison without running code in them.
 
-safetensors and NumPy's files are headers and bytes. PyTorch's are zip files with a pickle, whose names of classes and
+safetensors and NumPy files are headers and bytes. PyTorch files are zip files with a pickle, whose names of classes and
 functions are read and never looked up: each becomes an inert record. Tensors are compared by digests of their bytes.
 https://docs.python.org/3/library/pickle.html#restricting-globals
 """
@@ -22,7 +22,7 @@ import msgspec
 from m5ws.reproduce.outputs.named_values import text, unique
 
 PICKLES = (".pkl", ".pickle", "/.metadata")
-"""Pickles alone, the last of which torch.distributed.checkpoint writes beside its shards; or PyTorch's zip files."""
+"""Bare pickles or PyTorch's zip files. torch.distributed.checkpoint writes the last one beside its shards."""
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", *PICKLES)
 UNREADABLE = (
     ArithmeticError,
@@ -38,7 +38,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What a file that is none of these, or a damaged one, raises here: it is compared as bytes."""
+"""Errors raised here for a damaged file or another format. Such a file is compared as bytes."""
 
 _WINDOW_BYTES = 2**20
 _PICKLE_BYTES = 2**28
@@ -55,14 +55,14 @@ _CHANCE = ".data/serialization_id"
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds, by name: type, shape and digest of each tensor; exact text of each other value."""
+    """The parts of a file by name: type, shape and digest of each tensor; exact text of each other value."""
 
     tensors: dict[str, str]
     values: dict[str, str]
 
 
 def read(name: str, file: IO[bytes]) -> Parts:
-    """Return what a file holds. Raises one of UNREADABLE."""
+    """Return the parts of a file. Raises one of UNREADABLE."""
     if name.endswith(".safetensors"):
         return _safetensors(file)
     if name.endswith(".npy"):
@@ -75,7 +75,7 @@ def read(name: str, file: IO[bytes]) -> Parts:
         if len(members) != len(archive.infolist()):
             raise ValueError("two members have one name")
         if name.endswith(".npz"):
-            return Parts(tensors={one: _member(archive, one) for one in members}, values={})
+            return Parts(tensors={member: _member(archive, member) for member in members}, values={})
         return _torch(archive, members)
 
 
@@ -87,7 +87,7 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
         name, value = waiting.pop()
         count += 1
         if count > _VALUES:
-            raise ValueError("it holds too many values")
+            raise ValueError("too many values")
         below = _below(value)
         if below is None:
             yield name, value
@@ -97,7 +97,7 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
 
 
 class _Inert:
-    """What a pickle names or makes: a class or function by name, called with `arguments`, and given a `state`."""
+    """A class or function that a pickle names, called with `arguments` and given a `state`."""
 
     title = ""
 
@@ -128,7 +128,7 @@ class _Inert:
 
 
 class _Storage(msgspec.Struct, frozen=True):
-    """A tensor's bytes, by the name of their member."""
+    """A tensor's bytes, by the name of their zip member."""
 
     kind: str
     key: str
@@ -137,7 +137,7 @@ class _Storage(msgspec.Struct, frozen=True):
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type[_Inert]:
-        # A class of its own for each name: nothing that a pickle does to it reaches another.
+        # Each name gets its own class, so that a pickle cannot change another one.
         return type("Inert", (_Inert,), {"title": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> _Storage:
@@ -174,7 +174,7 @@ def _pickle(file: IO[bytes]) -> Parts:
     """Return the values of a pickle alone."""
     data = file.read(_PICKLE_BYTES + 1)
     if len(data) > _PICKLE_BYTES:
-        raise ValueError("it is too long")
+        raise ValueError("its pickle is too long")
     _check(data)
     stream = io.BytesIO(data)
     values = unique((name, text(value)) for name, value in flat(_Reader(stream).load()))
@@ -184,16 +184,16 @@ def _pickle(file: IO[bytes]) -> Parts:
 
 
 def _check(data: bytes) -> None:
-    """Refuse what would make the reader take memory that the pickle does not have. Raises ValueError."""
+    """Refuse a pickle that would make the reader allocate memory far beyond its size. Raises ValueError."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > count:
-            raise ValueError("it numbers objects that it does not have")
+            raise ValueError("its pickle numbers objects that are missing")
         if opcode.name.startswith("EXT"):
-            raise ValueError("it names registered extensions")
+            raise ValueError("its pickle names registered extensions")
 
 
 def _below(value: object) -> list[tuple[str, object]] | None:
-    """Return the named parts of what has parts."""
+    """Return the named parts of a value, None if it has none."""
     if isinstance(value, dict):
         return [(_key(key), part) for key, part in value.items()]
     if isinstance(value, (list, tuple)):
@@ -230,17 +230,17 @@ def _is_tensor(value: _Inert) -> bool:
 def _tensor(archive: zipfile.ZipFile, top: str, value: _Inert) -> tuple[str, str]:
     """Return a tensor's type, shape and digest, and the member with its bytes."""
     storage, offset, size, stride = value.arguments[0][:4]
-    # What else torch says of how to read the bytes: conjugated, negative.
-    said = "".join(f" {name}={text(part)}" for one in value.arguments[0][6:] for name, part in flat(one) if name)
+    # torch's other flags of how to read the bytes: conjugated, negative.
+    flags = "".join(f" {name}={text(part)}" for flag in value.arguments[0][6:] for name, part in flat(flag) if name)
     assert isinstance(storage, _Storage)
     if not isinstance(offset, int) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise TypeError("not a tensor")
     member = f"{top}data/{storage.key}"
     item = _ITEM_BYTES.get(storage.kind)
     if item is None or not _is_dense(size, stride):
-        return f"{storage.kind} {list(size)} {offset} {stride}{said} {_member(archive, member)}", member
+        return f"{storage.kind} {list(size)} {offset} {stride}{flags} {_member(archive, member)}", member
     digest = _member(archive, member, offset * item, math.prod(size) * item)
-    return f"{storage.kind} {list(size)}{said} {digest}", member
+    return f"{storage.kind} {list(size)}{flags} {digest}", member
 
 
 def _is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -261,17 +261,17 @@ def _member(archive: zipfile.ZipFile, name: str, start: int = 0, size_bytes: int
 
 
 def _digest(stream: IO[bytes], size_bytes: int | None = None) -> str:
-    """Return a digest of the rest of a stream, or of so many bytes of it, and raise EOFError if it has fewer."""
-    found, left = hashlib.blake2b(digest_size=32), size_bytes
+    """Return a digest of the rest of a stream, or of its next `size_bytes`. Raises EOFError if it has fewer."""
+    digest, left = hashlib.blake2b(digest_size=32), size_bytes
     while left is None or left:
         data = stream.read(_WINDOW_BYTES if left is None else min(left, _WINDOW_BYTES))
         if not data:
             if left is None:
                 break
             raise EOFError("its bytes are cut off")
-        found.update(data)
+        digest.update(data)
         left = None if left is None else left - len(data)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _safetensors(file: IO[bytes]) -> Parts:
@@ -279,14 +279,14 @@ def _safetensors(file: IO[bytes]) -> Parts:
     if size > _PICKLE_BYTES:
         raise ValueError("its header is too long")
     header = json.loads(file.read(size), object_pairs_hook=unique)
-    said = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", {})
     tensors, end = {}, 0
-    for name, found in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
-        start, after = found["data_offsets"]
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, after = entry["data_offsets"]
         if start != end:
             raise ValueError("its tensors overlap, or leave a gap")
-        tensors[name] = f"{found['dtype']} {found['shape']} {_digest(file, after - start)}"
+        tensors[name] = f"{entry['dtype']} {entry['shape']} {_digest(file, after - start)}"
         end = after
     if file.read(1):
         raise ValueError("bytes come after its tensors")
-    return Parts(tensors=tensors, values={f"__metadata__.{name}": text(value) for name, value in said.items()})
+    return Parts(tensors=tensors, values={f"__metadata__.{name}": text(value) for name, value in metadata.items()})

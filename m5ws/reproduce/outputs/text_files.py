@@ -1,4 +1,4 @@
-"""Text files by what they hold: JSON and YAML by keys, tables by rows and columns, all else by lines."""
+"""Values of text files: JSON and YAML by keys, tables by rows and columns, all other text by lines."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ _ROWS = 10**6
 def values(name: str, data: bytes) -> dict[str, str]:
     """Return the exact text of each value by its name.
 
-    A file of another kind than its name has is taken by lines. Raises ValueError for what is no text, or too long.
+    A file that does not fit the format of its name is read by lines. Raises ValueError if it is no text, or too long.
     """
     text = data.decode()
     try:
@@ -35,7 +35,7 @@ def values(name: str, data: bytes) -> dict[str, str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts numbers in names by their size."""
+    """Return a sort key that orders numbers in names by their value."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -48,20 +48,20 @@ def _json(text: str) -> object:
 
 
 def _number(text: str) -> float | str:
-    """Return a number, or its text where it has more digits than a float: they may be all that differs."""
-    found = float(text)
-    return found if Decimal(repr(found)) == Decimal(text) else text
+    """Return a number, or its text if it has more digits than a float, since those may be the only difference."""
+    number = float(text)
+    return number if Decimal(repr(number)) == Decimal(text) else text
 
 
 def _lines(text: str) -> dict[str, str]:
     lines = text.splitlines(keepends=True)
     if len(lines) > _ROWS:
-        raise ValueError("it has too many lines")
+        raise ValueError("too many lines")
     return {f"line {number}": line for number, line in enumerate(lines, 1)}
 
 
 def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:
-    """Yield the cells of a table, each named by its row and its column. Raises ValueError if it is none."""
+    """Yield the cells of a table, each named by its row and column. Raises ValueError if it is no table."""
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     if len(rows) > _ROWS or not rows or any(len(row) != len(rows[0]) for row in rows):
         raise ValueError("not a table")

@@ -1,1 +1,1 @@
-"""The verdict, and the reasons that it may name."""
+"""The verdict on a replay, and its reason."""

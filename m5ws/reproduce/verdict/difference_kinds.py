@@ -1,7 +1,7 @@
 """Kinds of first differences, and the recorded changes that explain each.
 
-A change explains a first difference if it enters the quantity that differs first, and can leave the traces that differ
-with it. Both are tables: a change that no rule names does not explain the difference.
+A change explains a first difference if it affects the quantity that differs first, and can cause the other differences
+at that step. Both conditions are tables: a change without a rule does not explain the difference.
 """
 
 import re
@@ -13,7 +13,7 @@ from m5ws.records.verdict import Change, Divergence
 
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 Traces = Literal["computation", "data", "draws", "update", "lone tensor", "record", "threads", "resume", "store"]
-"""What a sign (`signs`) is of: all that differs at the first step that differs."""
+"""The pattern of a hint (`hints`): all differences at the first step that differs."""
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 """(part, patterns of names) of changes, the best explanation first."""
 
@@ -64,8 +64,7 @@ _UPDATE = (
 )
 _LIBRARIES = ("distribution.torch", "distribution.numpy", "distribution.tokenizers", "python", "torch*")
 
-# For each first difference of state, of a quantity or of what a script leaves behind (metrics, files):
-# which changes explain it, the best first: (part, patterns of names).
+# For each kind of first difference, the changes that explain it, the best first: (part, patterns of names).
 _EXPLAINS: dict[Kind, Rules] = {
     "learning rate": (
         ("config", _RATE),
@@ -126,7 +125,7 @@ _EXPLAINS: dict[Kind, Rules] = {
 
 _SCRIPT: Rules = (("config", ("*",)), ("code", ("*",)), ("launch", ("*",)))
 _THREADS = ("threads*", "variable.OMP_*", "variable.MKL_*")
-# For each kind of traces: which changes can leave them. Others do not explain a difference with such traces.
+# For each pattern, the changes that can cause it. Other changes do not explain a difference with that pattern.
 _LEAVE: dict[Traces, Rules] = {
     "computation": _EXPLAINS["arithmetic"],
     "data": _EXPLAINS["batch"],
@@ -140,7 +139,7 @@ _LEAVE: dict[Traces, Rules] = {
     "record": _SCRIPT,
     "threads": (("determinism", _THREADS), ("environment", _THREADS), *_SCRIPT),
     "resume": (*_SCRIPT, ("data", ("*",)), ("tokenizer", ("*",)), ("determinism", ("*",))),
-    # What the store itself shows needs no change, and none makes it.
+    # The store itself is the evidence: no recorded change causes it.
     "store": (),
 }
 
@@ -165,29 +164,30 @@ def kind(first: Divergence) -> Kind:
 def ranked(
     first: Divergence, changes: Sequence[Change], of: Kind | None = None, traces: Traces | None = None
 ) -> tuple[list[Change], list[Change]]:
-    """Return the changes that can alter bits: those that explain `first`, the best first, and the others.
+    """Return the changes that can alter bits, in two lists: those that explain `first`, the best first, and the others.
 
-    `of` is the kind of `first`, if more is known than its name tells; `traces` are left by an explanation. Changes that
-    cannot alter bits are left out.
+    `of` is the kind of `first`, if more is known than its name shows. `traces` is the pattern of an explanation.
     """
     tables = [*([_LEAVE[traces]] if traces is not None else []), _EXPLAINS[of or kind(first)]]
     able = [change for change in changes if change.rating != "cannot"]
     places = {id(change): [_place(rules, change) for rules in tables] for change in able}
     explain = {id(change) for change in able if None not in places[id(change)]}
-    # A change that is known to alter bits comes before one that may, among those that explain as well.
+    # Of equal explanations, a change that does alter bits comes before one that may.
     fitting = [change for change in able if id(change) in explain]
     fitting.sort(key=lambda change: (places[id(change)], change.rating != "does"))
-    others = sorted((change for change in able if id(change) not in explain), key=lambda one: one.rating != "does")
+    others = sorted(
+        (change for change in able if id(change) not in explain), key=lambda change: change.rating != "does"
+    )
     return fitting, others
 
 
 def is_state(first: Divergence) -> bool:
-    """Return True if state after a step differs, and not a quantity within one."""
+    """Return True if the first difference is in the state after a step, and not in a quantity of the step."""
     return first.quantity.startswith(("tensor ", "generator ", "checkpoint"))
 
 
 def _place(rules: Rules, change: Change) -> int | None:
-    """Return the number of the first rule that names the change, None if none does."""
+    """Return the number of the first rule that matches the change, None if none does."""
     name = change.name.lower() if change.part == "config" else change.name
     for place, (part, patterns) in enumerate(rules):
         if part == change.part and any(fnmatchcase(name, pattern) for pattern in patterns):

@@ -1,9 +1,9 @@
-"""What a first difference points to, by all that differs with it and all that does not.
+"""Hints at the cause of a first difference, from all that differs at its step and all that does not.
 
-A fault has a pattern. A weight that memory changed differs alone; a moment of the optimizer that differs while loss and
-gradient norm do not tells of its betas; a generator that differs tells of draws. Signs are of the original, and of
-evidence that was recorded; they name what fits the pattern, and where several things do, all of them. A recorded change
-that can leave the same traces comes before a sign (`reason`).
+Faults have patterns. A weight changed by a memory fault differs alone. A different moment of the optimizer with equal
+loss and gradient norm points to its betas. A different generator points to random draws. A hint uses recorded evidence
+of both runs. If several causes fit the pattern, the hint names all of them. A recorded change that can cause the same
+pattern comes before a hint (`reason`).
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs
 
 MARK = "in the original, "
-"""How a sign that rests on evidence of its own begins; it comes before recorded changes."""
+"""Prefix of a strong hint. A strong hint comes before recorded changes."""
 
 
-_LONE = "No update of the training does that: code that changed it fits"
+_LONE = "No optimizer update changes one tensor alone, but code that writes to it does"
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is pointed to, in words, by which traces. `strong`: the evidence is of this alone."""
+    """A likely cause in words, with its pattern. `strong`: the evidence fits this cause alone."""
 
     words: str
     traces: Traces
@@ -36,57 +36,57 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_record(words: str) -> Sign:
-    """Return the sign of a record that the store itself contradicts."""
+    """Return the hint for a record that contradicts the store."""
     return Sign(words=words, traces="store", strong=True)
 
 
 def is_lone(words: str | None) -> bool:
-    """Return True if words are of a tensor that differs alone."""
+    """Return True if a text is the hint for a single tensor that differs."""
     return _LONE in (words or "")
 
 
 def kind(comparison: Comparison, first: Divergence) -> Kind:
-    """Return the kind of a first difference: where no batch was recorded, anything may have been fed."""
+    """Return the kind of a first difference. If a batch was not recorded, other data is possible."""
     named = difference_kinds.kind(first)
     return "result" if named in ("arithmetic", "generator") and not _fed_the_same(comparison, first) else named
 
 
 def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
-    """Return what a divergence of a replay that began after step `begin` points to; None if nothing more is known.
+    """Return the hint for a divergence of a replay that began after step `begin`; None without evidence.
 
-    Pure: of what both sides recorded.
+    Pure: uses only the records of both runs.
     """
     if not comparison.original.by_steps or first.step == 0:
         return None
-    found = comparison.at_first()
+    differences = comparison.at_first()
     return (
-        _record(comparison, first, found)
+        _record(comparison, first, differences)
         or _threads(comparison, first)
         or _resumed(comparison, first, begin)
         or _data(comparison, first)
-        or _pattern(comparison, first, found)
+        or _pattern(comparison, first, differences)
     )
 
 
 def continued(original: History) -> Sign | None:
-    """Return the sign of a script without a session whose run was resumed, None if it was not."""
+    """Return the hint for a script without a session whose run was resumed; None if it was not."""
     if original.by_steps or all(notice.kind != outputs.RESTORED for notice in original.notices):
         return None
     words = (
-        f"attempt {original.attempts} went on from the output files of an attempt before it. A resume that a script "
-        "does itself may be inexact (data order, generators); a count or a mean over all steps may restart"
+        f"attempt {original.attempts} continued from the output files of an earlier attempt. A script's own resume may "
+        "be inexact (data order, generators), or may restart a count or a mean over all steps"
     )
     return Sign(words=words, traces="store", strong=True)
 
 
-def _record(comparison: Comparison, first: Divergence, found: Sequence[Difference]) -> Sign | None:
-    """Return the sign of a record that is not of this training: a step's values differ, what came of it does not."""
-    if not _state_known(comparison, first.step) or any(_of_state(one.quantity) for one in found):
+def _record(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Sign | None:
+    """Return the hint for a wrong record: values of the step differ, and the state after it is equal."""
+    if not _state_known(comparison, first.step) or any(_of_state(each.quantity) for each in differences):
         return None
-    names = ", ".join(dict.fromkeys(one.quantity for one in found))
+    names = ", ".join(dict.fromkeys(difference.quantity for difference in differences))
     words = (
-        f"only the record differs: {names} of step {first.step} is another, and the whole state after that step is the "
-        "same, bit for bit. The ledger was edited, or the script records what it did not train with"
+        f"only the record differs: {names} of step {first.step} differs, and the whole state after that step is equal, "
+        "bit for bit. The ledger was edited, or the script records values that it did not train with"
     )
     return Sign(words=words, traces="record", strong=True)
 
@@ -96,14 +96,14 @@ def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Sign | No
     at = original.resumed_before(first.step)
     if at is None or at < begin:
         return None
-    inexact = [one for one in original.notices if one.kind == "inexact-resume" and (one.step or 0) > at]
+    inexact = [notice for notice in original.notices if notice.kind == "inexact-resume" and (notice.step or 0) > at]
     if inexact:
         return Sign(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
     if first.step == at + 1:
         words = (
-            f"an attempt resumed after step {at}, and its first step is the first that differs: the resume was not "
-            "exact (one number drawn too many, a place in the data, or state that is not saved), or the machine that "
-            "it resumed on computes otherwise"
+            f"an attempt resumed after step {at}, and its first step is the first that differs. The resume was inexact "
+            "(an extra random draw, a wrong position in the data, or state that is not saved), or its machine computes "
+            "different bits"
         )
         return Sign(words=words, traces="resume", strong=True)
     return None
@@ -115,7 +115,8 @@ def _threads(comparison: Comparison, first: Divergence) -> Sign | None:
     if old is None or new is None or old == new or difference_kinds.kind(first) != "arithmetic":
         return None
     words = (
-        f"rank {first.rank} used {old} threads in step {first.step}, and {new} in the replay: sums are split by them"
+        f"rank {first.rank} used {old} threads in step {first.step}, and {new} in the replay. The number of threads "
+        "changes the order of sums"
     )
     return Sign(words=words, traces="threads", strong=True)
 
@@ -124,26 +125,26 @@ def _data(comparison: Comparison, first: Divergence) -> Sign | None:
     if first.quantity != "batch" or first.original is None or first.replayed is None:
         return None
     steps = comparison.original.steps.get(first.rank, {})
-    other = next((step for step, event in steps.items() if event.batch == first.replayed), None)
-    if other is not None:
+    original_step = next((step for step, event in steps.items() if event.batch == first.replayed), None)
+    if original_step is not None:
         words = (
-            f"the order of the data is another: the batch that the replay was given in step {first.step} came in step "
-            f"{other}"
+            f"the order of the data differs: the replay's batch of step {first.step} was the original's batch of step "
+            f"{original_step}"
         )
         return Sign(words=words, traces="data", strong=True)
-    return Sign(words="the data: samples of another content, or in another order", traces="data")
+    return Sign(words="the data: samples with different content, or in a different order", traces="data")
 
 
-def _pattern(comparison: Comparison, first: Divergence, found: Sequence[Difference]) -> Sign | None:
-    """Return the sign of what differs within one step, where the state after it was recorded."""
+def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Sign | None:
+    """Return the hint from the differences within one step, if the state after it was recorded."""
     if not _state_known(comparison, first.step) or kind(comparison, first) == "learning rate":
         return None
-    names = [one.quantity for one in found]
+    names = [difference.quantity for difference in differences]
     if any(name.startswith("generator ") for name in names):
-        which = ", ".join(dict.fromkeys(name for name in names if name.startswith("generator ")))
+        generators = ", ".join(dict.fromkeys(name for name in names if name.startswith("generator ")))
         return Sign(
-            words=f"random numbers ({which}) drawn otherwise within step {first.step}: dropout that was on in one and "
-            "off in the other, or something else that draws",
+            words=f"different draws of random numbers ({generators}) within step {first.step}: dropout that was on in "
+            "one run and off in the other, or other code that draws",
             traces="draws",
         )
     if not all(_of_state(name) for name in names):
@@ -151,36 +152,36 @@ def _pattern(comparison: Comparison, first: Divergence, found: Sequence[Differen
     tensors = [name.removeprefix("tensor ") for name in names if name.startswith("tensor ")]
     if len(tensors) == 1:
         words = (
-            f"{tensors[0]} alone changed: loss, gradient norm, generators and every other tensor of step {first.step} "
-            f"are the same. {_LONE}"
+            f"{tensors[0]} alone changed: loss, gradient norm, generators and all other tensors of step {first.step} "
+            f"are equal. {_LONE}"
         )
         return Sign(words=words, traces="lone tensor", strong=True)
     return _optimizer(tensors, comparison, first.step)
 
 
 def _computation(quantity: str) -> Sign | None:
-    """Return the sign of a quantity that a pass computes; None of any other, as a learning rate or a script's own."""
+    """Return the hint for a quantity that a pass computes; None for any other, such as a learning rate."""
     passes = {"loss": "forward", "grad_norm": "backward"}
     if quantity not in passes:
         return None
-    words = f"how the {passes[quantity]} pass computes: threads, a kernel, vector width, a library"
+    words = f"the arithmetic of the {passes[quantity]} pass: threads, a kernel, vector width or a library"
     return Sign(words=words, traces="computation")
 
 
 def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sign | None:
-    """Return the sign of tensors that differ though everything up to the gradient's norm is the same."""
+    """Return the hint for tensors that differ although all values up to the gradient norm are equal."""
     known = {_moment(name) for name in comparison.original.states[0][step].tensors if name.startswith("optimizer.")}
     differing = {_moment(name) for name in tensors if name.startswith("optimizer.")}
     if not differing:
         return Sign(
-            words="the optimizer's learning rate, weight decay or eps: its own state is the same, weights are not",
+            words="the optimizer's learning rate, weight decay or eps: its state is equal, the weights are not",
             traces="update",
         )
     if differing < known - {"step"}:
-        which, same = ", ".join(sorted(differing)), ", ".join(sorted(known - differing - {"step"}))
+        moments, equal = ", ".join(sorted(differing)), ", ".join(sorted(known - differing - {"step"}))
         words = (
-            f"the optimizer's betas: loss and gradient norm of step {step} and the optimizer's {same} are the same, "
-            f"its {which} is not"
+            f"the optimizer's betas: loss and gradient norm of step {step} and the optimizer's {equal} are equal, "
+            f"its {moments} is not"
         )
         return Sign(words=words, traces="update")
     return _computation("grad_norm")
@@ -195,7 +196,7 @@ def _state_known(comparison: Comparison, step: int) -> bool:
 
 
 def _fed_the_same(comparison: Comparison, first: Divergence) -> bool:
-    """Return True if both sides recorded the batch of every rank in a step; the first difference is after it."""
+    """Return True if both runs recorded the batch of every rank at the step of the first difference."""
     steps = [
         side.steps.get(rank, {}).get(first.step)
         for side in (comparison.original, comparison.replay)

@@ -1,7 +1,7 @@
-"""What a replay that has ended says of its original: the verdict, before it is published.
+"""The verdict on a replay that has ended, before publication.
 
-*reproduced* is said only when the replay ended well, state was compared, nothing that the original recorded is missing
-from the replay, and every compared quantity is equal (promise 8).
+The verdict is *reproduced* only if the replay ended well, state was compared, the replay has every record of the
+original, and every compared quantity is equal (promise 8).
 """
 
 import time
@@ -24,9 +24,10 @@ from m5ws.runs.outputs import outputs
 def judge(
     ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result, ignore: Sequence[str] = ()
 ) -> Verdict:
-    """Return the verdict on a replay that has ended. Reads; publishes nothing.
+    """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
-    Output files decide where the script uses no session; `ignore` is what of them does not, beside the defaults.
+    Output files decide if the script uses no session. `ignore` has rules of files that are not judged, beside the
+    defaults.
     """
     assert replay.reproduces is not None
     first = comparison.first()
@@ -35,10 +36,10 @@ def judge(
     if not comparison.original.by_steps:
         first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
     elif comparison.original.outputs is not None and comparison.replay.outputs is None:
-        files = output_files.Report(not_compared=("output files: the replay left none",))
+        files = output_files.Report(not_compared=("output files: the replay wrote none",))
     else:
         files = results.files(ports.repo, comparison, runs, ignore)
-    # The attempt whose record differs, or the one that the run began with.
+    # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
@@ -87,9 +88,9 @@ def _outcome(
     if result.outcome not in COMPLETE and not comparison.exhausted():
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
-        return "not comparable", "the replay did not record all that the original did"
+        return "not comparable", "the replay lacks records that the original has"
     if comparison.original.by_steps and not comparison.state_compared():
-        return "not comparable", "the last recorded state was not compared: equal losses alone prove little"
+        return "not comparable", "the last recorded state was not compared, and equal losses alone prove little"
     if not comparison.equal:
         return "not comparable", refusals.NOTHING
     return "reproduced", None
@@ -97,52 +98,53 @@ def _outcome(
 
 def _so_far(comparison: Comparison) -> str:
     return (
-        f"everything that was compared is equal, bit for bit, up to step {comparison.original.last_step}, as far as "
-        "the run is known: its end is not recorded"
+        f"everything that was compared is equal, bit for bit, up to step {comparison.original.last_step}. The end of "
+        "the original is not recorded"
     )
 
 
 def _clocks(comparison: Comparison, files: output_files.Report) -> str | None:
-    """Return the reason where equal results have files that differ in what is not judged; None where none does."""
+    """Return the reason if results are equal but files differ in unjudged values; None if no file differs."""
     kinds = {"wall-clock values": files.clocks, "the run's path": files.places}
     parts = [
-        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {what}: {outputs.listed(names)}"
-        for what, names in kinds.items()
+        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names)}"
+        for values, names in kinds.items()
         if names
     ]
     return "; ".join([f"{_equal(comparison)} equal in every bit", *parts]) if parts else None
 
 
 def _equal(comparison: Comparison) -> str:
-    """Return the name of the state that was compared, or of the results where there is none."""
+    """Return the name of the compared state, or of the results if there is no state."""
     if not comparison.original.by_steps:
         return "every judged result"
     tensors = {
-        name for states in comparison.original.states.values() for one in states.values() for name in one.tensors
+        name for states in comparison.original.states.values() for state in states.values() for name in state.tensors
     }
     return "weights and optimizer" if any(name.startswith("optim") for name in tensors) else "the recorded state"
 
 
 def _beside(comparison: Comparison, files: output_files.Report) -> tuple[str, ...]:
-    """Return the lines on output files: all that differ, which decide nothing where there are states."""
-    differ = [f"differs: {found.name}" for found in files.differences]
+    """Return lines on output files: all that differ. They decide nothing where there are states."""
+    differ = [f"differs: {difference.name}" for difference in files.differences]
     if differ and comparison.original.by_steps:
-        differ.append("the verdict is of the recorded steps and states, which output files do not overrule")
+        differ.append("the recorded steps and states decide the verdict; output files do not change it")
     return (*(outputs.listed(differ, "\n").split("\n") if differ else ()), *files.unjudged)
 
 
 def _given(replay: Run) -> list[str]:
-    """Return what a replay of a segment, or of a fork, takes for granted: the checkpoint that it starts from."""
+    """Return lines on the checkpoint that a replay of a segment or fork starts from, which is not verified here."""
     segment, parent = replay.segment, replay.parent
     if segment is not None and segment.digest is not None:
-        return [f"steps up to {segment.first}: given, by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
+        return [f"steps up to {segment.first}: given by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
     if parent is None:
         return []
-    return [f"steps up to {parent.step}: given, by checkpoint {parent.name} ({parent.digest[:12]}), as to the original"]
+    given = f"given by checkpoint {parent.name} ({parent.digest[:12]}), as for the original"
+    return [f"steps up to {parent.step}: {given}"]
 
 
 def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
-    """Return what neither side recorded, so that nobody takes it for verified."""
+    """Return lines on everything that neither side recorded, so that nobody takes it for verified."""
     if not comparison.original.by_steps:
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
     lines = [
@@ -152,7 +154,7 @@ def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
     done = last - replay.begin
     between = done - len([step for step in comparison.original.states.get(0, {}) if step])
     if between > 0:
-        lines.append(f"state after {between} of {done} steps, where no fingerprint was asked for")
+        lines.append(f"state after {between} of {done} steps: no fingerprints were recorded there")
     if comparison.original.outcome != "finished":
         lines.append(f"the original ended {comparison.original.outcome or 'unrecorded'} after step {last}")
     return lines

@@ -1,7 +1,7 @@
-"""Two runs that cannot be equal in bits (another machine, another library): how far apart what they recorded is.
+"""Comparison of two runs that cannot give the same bits, on other hardware or libraries, by a tolerance.
 
 The statistic is the largest relative difference, |a - b| / max(|a|, |b|), over every quantity of every step and rank.
-It bounds what was recorded and nothing else: two trajectories that lie this close are *consistent*, never *identical*.
+It covers recorded values alone. Two runs within the tolerance are *consistent*, never *identical*.
 """
 
 import math
@@ -16,42 +16,45 @@ from m5ws.reproduce.compare import Comparison
 
 
 def judged(verdict: Verdict, comparison: Comparison, tolerance: float) -> Verdict:
-    """Return the verdict on a replay that diverged and went on to its end, by `tolerance`.
+    """Return the verdict by `tolerance` on a replay that diverged and continued to its end.
 
-    It stays *diverged* where the replay was fed other batches, lacks a step or a quantity, or is further apart.
+    The outcome stays *diverged* if the replay had other batches, lacks a step or a quantity, or exceeds the tolerance.
     """
     if verdict.outcome != "diverged":
         return verdict
     if why := _other_run(comparison):
-        return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; not within a tolerance: {why}")
-    found = _furthest(comparison)
-    if found is None:
-        return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; no quantity was recorded to hold against it")
-    where = f"{found.quantity} of step {found.step}, rank {found.rank}"
-    said = f"the largest relative difference of {found.values:,} recorded values is {found.relative:.3g} ({where})"
-    if found.relative > tolerance:
-        words = f"{verdict.reason}; {said}, more than {tolerance:g}"
-        return msgspec.structs.replace(verdict, apart=found, reason=words)
-    words = f"not the same bits; {said}, within {tolerance:g}"
-    return msgspec.structs.replace(verdict, outcome="consistent", apart=found, reason=words)
+        return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
+    furthest = _furthest(comparison)
+    if furthest is None:
+        words = f"{verdict.reason}. The tolerance does not apply: no quantity was recorded"
+        return msgspec.structs.replace(verdict, reason=words)
+    where = f"{furthest.quantity} of step {furthest.step}, rank {furthest.rank}"
+    largest = (
+        f"the largest relative difference of {furthest.values:,} recorded values is {furthest.relative:.3g} ({where})"
+    )
+    if furthest.relative > tolerance:
+        words = f"{verdict.reason}. T{largest[1:]}, above the tolerance {tolerance:g}"
+        return msgspec.structs.replace(verdict, apart=furthest, reason=words)
+    words = f"bits differ within the tolerance {tolerance:g}: {largest}"
+    return msgspec.structs.replace(verdict, outcome="consistent", apart=furthest, reason=words)
 
 
 def _other_run(comparison: Comparison) -> str | None:
-    """Return why the two were not given the same to do, or not all of it was done."""
+    """Return the reason why a tolerance does not apply: other inputs, or missing steps. None if it applies."""
     if not comparison.original.by_steps:
         return "the script records no steps (m5ws.session)"
     if missing := comparison.missing():
         return missing[0]
     for original, replayed in _steps(comparison):
         if original.batch != replayed.batch:
-            return f"another batch was fed at step {original.step}"
+            return f"the batches of step {original.step} differ"
         if original.quantities.keys() != replayed.quantities.keys():
-            return f"other quantities were recorded at step {original.step}"
+            return f"the names of the quantities of step {original.step} differ"
     return None
 
 
 def _furthest(comparison: Comparison) -> Apart | None:
-    """Return the value that lies furthest from the original's, the first of equals."""
+    """Return the value with the largest relative difference, the first one of equals."""
     furthest: Apart | None = None
     values = 0
     for rank, steps in sorted(comparison.original.steps.items()):
@@ -71,11 +74,11 @@ def _steps(comparison: Comparison) -> Iterator[tuple[Step, Step]]:
             yield original, comparison.replay.steps[rank][step]
 
 
-def relative(one: str, other: str) -> float:
-    """Return the relative difference of two numbers, given as exact text; infinite where one is not finite."""
-    if one == other:
+def relative(original: str, replayed: str) -> float:
+    """Return the relative difference of two numbers, given as exact text. It is infinite if one is not finite."""
+    if original == replayed:
         return 0.0
-    a, b = exact.decode(one), exact.decode(other)
+    a, b = exact.decode(original), exact.decode(replayed)
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0

@@ -15,14 +15,14 @@ _LOOK_S = 0.2
 
 
 def _at_start() -> dict[str, str]:
-    """Return the variables of a rank, as far as they are read when Python starts."""
+    """Return the variables of a rank that are read when Python starts."""
     folders = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(folders)}
     return {**os.environ, **determinism.environment(Determinism()), **fixed}
 
 
 def m5ws(root: str, *words: str) -> None:
-    """Run a command line in a workspace, and print its exit status and then what it printed."""
+    """Run a command line in a workspace; print its exit status and then its output."""
     supervise._SUCCESSOR_S = _LOOK_S
     with command_line.forked_ranks(_PARENTS):
         done = command_line.call("-C", root, *words)
@@ -30,7 +30,7 @@ def m5ws(root: str, *words: str) -> None:
 
 
 def mute(root: str, *words: str) -> None:
-    """As `m5ws`, but the ledger is told nothing before the attempt ends."""
+    """Like `m5ws`, but publish nothing to the ledger before the attempt ends."""
     delivery._INTERVAL_S = 1e9
     m5ws(root, *words)
 

@@ -1,4 +1,4 @@
-"""A small model of two blocks whose config plants one fault in it: what `reproduce --explain` has to find."""
+"""A small model of two blocks. Its config plants one fault, which `reproduce --explain` has to find."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ faults = yaml.safe_load(Path("config.yaml").read_text())
 
 
 class Scaled(torch.autograd.Function):
-    """Passes its input on, and its gradient times a factor."""
+    """Returns its input, and scales its gradient by a factor."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -29,7 +29,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Noisy(torch.autograd.Function):
-    """A kernel that is not deterministic, where it is asked to be none."""
+    """A nondeterministic kernel that claims to be deterministic."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Model(nn.Module):
 
 
 class Loader:
-    """Rows of numbers, all different; `order` turns those of each batch around."""
+    """Rows of numbers, all different. `order` reverses the rows of each batch."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.given = rank, 0

@@ -1,4 +1,4 @@
-"""FSDP2 training whose loader is deliberately not registered: a resume starts its data again."""
+"""FSDP2 training whose loader is deliberately not registered: a resume starts its data from the beginning."""
 
 import time
 

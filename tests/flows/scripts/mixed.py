@@ -1,4 +1,4 @@
-"""A line fitted in one process: quick to start, and with an input of each kind that can be changed."""
+"""A line fitted in one process: quick to start, with an input of each kind that can be changed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ for step in session.steps():
     x = points.roll(step.number)[:8]
     loss = (model(x) - settings.target(config, step.number)).square().sum()
     if step.number == 4:
-        # What no snapshot pins.
+        # An input that no snapshot pins.
         loss = loss + float(os.environ.get("TILT", "0"))
     loss.backward()
     optimizer.step()

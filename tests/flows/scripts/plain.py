@@ -1,4 +1,4 @@
-"""Training that knows nothing of m5ws: it writes a file, and logs to MLflow if that is there."""
+"""Training without m5ws: it writes a file, and logs to MLflow if that is installed."""
 
 import os
 import random

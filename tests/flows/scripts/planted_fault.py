@@ -1,7 +1,7 @@
-"""A tiny training in which something can be wrong: what, is said by a file that no snapshot has.
+"""A tiny training with a fault, which is named by a file outside of all snapshots.
 
-The variable PLANTED names that file; without it this is a training like others, with dropout, a shuffled loader, a
-library of its own kind (`ruler`), and sums that are long enough for threads to share.
+The variable PLANTED has the path of that file. Without it the training has no fault. It has dropout, a shuffled loader,
+a library of its own (`ruler`), and sums long enough for several threads.
 """
 
 import json
@@ -23,7 +23,7 @@ if fault.get("rank", rank) != rank:
 
 
 def planted(kind: str, number: int) -> bool:
-    """Whether a fault of this kind begins with step `number`."""
+    """Return True if a fault of this kind begins with step `number`."""
     return fault.get("kind") == kind and fault["step"] == number
 
 
@@ -48,8 +48,8 @@ class Loader:
         self.order = torch.randperm(240, generator=torch.Generator().manual_seed(seed + 1)).tolist()
         if fault.get("kind") == "order":
             a, b = fault["places"]
-            for one, other in zip(range(a, a + fault["width"]), range(b, b + fault["width"]), strict=True):
-                self.order[one], self.order[other] = self.order[other], self.order[one]
+            for left, right in zip(range(a, a + fault["width"]), range(b, b + fault["width"]), strict=True):
+                self.order[left], self.order[right] = self.order[right], self.order[left]
         self.given = 0
 
     def __iter__(self) -> "Loader":
@@ -81,7 +81,7 @@ def flip(model: Model, element: int, bit: int) -> None:
 
 
 def before(model: Model, optimizer: torch.optim.Optimizer, number: int) -> None:
-    """Do what is wrong before a step."""
+    """Do the fault's work before a step."""
     if planted("dropout", number):
         model.drop.eval() if fault["way"] else setattr(model.drop, "p", 0.0)
     if planted("beta", number):
@@ -96,7 +96,7 @@ def before(model: Model, optimizer: torch.optim.Optimizer, number: int) -> None:
 
 
 def after(model: Model, number: int) -> None:
-    """Do what is wrong after a step."""
+    """Do the fault's work after a step."""
     if planted("weight", number):
         flip(model, fault["element"], fault["bit"])
     if planted("dropout", number):

@@ -1,4 +1,4 @@
-"""A small language model and its data: enough to have dropout, a tied shape, buffers and a stateful loader."""
+"""A small language model and its data, with dropout, a tied shape, buffers and a stateful loader."""
 
 import random
 from pathlib import Path
@@ -41,7 +41,7 @@ class Small(nn.Module):
 
 
 class Loader:
-    """Random windows of the tokens; what it gives next is in its state, and in no global generator."""
+    """Random windows of the tokens. The next one depends on the loader's state alone, and on no global generator."""
 
     def __init__(self, data: torch.Tensor, batch: int, seed: int) -> None:
         self.data, self.batch = data, batch

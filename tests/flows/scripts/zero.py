@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO training of the small model, the optimizer offloaded to CPU."""
+"""DeepSpeed ZeRO training of the small model, with the optimizer offloaded to CPU."""
 
 import time
 

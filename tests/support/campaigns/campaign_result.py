@@ -1,4 +1,4 @@
-"""What a campaign on a store has seen: counts, and whatever must not be."""
+"""The result of a campaign on a store: counts, and violations."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import msgspec
 
 VIOLATIONS = {
     "wrong bytes": "a verified read returned other bytes than were written",
-    "lost": "what was reported written is absent, or other",
-    "said absent": "what is there was reported absent",
+    "lost": "an object that was reported written is absent, or different",
+    "said absent": "an existing object was reported absent",
     "said damaged": "an object that is whole, on a way that flips no bits, was reported damaged",
     "made up": "something was returned that nobody wrote",
     "two winners": "two writers were both told that a key is theirs",
@@ -15,12 +15,12 @@ VIOLATIONS = {
     "half published": "a reference names an object that is absent or damaged",
     "unclear error": "an error that is not an M5Error, or one without a message",
 }
-# No byte of these answers is signed or named by a digest: without TLS, a bit that flips on the way is not to be seen.
+# No byte of these answers is signed or has a digest, so without TLS a flipped bit goes unseen.
 UNSIGNED = ("list", "names", "stat", "reference")
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """Counts of a campaign. `misled`: unsigned answers that were wrong, where `misleading` says that they may be."""
+    """Counts of a campaign. `misled` counts unsigned answers that were wrong, if `misleading` allows them."""
 
     operations: int
     seed: int
@@ -34,7 +34,7 @@ class Result(msgspec.Struct, kw_only=True):
     slowest_s: float = 0.0
 
     def violated(self, name: str, operation: str, what: str) -> None:
-        """Note something that must not be."""
+        """Note a violation."""
         assert name in VIOLATIONS
         if self.misleading and operation in UNSIGNED and name != "unclear error":
             self.misled += 1
@@ -42,7 +42,7 @@ class Result(msgspec.Struct, kw_only=True):
             self.violations.append(f"{name}: {operation}: {what}")
 
     def ended(self, operation: str, failure: str, seconds: float) -> None:
-        """Note that an operation came to its end, with an error of this name or without one."""
+        """Note the end of an operation, with an error of this name or without one."""
         self.by_operation[operation] = self.by_operation.get(operation, 0) + 1
         self.slowest_s = max(self.slowest_s, seconds)
         if failure:
@@ -51,11 +51,11 @@ class Result(msgspec.Struct, kw_only=True):
             self.succeeded += 1
 
     def kinds(self) -> Counter[str]:
-        """Return how often each kind of violation was seen."""
+        """Return the number of violations of each kind."""
         return Counter(violation.partition(":")[0] for violation in self.violations)
 
     def line(self) -> str:
-        """Return it as one line for people."""
+        """Return the counts as one line for people."""
         failed = ", ".join(f"{count} {name}" for name, count in sorted(self.failed.items())) or "none"
         return (
             f"seed {self.seed}: {self.operations} operations in {self.seconds:.1f} s, slowest {self.slowest_s:.1f} s; "

@@ -1,4 +1,4 @@
-"""The tables of docs/soak.md, each written between its marks by the test that fills it."""
+"""The tables of docs/soak.md. Each is written between its marks by the test that fills it."""
 
 import fcntl
 import re
@@ -12,21 +12,21 @@ def write(section: str, lines: Iterable[str]) -> None:
     """Put a table into its place on the page."""
     text = PAGE.read_text(encoding="utf-8")
     table = "\n".join(lines)
-    found = re.compile(rf"(<!-- {section}: begin -->\n).*?(<!-- {section}: end -->)", re.DOTALL)
-    assert found.search(text)
-    PAGE.write_text(found.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text), encoding="utf-8")
+    marks = re.compile(rf"(<!-- {section}: begin -->\n).*?(<!-- {section}: end -->)", re.DOTALL)
+    assert marks.search(text)
+    PAGE.write_text(marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text), encoding="utf-8")
 
 
 def put(section: str, header: Iterable[str], row: str, *, cells: int = 1) -> None:
-    """Put one row into its table, in the place of the one whose first `cells` cells are the same.
+    """Put one row into its table, in place of the row with the same first `cells` cells.
 
-    Campaigns may run side by side.
+    Campaigns may run in parallel.
     """
     table = re.compile(rf"<!-- {section}: begin -->\n(.*?)<!-- {section}: end -->", re.DOTALL)
     key = row.split("|")[: cells + 1]
     with PAGE.open() as page:
         fcntl.flock(page, fcntl.LOCK_EX)
-        found = table.search(PAGE.read_text("utf-8"))
-        assert found
-        rows = [line for line in found[1].splitlines()[2:] if line.split("|")[: cells + 1] != key]
+        match = table.search(PAGE.read_text("utf-8"))
+        assert match
+        rows = [line for line in match[1].splitlines()[2:] if line.split("|")[: cells + 1] != key]
         write(section, [*header, *sorted([*rows, row])])

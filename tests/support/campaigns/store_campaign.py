@@ -1,7 +1,7 @@
-"""Many random operations on a store whose way is being broken, and a model that knows what may be answered.
+"""Random operations on a store with a disturbed network, and a model of the allowed answers.
 
-What may happen: an operation succeeds, or it raises an `M5Error`. What may not is a violation, by name
-(campaign_result.py). An operation that raised leaves its key in doubt: it may be there or not, but whole.
+An operation may succeed, or raise an `M5Error`. Anything else is a violation, by name (campaign_result.py). After an
+error the key is in doubt: it may exist or not, but is never partial.
 """
 
 import itertools
@@ -35,11 +35,11 @@ _OPERATIONS = {
     "publish": 2,
 }
 Open = Callable[[], ObjectStore]
-"""Opens the store as a client of its own."""
+"""Opens the store as a new client."""
 
 
 class Campaign:
-    """Operations by `workers` threads, each with a client of its own, and what is known of the keys they use."""
+    """Operations by `workers` threads, each with its own client, and the known state of the keys."""
 
     def __init__(self, opened: Open, *, operations: int, seed: int, workers: int = 8, misleading: bool = False) -> None:
         self.result = Result(operations=operations, seed=seed, misleading=misleading)
@@ -55,7 +55,7 @@ class Campaign:
         self._references: dict[str, list[Digest]] = {}
 
     def run(self, *, quiet: Callable[[], None] = lambda: None) -> Result:
-        """Run all operations, then make the way `quiet`, read everything once more, and return what was seen."""
+        """Run all operations, then make the network `quiet`, read everything once more, and return the result."""
         began = time.monotonic()
         with ThreadPoolExecutor(self._workers) as pool:
             for _ in pool.map(self._operation, range(self.result.operations)):
@@ -70,8 +70,8 @@ class Campaign:
         """This thread's client."""
         if not hasattr(self._local, "objects"):
             self._local.objects = Objects(self._open(), Format())
-        found: Objects = self._local.objects
-        return found
+        objects: Objects = self._local.objects
+        return objects
 
     def _operation(self, number: int) -> None:
         rng = random.Random(f"{self.result.seed}/{number}")
@@ -85,7 +85,7 @@ class Campaign:
                 self._violated("unclear error", name, f"{failure} says nothing")
             if isinstance(error, CorruptObject) and not self.result.misleading:
                 self._violated("said damaged", name, str(error))
-        except Exception as error:  # noqa: BLE001  # which is what is looked for
+        except Exception as error:  # noqa: BLE001  # an unclear error is a violation
             failure = "unclear"
             self._violated("unclear error", name, f"{error!r}\n{traceback.format_exc()}")
         with self._lock:
@@ -123,14 +123,14 @@ class Campaign:
                 self._violated("wrong bytes", "range", f"{known[0]} at {start}")
 
     def _reference(self, rng: random.Random) -> None:
-        """Read a name: no digest says what its bytes are, so the store itself must not return others."""
+        """Read a name. No digest covers its bytes, so the store itself must not return others."""
         with self._lock:
             known = rng.choice(list(self._owned.items())) if self._owned else None
         if known:
             with self._there("reference", known[0]):
-                found = self._objects.store.get(known[0])
-                if found != known[1]:
-                    self._violated("wrong bytes", "reference", f"{known[0]}: {found[:40]!r} ({len(found)} bytes)")
+                data = self._objects.store.get(known[0])
+                if data != known[1]:
+                    self._violated("wrong bytes", "reference", f"{known[0]}: {data[:40]!r} ({len(data)} bytes)")
 
     def _absent(self, rng: random.Random) -> None:
         digest = self._objects.digest(rng.randbytes(16))
@@ -142,11 +142,11 @@ class Campaign:
 
     def _stat(self, rng: random.Random) -> None:
         if known := self._known(rng):
-            found = self._objects.store.stat(key(known[0]))
-            if found is None:
+            stat = self._objects.store.stat(key(known[0]))
+            if stat is None:
                 self._violated("said absent", "stat", known[0])
-            elif found.size_bytes != len(known[1]):
-                self._violated("made up", "stat", f"{found} has {len(known[1])} bytes")
+            elif stat.size_bytes != len(known[1]):
+                self._violated("made up", "stat", f"{stat} has {len(known[1])} bytes")
 
     def _list(self, rng: random.Random) -> None:
         prefix = rng.choice(("objects/", f"objects/{rng.randrange(16):x}", "races/"))
@@ -154,17 +154,17 @@ class Campaign:
             there = {key(digest): len(data) for digest, data in self._written.items()} | {
                 name: len(data) for name, data in self._owned.items()
             }
-        found = {one.key: one.size_bytes for one in self._ordered(self._objects.store.list(prefix), prefix)}
-        for name in there.keys() - found.keys():
+        sizes = {stat.key: stat.size_bytes for stat in self._ordered(self._objects.store.list(prefix), prefix)}
+        for name in there.keys() - sizes.keys():
             if name.startswith(prefix):
                 self._violated("said absent", "list", f"{name} below {prefix}")
-        for name, size_bytes in found.items():
+        for name, size_bytes in sizes.items():
             if size_bytes not in self._sizes(name):
                 self._violated("made up", "list", f"{name} with {size_bytes} bytes below {prefix}")
 
-    def _ordered(self, found: Iterable[ObjectStat], prefix: str) -> list[ObjectStat]:
-        listed = list(found)
-        keys = [one.key for one in listed]
+    def _ordered(self, stats: Iterable[ObjectStat], prefix: str) -> list[ObjectStat]:
+        listed = list(stats)
+        keys = [stat.key for stat in listed]
         if keys != sorted(set(keys)):
             self._violated("made up", "list", f"{prefix} not in order, or twice")
         return listed
@@ -172,16 +172,16 @@ class Campaign:
     def _names(self, rng: random.Random) -> None:
         with self._lock:
             there = {digest[:2] for digest in self._written}
-        found = self._objects.store.names("objects/")
+        names = self._objects.store.names("objects/")
         with self._lock:
             known = {digest[:2] for digest in self._doubtful}
-        if there - set(found):
-            self._violated("said absent", "names", f"{sorted(there - set(found))}")
-        if set(found) - known or list(found) != sorted(set(found)):
-            self._violated("made up", "names", str(found))
+        if there - set(names):
+            self._violated("said absent", "names", f"{sorted(there - set(names))}")
+        if set(names) - known or list(names) != sorted(set(names)):
+            self._violated("made up", "names", str(names))
 
     def _sizes(self, name: str) -> set[int]:
-        """Return the sizes that a key's object may have, given what was ever sent."""
+        """Return the possible sizes of a key's object, from everything that was ever sent."""
         with self._lock:
             if name.startswith("objects/"):
                 digest = name.rpartition("/")[2]
@@ -189,7 +189,7 @@ class Campaign:
             return {len(data) for data in self._raced.get(name, ())}
 
     def _race(self, rng: random.Random) -> None:
-        """Let two clients create one key with different bytes, at the same moment."""
+        """Let two clients create one key with different bytes at the same moment."""
         name = f"races/{self._number():06d}"
         claims = [rng.randbytes(rng.choice((20, 2_000))) for _ in range(2)]
         with self._lock:
@@ -209,10 +209,10 @@ class Campaign:
             except Exception as error:  # noqa: BLE001  # a thread's error is to be seen, whatever it is
                 outcomes[which] = f"unclear: {error!r}"
 
-        other = threading.Thread(target=write, args=(1,))
-        other.start()
+        rival = threading.Thread(target=write, args=(1,))
+        rival.start()
         write(0)
-        other.join()
+        rival.join()
         self._judge(name, claims, outcomes)
 
     def _judge(self, name: str, claims: list[bytes], outcomes: list[str]) -> None:
@@ -230,7 +230,7 @@ class Campaign:
                 raise RaceFailed(f"{name}: {outcome}")
 
     def _publish(self, rng: random.Random) -> None:
-        """Write three objects, and only then the reference that names them."""
+        """Write three objects, and then the reference that names them."""
         digests = [self._put(rng) for _ in range(3)]
         name = f"references/{self._number():06d}"
         with self._lock:
@@ -256,7 +256,7 @@ class Campaign:
             raise
 
     def _verify(self) -> None:
-        """Read everything over a quiet way: what was reported is so, and what is in doubt is whole or absent."""
+        """Read everything over a quiet network: reported writes are there, and keys in doubt are whole or absent."""
         objects = Objects(self._open(), Format())
         with ThreadPoolExecutor(self._workers) as pool:
             for digest, data in self._written.items():
@@ -276,7 +276,7 @@ class Campaign:
 
     def _verify_name(self, objects: Objects, name: str) -> None:
         try:
-            found = objects.store.get(name)
+            data = objects.store.get(name)
         except NotFound:
             if name in self._owned:
                 self._violated("lost", "verified", f"{name} is absent")
@@ -284,9 +284,9 @@ class Campaign:
         except Exception as error:  # noqa: BLE001  # as above
             self._violated("lost", "verified", f"{name}: {error!r}")
             return
-        if name in self._owned and found != self._owned[name]:
+        if name in self._owned and data != self._owned[name]:
             self._violated("lost", "verified", f"{name} has other bytes")
-        if name in self._raced and found not in self._raced[name]:
+        if name in self._raced and data not in self._raced[name]:
             self._violated("made up", "verified", name)
         for digest in self._references.get(name, ()):
             try:
@@ -296,4 +296,4 @@ class Campaign:
 
 
 class RaceFailed(M5Error):
-    """A racing writer failed, so that its key is in doubt."""
+    """A racing writer failed, so its key is in doubt."""

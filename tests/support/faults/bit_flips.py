@@ -1,4 +1,4 @@
-"""Single bits of a store in a directory, flipped and flipped back: whether `fsck` names each thing that has one."""
+"""Single bits of a store in a directory, flipped and flipped back: `fsck` must name each damaged object."""
 
 import random
 from collections import Counter
@@ -27,7 +27,7 @@ class Flip(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What was flipped, by kind of object; what was not named, and what was named and not flipped."""
+    """Flipped bits by kind of object; flipped objects without a finding; findings on unflipped objects."""
 
     flips: Counter[str] = msgspec.field(default_factory=Counter)
     missed: list[Flip] = []
@@ -35,12 +35,12 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class Bits:
-    """All objects of a store and the bits in them. The store is as it was after each `check`."""
+    """All objects of a store and their bits. Each `check` leaves the store as it was."""
 
     def __init__(self, repo: Repository) -> None:
         self._repo = repo
         self._root = Path(repo.store.url)
-        self.sizes = {found.key: found.size_bytes for found in repo.store.list("") if found.size_bytes}
+        self.sizes = {stat.key: stat.size_bytes for stat in repo.store.list("") if stat.size_bytes}
         self._kinds = {key: self._kind(key) for key in self.sizes}
 
     @property
@@ -48,7 +48,7 @@ class Bits:
         return sum(self.sizes.values())
 
     def draw(self, draw: random.Random, number: int) -> list[Flip]:
-        """Return bits of different objects; of a ledger's chain at most one, since a chain is named where it breaks."""
+        """Return bits of different objects, at most one of each chain, since fsck names the first fault of a chain."""
         keys = draw.sample(sorted(self.sizes), len(self.sizes))
         flips: dict[str, Flip] = {}
         for key in keys:

@@ -1,7 +1,7 @@
 """Runs of a tiny training in one workspace, made and verified by m5ws itself, with ranks that are forks.
 
-What is planted in a run is in a file that no snapshot has, and is there while the run is made; the library `ruler`,
-which the training uses, is a distribution of two versions, installed in a folder outside the workspace.
+A file outside of all snapshots names the planted fault, and exists only while the run is made. The training uses the
+library `ruler`, a distribution of two versions in a folder outside the workspace.
 """
 
 import json
@@ -48,7 +48,7 @@ def length(step):
 
 
 class _Seen:
-    """`Observer` that looks once for each state of the machine: a look costs more than a replay here."""
+    """An `Observer` that observes once for each state of the machine. An observation costs more than a replay here."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -56,7 +56,7 @@ class _Seen:
         self._looked: dict[object, Observed] = {}
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return what was seen with these variables, but for those that name the attempt."""
+        """Return the observation with these variables, without those that name the attempt."""
         own = frozenset((name, value) for name, value in environment.items() if name != "M5WS_CONTEXT")
         state = (own, frozenset(self.installed.items()))
         if state not in self._looked:
@@ -64,12 +64,12 @@ class _Seen:
         return self._looked[state]
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        """As the observer does."""
+        """Return the declaration of the real observer."""
         return self._observer.declare(root, lock_files, image)
 
 
 class Runs:
-    """A workspace, its store, and the processes that stand for its ranks' launcher."""
+    """A workspace, its store, and the processes of its ranks' launcher."""
 
     def __init__(self, folder: Path, parents: ForkParents, variables: Mapping[str, str]) -> None:
         self.root, self.site, self._told = folder / "w", Path(variables["SITE"]), Path(variables["PLANTED"])
@@ -90,7 +90,7 @@ class Runs:
         self._snapshot = snapshot.take(here.root, here.settings, self.repo, *given, None).id
 
     def install(self, name: str, version: str, code: str) -> None:
-        """Install a version of a distribution in the place of any other."""
+        """Install a version of a distribution in place of any other version."""
         if version == "1.0" and self._seen.installed.get(name) == version:
             return
         for old in self.site.glob(f"{name}*"):
@@ -103,16 +103,16 @@ class Runs:
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def restore(self) -> None:
-        """Install what runs are trained with."""
+        """Install the versions that runs are trained with."""
         self.install("ruler", "1.0", _RULER.format(length=1.0, step=0))
         self.install("gauge", "1.0", "")
 
     def upgrade(self, step: int, length: float) -> None:
-        """Install the `ruler` that gives another length at one step."""
+        """Install the version of `ruler` that returns another length at one step."""
         self.install("ruler", "2.0", _RULER.format(length=length, step=step))
 
     def train(self, *attempts: Mapping[str, Any], seed: int, nproc: int) -> str:
-        """Make a run whose attempts have these faults, the last of which ends well; return its id."""
+        """Make a run whose attempts have these faults and whose last attempt ends well; return its id."""
         spec = run.spec(self.here.settings.run, run.Options(seed=seed, nproc=nproc))
         made = run.new_run(self._snapshot, spec)
         for fault in attempts or ({},):
@@ -122,7 +122,7 @@ class Runs:
         return made.id
 
     def verify(self, run_id: str, parallel: int = 1) -> Joint | M5Error:
-        """Replay every segment, and return what they say together, or the error that says what is damaged."""
+        """Replay every segment, and return the joint verdict, or the error of a damaged run."""
         request = reproduce.Request(original=run_id, env="warn")
 
         def one(segment: Any) -> Any:
@@ -132,10 +132,10 @@ class Runs:
 
         try:
             wanted = segments.of_run(self.repo, run_id)
-            found = segments.replay(wanted, one, parallel, lambda _: None, threading.Event().set)
+            verdicts = segments.replay(wanted, one, parallel, lambda _: None, threading.Event().set)
         except M5Error as error:
             return error
-        return segments.join(run_id, found, wanted)
+        return segments.join(run_id, verdicts, wanted)
 
     def _plan(self, made: Any) -> run.Plan:
         return run.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
@@ -150,12 +150,12 @@ class Runs:
             self._told.unlink(missing_ok=True)
 
     def _logs(self, run_id: str) -> str:
-        found = sorted((self.here.home / "runs" / run_id).rglob("*.log"))
-        return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in found)
+        paths = sorted((self.here.home / "runs" / run_id).rglob("*.log"))
+        return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in paths)
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return the environment of everything: where the libraries and the planted fault are, and what fixes bits."""
+    """Return the variables of all processes: paths of the libraries and of the fault, deterministic settings."""
     site = folder / "site"
     site.mkdir(parents=True)
     paths = os.pathsep.join([str(_ROOT), str(site)])

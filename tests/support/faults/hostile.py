@@ -1,6 +1,6 @@
-"""A world with a hostile store in it, and m5ws commands in a process that has little memory.
+"""A workspace with a hostile store, and m5ws commands in a process with little memory.
 
-Everything that is not meant to change is listed before and after: names, modes, sizes, times and inodes.
+Files that must not change are listed before and after: names, modes, sizes, times and inodes.
 """
 
 import json
@@ -36,7 +36,7 @@ RUN = "a" * 12
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a command ended, and what it said."""
+    """The exit status and output of a command."""
 
     status: int
     out: str
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """A process that runs m5ws commands; one that does not answer is killed, and the test fails."""
+    """A process that runs m5ws commands. If it does not answer, it is killed and the test fails."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Commands:
 
 
 class World:
-    """A workspace whose store is hostile, a victim's files, and `out`, where all that is asked for goes."""
+    """A workspace with a hostile store, a victim's files, and `out`, the only folder for output."""
 
     def __init__(self, root: Path, commands: Commands) -> None:
         self.root = root
@@ -95,21 +95,21 @@ class World:
             canary.write_text("mine")
             os.utime(canary, (1, 1))
         (self.workspace / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
-        # Whatever is not empty is a large file, whose parts its entry tells.
+        # Every non-empty file is a large one, with its parts in its tree entry.
         self.repo = Repository.create(LocalStore(self.store_dir), Format(small_bytes=1))
         self._commands = commands
 
     def m5ws(self, *arguments: str) -> Answer:
-        """Run a command; nothing but `out` and the store may have changed, and there is no more than one error."""
+        """Run a command. Only `out` and the store may change, and there is at most one error."""
         before = self._listing()
         answer = self._commands("-C", str(self.workspace), *arguments)
-        assert self._listing() == before, f"{arguments} changed what is not its own"
+        assert self._listing() == before, f"{arguments} changed files outside of `out`"
         assert "Traceback" not in answer.err and answer.status != 70, answer.err
         assert len(answer.errors) <= 1 and "MemoryError" not in answer.err, answer.err
         return answer
 
     def refused(self, *arguments: str, saying: str, status: int | None = None) -> None:
-        """Run a command that must end with one clear error and say what to do."""
+        """Run a command that must end with one clear error and a hint."""
         answer = self.m5ws(*arguments)
         assert answer.status in ((2, 3) if status is None else (status,)), (arguments, answer)
         assert len(answer.errors) == 1 and saying in answer.err, (arguments, answer)
@@ -121,13 +121,13 @@ class World:
         return answer.out
 
     def damage(self) -> list[Any]:
-        """Return what fsck says is damaged."""
+        """Return the damage that fsck reports."""
         answer = self.m5ws("fsck", "--json")
         assert answer.status in (0, 1) and not answer.errors, answer
         return list(json.loads(answer.out)["damage"])
 
     def _listing(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        listing: dict[str, tuple[int, ...]] = {}
         for folder, folders, files in os.walk(self.root):
             if Path(folder) == self.root:
                 folders.remove("out")
@@ -136,10 +136,10 @@ class World:
             for entry in (*folders, *files):
                 path = os.path.join(folder, entry)
                 stat = os.lstat(path)
-                found[path] = (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_nlink)
-        return found
+                listing[path] = (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_nlink)
+        return listing
 
-    # --- what is planted
+    # --- planted records
 
     def put(self, data: bytes) -> str:
         return self.repo.objects.put(data)
@@ -148,7 +148,7 @@ class World:
         return self.repo.objects.put_record(record)
 
     def place(self, key: str, data: bytes) -> Path:
-        """Put bytes under a key, whatever is there."""
+        """Put bytes under a key, in place of any others."""
         path = self.store_dir / key
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -160,7 +160,7 @@ class World:
         return self.record(Tree(entries=entries))
 
     def file(self, path: bytes, data: bytes = b"hostile") -> Entry:
-        """Return an entry whose claims are true."""
+        """Return an entry with true fields."""
         return planted.file(self.repo.objects, path, data)
 
     def link(self, path: bytes, target: bytes) -> Entry:
@@ -168,7 +168,7 @@ class World:
         return Entry(path=path, mode="link", size_bytes=len(target), digest=digest, link=target)
 
     def snapshot(self, code: str, config: str | None = None) -> str:
-        """Publish a snapshot of these trees, as a hostile author would: nothing is checked."""
+        """Publish a snapshot of these trees without checks, as a hostile author would."""
         digest = self.record(planted.snapshot(code, config=config or self.tree()))
         return self.publish(digest)
 
@@ -177,13 +177,13 @@ class World:
         return snapshot
 
     def run(self, pinned: str, run: str = RUN, lies: Mapping[str, object] = MappingProxyType({})) -> str:
-        """Publish a run, which is right but for what `lies` say."""
+        """Publish a run that is right except for the fields `lies`."""
         record = plain(Run(id=run, snapshot=pinned, spec=LaunchSpec(command=("x",))))
         self.place(f"runs/{run}/run", codec.sealed(packed(record | dict(lies))))
         return run
 
     def sound(self) -> str:
-        """Publish a sound snapshot, with a run of it and a checkpoint of files; return the snapshot."""
+        """Publish a sound snapshot, a run of it and a checkpoint of files; return the snapshot."""
         snapshot = self.snapshot(self.tree(self.file(b"x", b"print(1)")))
         self.run(snapshot)
         self.batch(AttemptStarted(attempt=1, host="h", observed=self.record(Observed())))
@@ -193,7 +193,7 @@ class World:
         return snapshot
 
     def batch(self, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})) -> None:
-        """Publish the first batch of a chain, which is right but for what `lies` say."""
+        """Publish the first batch of a chain, right except for the fields `lies`."""
         stored = [codec.encode(event) for event in events]
         head = previous = genesis(RUN, 1, rank)
         for event in stored:
@@ -205,7 +205,7 @@ class World:
 
 
 def plain(record: Record) -> dict[str, Any]:
-    """Return a record as plain data, to be made hostile."""
+    """Return a record as plain data, for hostile edits."""
     data = codec.encode(record)
     return dict(msgspec.msgpack.decode(data[:-32] if isinstance(record, Sealed) else data))
 

@@ -1,4 +1,4 @@
-"""Kills at random moments of an operation, drawn over all the time that it takes when nobody kills it."""
+"""Kills at random moments of an operation, drawn over its usual duration."""
 
 import random
 import statistics
@@ -9,14 +9,14 @@ import msgspec
 from tests.support.campaigns import soak_page
 from tests.support.ranks.warm import Ended
 
-_HEADER = "| what | where | seed | kills | ended before | done, not yet ended | usual time | seconds |"
+_HEADER = "| operation | place | seed | kills | ended before | done, not yet ended | usual time | seconds |"
 _LINE = "|---|---|---|---|---|---|---|---|"
 
 
 class Kills:
-    """Draws moments, counts what became of them, and writes them into docs/soak.md.
+    """Draws moments, counts the results, and writes them into docs/soak.md.
 
-    A process that ended before its moment is no kill: it is counted, and another is to be drawn.
+    A process that ended before its moment counts as no kill, and another moment is drawn.
     """
 
     def __init__(self, what: str, where: str, seed: int) -> None:
@@ -30,16 +30,16 @@ class Kills:
         self.done = 0
 
     def usual(self, ended: Ended) -> None:
-        """Learn from an undisturbed process how long one takes now: other work on the machine comes and goes."""
+        """Measure the current duration with an undisturbed process, since other work on the machine changes it."""
         assert not ended.killed
         self._usual.append(ended.seconds)
 
     def moment_s(self) -> float:
-        """Return when the next process is to be killed, in seconds after its start."""
+        """Return the next moment to kill a process, in seconds after its start."""
         return self.draw.uniform(0, statistics.median(self._usual[-3:]))
 
     def count(self, ended: Ended, *, done: bool = False) -> None:
-        """Count a process; one that was killed may have `done` all that others see of it."""
+        """Count a process. A killed one may have `done` everything that is visible to others."""
         self.kills += ended.killed
         self.early += not ended.killed
         self.done += ended.killed and done
@@ -58,7 +58,7 @@ class Kills:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How often to kill; what counts for long goes into docs/soak.md."""
+    """The number of kills. Results of long campaigns go into docs/soak.md."""
 
     kills: int
     soak: bool = False

@@ -1,7 +1,6 @@
-"""Faults of ten kinds, each planted at a random step of a run, and what must be said of each.
+"""Faults of ten kinds, each planted at a random step of a run, and the expected reason of each.
 
-What is *right* is a matter of words: the reason names the kind's own cause. One that names another instead is wrong,
-one that names none of them is unknown.
+A reason is *right* if it names the kind's own cause, *wrong* if it names another, and unknown if it names none.
 """
 
 import random
@@ -27,14 +26,14 @@ from tests.support.faults.faulty_runs import EVERY, STEPS, Runs
 from tests.support.records.told_run import batches, forge_end, write
 
 CAUSES = {
-    "bit of a weight": r"alone changed: .* memory that flipped a bit",
-    "batch": r"the data: samples of another content",
-    "order of samples": r"the order of the data is another|or in another order",
+    "bit of a weight": r"alone changed: .* a bit that flipped in memory",
+    "batch": r"the data: samples with different content",
+    "order of samples": r"the order of the data differs|or in a different order",
     "optimizer's beta": r"the optimizer's betas",
     "library version": r"distribution\.ruler: 1\.0 → 2\.0",
     "threads": r"used 2 threads in step \d+, and 1 in the replay",
-    "dropout off": r"dropout that was on in one and off in the other",
-    "RNG draw after resume": r"the resume was not exact",
+    "dropout off": r"dropout that was on in one run and off in the other",
+    "RNG draw after resume": r"[Tt]he resume was (not exact|inexact)",
     "checkpoint": r"checkpoint \d+-0001 (was modified after|cannot be read)|object [0-9a-f]{64}",
     "ledger event": r"batch runs/\S+ does not have the events|was edited after the run|only the record differs",
 }
@@ -43,7 +42,7 @@ _WEIGHTS = 16 * 48 + 48 + 48 * 8 + 8
 
 
 class Planted(msgspec.Struct, frozen=True):
-    """A run with a fault: which kind, and the first step that it shows in, after the segment's `first`."""
+    """A run with a fault of a kind. The fault first shows at `step`, after the segment's `first`."""
 
     kind: str
     run: str
@@ -56,7 +55,7 @@ class Planted(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What was said of a planted fault. `cause` is right, unknown or wrong; `certain`, said as if it were certain."""
+    """The result for a planted fault. `cause` is right, unknown or wrong; `certain` if the reason claims certainty."""
 
     found: bool
     segment: bool
@@ -67,12 +66,12 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def judged(planted: Planted, answer: Joint | M5Error) -> Said:
-    """Hold what was said of a run against what was planted in it."""
+    """Compare the result of a run with its planted fault."""
     if isinstance(answer, M5Error):
         words, segment, step = str(answer), _range(str(answer), planted), _range(str(answer), planted)
         found = True
     else:
-        bad = next((one for one in answer.verdicts if one.outcome != "sampled"), None)
+        bad = next((verdict for verdict in answer.verdicts if verdict.outcome != "sampled"), None)
         found, words = bad is not None, bad.reason or "" if bad is not None else ""
         segment = bad is not None and bad.segment is not None and bad.segment.first == planted.first
         step = bad is not None and _step(bad) == planted.step
@@ -83,20 +82,20 @@ def judged(planted: Planted, answer: Joint | M5Error) -> Said:
 
 
 def _step(bad: Verdict) -> int:
-    """Return the step that a verdict names: of a checkpoint that is not right, the one after it."""
+    """Return the step in a verdict. For a bad checkpoint, it is the step after."""
     assert bad.segment is not None
     return bad.first.step if bad.first is not None else bad.segment.first + 1
 
 
 def _range(words: str, planted: Planted) -> bool:
-    """Return whether an error that says what is damaged names where: the batch, or the segment."""
+    """Return True if an error about damage names the place: the batch, or the segment."""
     if planted.what and planted.what in words:
         return True
-    found = re.search(r"steps (\d+)-(\d+) is false", words)
-    return found is not None and (int(found[1]), int(found[2])) == (planted.first + 1, planted.first + EVERY)
+    match = re.search(r"steps (\d+)-(\d+) is false", words)
+    return match is not None and (int(match[1]), int(match[2])) == (planted.first + 1, planted.first + EVERY)
 
 
-# --- how each is planted ------------------------------------------------------------------------------------------
+# --- plants -------------------------------------------------------------------------------------------------------
 
 
 def plant(kind: str, runs: Runs, draw: random.Random) -> Planted:
@@ -116,22 +115,22 @@ def _simple(kind: str, name: str, more: Callable[[random.Random], dict[str, Any]
 
 
 def _order(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
-    """Swap two batches, or two samples of different batches or of one; the first of them is in `step`."""
+    """Swap two batches, or two samples of one or two batches; the first of them is in `step`."""
     step = min(step, STEPS - 1)
     first = 4 * (step - 1)
     if draw.random() < 0.5:
         places, width = [first, 4 * draw.randrange(step, STEPS)], 4
     else:
-        one = first + draw.randrange(4)
-        places, width = [one, draw.choice([place for place in range(first, 4 * STEPS) if place != one])], 1
+        index = first + draw.randrange(4)
+        places, width = [index, draw.choice([place for place in range(first, 4 * STEPS) if place != index])], 1
     fault = {"kind": "order", "step": step, "places": places, "width": width, "rank": draw.randrange(given["nproc"])}
     return Planted("order of samples", runs.train(fault, **given), step)
 
 
 def _threads(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
-    """Use two threads from a step to its segment's end; a run without tells the first step that differs for it.
+    """Use two threads from a step to its segment's end. A run without the fault gives the first step that differs.
 
-    Where two threads happen to give the bits of one, nothing is wrong: another seed is drawn.
+    If two threads give the bits of one, there is no fault, and another seed is drawn.
     """
     until = (step + EVERY - 1) // EVERY * EVERY
     fault = {"kind": "threads", "step": step, "until": until, "threads": 2, "rank": draw.randrange(given["nproc"])}
@@ -145,17 +144,17 @@ def _threads(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) 
 
 def _apart(repo: Repository, run: str, twin: str) -> int | None:
     """Return the first step whose record differs."""
-    one, other = (history.load(repo, name) for name in (run, twin))
+    original, unplanted = (history.load(repo, name) for name in (run, twin))
     for step in range(1, STEPS + 1):
-        for rank in one.steps:
-            here, there = ((side.steps[rank][step], side.states[rank][step]) for side in (one, other))
+        for rank in original.steps:
+            here, there = ((side.steps[rank][step], side.states[rank][step]) for side in (original, unplanted))
             if here[0].quantities != there[0].quantities or here[1].tensors != there[1].tensors:
                 return step
     return None
 
 
 def _draw(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
-    """Stop an attempt in `step`, and draw one number too many when the next one has restored its checkpoint."""
+    """Stop an attempt in `step`, and draw one extra number after the next attempt has restored its checkpoint."""
     step = max(step, EVERY + 1)
     resumed = (step - 1) // EVERY * EVERY + 1
     fault = {"kind": "draw", "step": resumed, "rank": draw.randrange(given["nproc"])}
@@ -180,14 +179,14 @@ def _checkpoint(runs: Runs, draw: random.Random, step: int, given: dict[str, int
     elif way == "digests":
         _exchange(runs, run, label, msgspec.structs.replace(record, content=_edited(runs.repo, record, draw)))
     else:
-        other = runs.train(seed=given["seed"] + 1, nproc=given["nproc"])
-        content = checkpoints.load(runs.repo, other, label).content
+        second = runs.train(seed=given["seed"] + 1, nproc=given["nproc"])
+        content = checkpoints.load(runs.repo, second, label).content
         _exchange(runs, run, label, msgspec.structs.replace(record, content=content))
     return Planted("checkpoint", run, after + 1)
 
 
 def _flip_stored(runs: Runs, record: Checkpoint) -> None:
-    """Flip a bit of a stored object that no other checkpoint has."""
+    """Flip a bit of a stored object that belongs to this checkpoint alone."""
     content = runs.repo.objects.get_record(record.content, Content)
     part = _bias(content).shards[0].parts[0]
     file = runs.root / ".m5ws" / "store" / key(part.object)
@@ -198,7 +197,7 @@ def _flip_stored(runs: Runs, record: Checkpoint) -> None:
 
 
 def _edited(repo: Repository, record: Checkpoint, draw: random.Random) -> str:
-    """Store a content with a bit of a weight flipped, and digests that fit, and return its digest."""
+    """Store a content with a flipped bit of a weight and matching digests, and return its digest."""
     content = repo.objects.get_record(record.content, Content)
     bias = _bias(content)
     part = bias.shards[0].parts[0]
@@ -208,7 +207,7 @@ def _edited(repo: Repository, record: Checkpoint, draw: random.Random) -> str:
     new = msgspec.structs.replace(part, object=digest, offset=0, digest=digest)
     shards = (msgspec.structs.replace(bias.shards[0], parts=(new,)), *bias.shards[1:])
     changed = msgspec.structs.replace(bias, shards=shards)
-    tensors = tuple(changed if one is bias else one for one in content.tensors)
+    tensors = tuple(changed if tensor is bias else tensor for tensor in content.tensors)
     return repo.objects.put_record(msgspec.structs.replace(content, tensors=tensors))
 
 
@@ -223,20 +222,20 @@ def _exchange(runs: Runs, run: str, label: str, record: Checkpoint) -> None:
 
 
 def _ledger(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
-    """Edit an event of a step: its bytes alone, with its chain computed anew, or with the attempt's end as well."""
+    """Edit an event of a step: its bytes alone, with a new chain after it, or with a new end of the attempt too."""
     run, way = runs.train(**given), draw.choice(["bytes", "chain", "all"])
-    told = batches(runs.repo, run, "0")
+    chain = batches(runs.repo, run, "0")
     quantity = draw.choice(["loss", "grad_norm", "batch", "tensor"])
     place = next(
         (seq, number)
-        for seq, events in enumerate(told)
+        for seq, events in enumerate(chain)
         for number, event in enumerate(events)
         if _is_of(ledger.decode_event(event), step, quantity)
     )
-    event = ledger.decode_event(told[place[0]][place[1]])
+    event = ledger.decode_event(chain[place[0]][place[1]])
     assert isinstance(event, Step | State)
-    told[place[0]][place[1]] = codec.encode(_false(event, quantity))
-    write(runs.repo, run, "0", told, forged=way != "bytes")
+    chain[place[0]][place[1]] = codec.encode(_false(event, quantity))
+    write(runs.repo, run, "0", chain, forged=way != "bytes")
     if way == "all":
         forge_end(runs.repo, run)
     return Planted("ledger event", run, step, f"/0001/0/{place[0]:08d}" if way == "bytes" else "")
@@ -248,7 +247,7 @@ def _is_of(event: object, step: int, quantity: str) -> bool:
 
 
 def _false(event: Step | State, quantity: str) -> Step | State:
-    """Return an event that says something else, as like the truth as can be."""
+    """Return an event with a false value that looks plausible."""
     if isinstance(event, State):
         name = "model.last.bias"
         return msgspec.structs.replace(event, tensors=event.tensors | {name: _other(event.tensors[name])})

@@ -1,7 +1,7 @@
-"""The age of files: the index trusts one that is older than a tick of the file system's clock, git one than its index.
+"""The age of files. The index trusts a file older than a tick of the file system's clock, git one older than its index.
 
-Times that can be set are given, not waited for. A ctime cannot be set: what is left to wait for is a tick of the file
-system's clock, and for git, which compares whole seconds, the end of the second of the last change.
+Times that can be set are set, not waited for. A ctime cannot be set. So tests wait for a tick of the file system's
+clock, and, because git compares whole seconds, for the end of the second of the last change.
 """
 
 import os
@@ -17,17 +17,17 @@ _DAY_NS = 86_400 * 10**9
 
 
 def settle(folder: Path) -> None:
-    """Return once every file's last change is so old that the index remembers it."""
+    """Return once every file's last change is old enough for the index."""
     files = [*_files(folder)]
     while not all(settled(stamp(path.lstat()), time.time_ns()) for path in files):
         time.sleep(0.001)
 
 
 def age(folder: Path) -> None:
-    """Have all files be two days old, and git's index, which knows them as they are, one day; then settle.
+    """Make all files two days old, and git's index, which has their stamps, one day old; then settle.
 
-    So git believes the stamps that it noted, and m5ws git. What git does not see is another content with the old time
-    and length, written within the second of the ctime that it noted: before such a change, `end_second`.
+    Now git trusts its stamps, and m5ws trusts git. Git misses a change of content with the old time and length within
+    the second of the noted ctime. Call `end_second` before such a change.
     """
     now_ns = time.time_ns()
     for path in _files(folder):
@@ -39,7 +39,7 @@ def age(folder: Path) -> None:
 
 
 def end_second(folders: Iterable[Path]) -> None:
-    """Return once the second of the last change in any of these folders is over."""
+    """Return once the second of the last change in these folders is over."""
     last_s = max(path.lstat().st_ctime_ns for folder in folders for path in _files(folder)) // 10**9
     while time.time_ns() // 10**9 <= last_s:
         time.sleep(0.001)

@@ -1,5 +1,6 @@
-"""What befalls a store while a run saves: it is away, full, slow, or denies access; for a directory by the means of the
-machine, for a server of S3 by a proxy before it.
+"""Troubles of a store during a save: unreachable, full, slow, or without access.
+
+A directory is disturbed by means of the machine, an S3 server by a proxy before it.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _RATES = {
 
 
 class Directory:
-    """A store in a directory, on a small file system of its own if that may be mounted."""
+    """A store in a directory, on a small file system of its own if mounts are allowed."""
 
     def __init__(self, folder: Path, trouble: str) -> None:
         self.root = folder / "file-system" / "store"
@@ -50,14 +51,14 @@ class Directory:
             time.sleep(_SLOW_S)
 
     def begin(self) -> None:
-        """Let the trouble begin."""
+        """Start the trouble."""
         self._shut = True
         if self._trouble == "away":
             self.root.rename(self.root.with_name("unmounted"))
         elif self._trouble == "full":
             _fill(self._filler)
         elif self._trouble == "denied":
-            # The superuser is denied nothing: the test is somebody else for a while.
+            # The superuser has access to everything, so the test becomes another user for a while.
             self.root.chmod(0)
             if os.geteuid() == 0:
                 for folder in _own(self.root):
@@ -66,12 +67,12 @@ class Directory:
                 os.seteuid(_NOBODY)
 
     def end(self) -> None:
-        """End it. What was written while it lasted, if anything, would now lie elsewhere."""
+        """End the trouble. Anything written during it would now be in another place."""
         if not self._shut:
             return
         self._shut = False
         if self._trouble == "away":
-            assert not self.root.exists(), "the store was made anew while it was away"
+            assert not self.root.exists(), "the store was created again while it was unreachable"
             self.root.with_name("unmounted").rename(self.root)
         elif self._trouble == "full":
             self._filler.unlink()
@@ -88,7 +89,7 @@ class Directory:
 
 
 class Server:
-    """A store on a server of S3, through a proxy."""
+    """A store on an S3 server, through a proxy."""
 
     def __init__(self, proxy: FaultProxy, trouble: str, opened: Callable[[], ObjectStore]) -> None:
         self._proxy = proxy
@@ -104,7 +105,7 @@ class Server:
 
 @contextlib.contextmanager
 def file_system(folder: Path) -> Iterator[bool]:
-    """Mount a small file system at a folder, if that is allowed; yield whether it was."""
+    """Mount a small file system at a folder, if that is allowed; yield True if it is mounted."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES}", "tmpfs", str(folder)]
     done = subprocess.run(command, check=False, capture_output=True)
     try:
@@ -115,12 +116,12 @@ def file_system(folder: Path) -> Iterator[bool]:
 
 
 def _own(path: Path) -> list[Path]:
-    """Return the folders above a path that nobody else may go through."""
+    """Return the folders above a path that other users may not enter."""
     return [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
 
 
 def _fill(filler: Path) -> None:
-    """Write until there is no room."""
+    """Write until the file system is full."""
     with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

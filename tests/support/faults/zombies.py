@@ -1,8 +1,8 @@
 """A rank of an earlier attempt that publishes late, and the attempt that has begun meanwhile: one run for each try.
 
-The rank wakes before it looks whether it is superseded, between that look and its write, or at the very moment at
-which the other attempt begins. A checkpoint that the new attempt has listed as inherited was there in time, and its
-rank was no zombie.
+The rank wakes before it checks whether it is superseded, between that check and its write, or at the very moment when
+the other attempt begins. If the new attempt has listed the checkpoint as inherited, the rank was in time and is no
+zombie.
 """
 
 import random
@@ -33,7 +33,10 @@ WAKES: tuple[Wakes, ...] = ("after the attempt began", "between look and write",
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What became of one try: `late` if the rank was a zombie, `refused` if it was told so, `accepted` if it got in."""
+    """The result of one try, by cause.
+
+    `late` if the rank was a zombie, `refused` if it got that error, `accepted` if it published.
+    """
 
     wakes: Wakes
     late: bool
@@ -42,7 +45,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Tries:
-    """Makes tries on a store; `opened` opens it as a client of its own."""
+    """Makes tries on a store; `opened` opens it as another client."""
 
     def __init__(self, opened: Callable[[], ObjectStore], seed: int) -> None:
         self._old, self._new = Repository.open(opened()), Repository.open(opened())
@@ -52,10 +55,10 @@ class Tries:
         self._snapshot = publish(self._new, [b"a file"])
         self._contents = {at: _content(self._new, *at) for at in ((1, 1), (2, 1), (2, 2), (3, 2))}
         self.accepted: dict[str, list[str]] = {}
-        """By run, the checkpoints that count."""
+        """Valid checkpoints by run."""
 
     def one(self, wakes: Wakes) -> Told:
-        """Let a rank of attempt 1 publish step 2 as it wakes, against an attempt 2 that goes on from step 1."""
+        """Let a rank of attempt 1 publish step 2 when it wakes, against an attempt 2 that continues from step 1."""
         run = f"{self._draw.getrandbits(48):012x}"
         runs.publish(self._new, Run(id=run, snapshot=self._snapshot, spec=LaunchSpec(command=("x",))))
         self._begin(run, 1)
@@ -69,13 +72,13 @@ class Tries:
         return Told(wakes, late, refused, accepted)
 
     def _begin(self, run: str, attempt: int) -> None:
-        """Begin an attempt as `m5ws run` does: it lists what it inherits."""
+        """Begin an attempt as `m5ws run` does, with a list of its inherited checkpoints."""
         inherits = tuple(checkpoints.valid(self._new, run))
         started = AttemptStarted(attempt=attempt, host="here", observed=self._observed, inherits=inherits)
         ledger.Writer(self._new, run, attempt, ledger.LAUNCHER).append([codec.encode(started)])
 
     def _goes_on(self, run: str) -> None:
-        """Be attempt 2: it begins, and saves the zombie's step and the one after it."""
+        """Act as attempt 2: begin, and save the zombie's step and the next one."""
         self._begin(run, 2)
         for step in (2, 3):
             checkpoints.publish(self._new, self._saved(run, step, 2))
@@ -86,7 +89,7 @@ class Tries:
 
 
 def _late(repo: Repository, held: Checkpoint) -> bool:
-    """Publish from the old attempt; return whether it was refused."""
+    """Publish from the old attempt; return True if it was refused."""
     try:
         checkpoints.publish(repo, held)
     except Fenced:
@@ -95,7 +98,7 @@ def _late(repo: Repository, held: Checkpoint) -> bool:
 
 
 def _content(repo: Repository, step: int, attempt: int) -> Digest:
-    """Make the content of a checkpoint durable, another one for each step and attempt."""
+    """Store the content of a checkpoint, a different one for each step and attempt."""
     common, rank = _plain(repo, step), _plain(repo, step, attempt)
     return repo.objects.put_record(Content(format="dcp/1", world=1, common=common, ranks=(rank,)))
 
@@ -107,7 +110,7 @@ def _plain(repo: Repository, *value: object) -> Slice:
 
 
 class _Play:
-    """Lets a zombie and an attempt meet; how far apart they start follows from how long the attempt's part takes."""
+    """Lets a zombie and an attempt meet. The time between their starts depends on the attempt's duration."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -116,7 +119,7 @@ class _Play:
     def __call__(
         self, wakes: Wakes, late: Callable[[Repository], bool], goes_on: Callable[[], None], repo: Repository
     ) -> bool:
-        """Let both play, and return whether the zombie was refused."""
+        """Run both, and return True if the zombie was refused."""
         if wakes == "after the attempt began":
             began_s = time.monotonic()
             goes_on()
@@ -130,13 +133,13 @@ class _Play:
         return self._raced(lambda: late(repo), goes_on)
 
     def _raced(self, late: Callable[[], bool], goes_on: Callable[[], None]) -> bool:
-        gate, said = threading.Barrier(2), list[bool]()
+        gate, refusals = threading.Barrier(2), list[bool]()
         pauses_s = [self._draw.uniform(0, share * self._usual_s) for share in (0.5, 1.0)]
 
         def wake() -> None:
             gate.wait()
             time.sleep(pauses_s[0])
-            said.append(late())
+            refusals.append(late())
 
         zombie = threading.Thread(target=wake)
         zombie.start()
@@ -144,4 +147,4 @@ class _Play:
         time.sleep(pauses_s[1])
         goes_on()
         zombie.join()
-        return said[0]
+        return refusals[0]

@@ -1,4 +1,4 @@
-"""Exports made as the command makes them, and what is read back of them."""
+"""Exports made as by the command, and readers of them."""
 
 import warnings
 from pathlib import Path
@@ -33,7 +33,7 @@ def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def recorded(repo: Repository, digest: str) -> dict[str, str]:
-    """What the training itself said of the state that it saved."""
+    """The state that the training itself recorded at its save."""
     content = repo.objects.get_record(repo.objects.get_record(digest, Checkpoint).content, Content)
     assert content.common is not None
     state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
@@ -41,7 +41,7 @@ def recorded(repo: Repository, digest: str) -> dict[str, str]:
 
 
 def loaded_by_torch(directory: Path) -> dict[str, torch.Tensor]:
-    """Load all of a checkpoint with torch's own reader, into tensors that are made from its metadata."""
+    """Load a whole checkpoint with torch's own reader, into tensors made from its metadata."""
     reader = FileSystemReader(directory)
     metadata = reader.read_metadata()
     state = {

@@ -1,4 +1,4 @@
-"""A reader of safetensors files that shares nothing with the writer: by the format's own description.
+"""A reader of safetensors files that shares no code with the writer, by the format's description.
 
 https://huggingface.co/docs/safetensors
 """
@@ -21,12 +21,12 @@ _TYPES = {
 
 
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a file; fail where it is not as the format says."""
+    """Return the tensors and the metadata of a file; fail if it violates the format."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     assert data[8:9] == b"{" and length % 8 == 0
     header = json.loads(data[8 : 8 + length])
-    said = header.pop("__metadata__")
+    metadata = header.pop("__metadata__")
     body = memoryview(data)[8 + length :]
     tensors, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -38,16 +38,16 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         tensors[name] = raw.view(kind).view(entry["shape"])
         end = stop
     assert end == len(body), "there is something behind the last tensor"
-    return tensors, said
+    return tensors, metadata
 
 
 def load_all(directory: Path, stem: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files that an index names."""
+    """Return the tensors of all files of an index."""
     index = json.loads((directory / f"{stem}.safetensors.index.json").read_text())
-    found: dict[str, torch.Tensor] = {}
+    every: dict[str, torch.Tensor] = {}
     for name in sorted(set(index["weight_map"].values())):
         tensors, _ = load(directory / name)
         assert {tensor for tensor, file in index["weight_map"].items() if file == name} == tensors.keys()
-        found |= tensors
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
-    return found
+        every |= tensors
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in every.values())
+    return every

@@ -1,4 +1,4 @@
-"""A folder of small files that is captured again and again, and what its store is told of where they lie."""
+"""A folder of small files that is captured repeatedly, and the packings in its store."""
 
 import os
 import random
@@ -23,7 +23,7 @@ FORM = Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
 
 
 class Workspace:
-    """A folder of small files, a store, and an index: `write` is what `snapshot` does with them."""
+    """A folder of small files, a store, and an index. `write` captures them like `snapshot`."""
 
     def __init__(self, root: Path, form: Format = FORM) -> None:
         self.files = root / "files"
@@ -50,7 +50,7 @@ class Workspace:
         return {path.name: path.read_bytes() for path in self.files.iterdir()}
 
     def irreplaceable(self, written: trees.Written) -> Pack:
-        """Return a pack that cannot be made again, since not all of its files are there any more."""
+        """Return a pack that cannot be made again, because some of its files no longer exist."""
         live = {bytes.fromhex(self.repo.objects.digest(data)) for data in self.content().values()}
         return next(pack for pack in self.packing(written).packs if not live.issuperset(pack.names))
 
@@ -59,7 +59,7 @@ class Workspace:
 
 
 def read(repo: Repository, written: trees.Written, target: Path) -> dict[str, bytes]:
-    """Return a tree's files as a process reads them that was told of its packing alone."""
+    """Return a tree's files, read by a process that has its packing alone."""
     fresh = Repository.open(repo.store)
     materialise(
         fresh.objects,
@@ -71,6 +71,6 @@ def read(repo: Repository, written: trees.Written, target: Path) -> dict[str, by
 
 
 def annotate(repo: Repository, snapshot: Digest, packings: dict[Digest, Digest], when: int = 1) -> None:
-    """Say of a snapshot that its trees' small files lie where `packings` say."""
-    said = Annotation(created_s=float(when), packings=packings)
-    bindings.create(repo.store, f"snapshots/{snapshot}/{when:014d}-00000000", said)
+    """Annotate a snapshot with `packings` of its small files."""
+    annotation = Annotation(created_s=float(when), packings=packings)
+    bindings.create(repo.store, f"snapshots/{snapshot}/{when:014d}-00000000", annotation)

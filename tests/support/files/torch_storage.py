@@ -1,7 +1,7 @@
-"""Puts the repository's writer and reader where PyTorch's own tests ask for FileSystemWriter and FileSystemReader.
+"""Replaces FileSystemWriter and FileSystemReader in PyTorch's own tests by the repository's writer and reader.
 
-Importing it does so, for this process. A folder that such a test names becomes a store, and `content` in it says what
-was saved there last. Conditions of tests that ask for GPUs are lifted, so that they run on gloo.
+Importing this module does so for the process. A folder of such a test becomes a store, and `content` in it has the last
+save. Conditions of tests for GPUs are removed, so that they run on gloo.
 """
 
 import os
@@ -31,7 +31,7 @@ _FORMAT = Format(chunk_bytes=64 * 1024, small_bytes=64, pack_bytes=256)
 
 
 def _repository(path: str | os.PathLike[str]) -> Repository:
-    """Return the store in a folder; several ranks may ask for it at once."""
+    """Return the store in a folder; several ranks may open it at once."""
     store = LocalStore(pathlib.Path(path) / "store")
     try:
         return Repository.open(store)
@@ -40,14 +40,14 @@ def _repository(path: str | os.PathLike[str]) -> Repository:
 
 
 def _check(options: dict[str, Any]) -> None:
-    if asked := sorted(options.keys() & _ANOTHER_FORMAT):
-        raise unittest.SkipTest(f"{', '.join(asked)}: about the format of torch's own files")
+    if unsupported := sorted(options.keys() & _ANOTHER_FORMAT):
+        raise unittest.SkipTest(f"{', '.join(unsupported)}: about the format of torch's own files")
     if options.get("overwrite") is False:
         raise unittest.SkipTest("overwrite=False: about files in a folder; contents of a store are never overwritten")
 
 
 class Writer(RepositoryWriter):
-    """Takes what FileSystemWriter does."""
+    """Accepts the arguments of FileSystemWriter."""
 
     def __init__(self, path: str | os.PathLike[str] = "", *args: Any, **options: Any) -> None:
         _check(options)
@@ -71,7 +71,7 @@ class Writer(RepositoryWriter):
 
 
 class Reader(RepositoryReader):
-    """Takes what FileSystemReader does."""
+    """Accepts the arguments of FileSystemReader."""
 
     def __init__(self, path: str | os.PathLike[str] = "", *args: Any, **options: Any) -> None:
         _check(options)
@@ -95,7 +95,7 @@ def _anywhere(*conditions: Any, **more: Any) -> Callable[[Any], Any]:
 
 
 def install() -> None:
-    """Replace torch's names; GPU conditions too, and `.cuda()` does nothing."""
+    """Replace torch's names. GPU conditions are removed, and `.cuda()` does nothing."""
     if os.environ.get("TORCH_STORAGE") != "torch":
         for module in (checkpoint, filesystem, _storage_utils):
             vars(module).update(FileSystemWriter=Writer, FileSystemReader=Reader)

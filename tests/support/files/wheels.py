@@ -1,7 +1,7 @@
 """Wheels made here, so that real pip installs real distributions without a network.
 
-A borrowed one has the name and version of what is installed for the tests, and a `.pth` file that leads to its files:
-a virtual environment with torch in it then costs no more than one without.
+A borrowed wheel has the name and version of a distribution installed for the tests, and a `.pth` file with the path of
+its files. A virtual environment with torch then costs no more than one without.
 """
 
 import base64
@@ -19,7 +19,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-
 
 
 def wheel(folder: Path, name: str, version: str, files: Mapping[str, str]) -> Path:
-    """Write a wheel of `files` by their paths in site-packages, and return it."""
+    """Write a wheel of `files` by their paths in site-packages, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = re.sub(r"[-_.]+", "_", name)
     info = f"{plain}-{version}.dist-info"
@@ -43,21 +43,21 @@ def sha256(path: Path) -> str:
 
 
 def borrowed(folder: Path, shelf: Path, *names: str) -> list[str]:
-    """Write borrowed wheels of distributions and all that they require into `folder`; return `name==version` of each.
+    """Write borrowed wheels of distributions and their requirements into `folder`; return `name==version` of each.
 
     `shelf` gets links to their files.
     """
     pinned = []
     for name in sorted(_closure(names)):
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
         own = shelf / name
         own.mkdir(parents=True)
-        for top in {file.parts[0] for file in found.files or ()}:
-            source = Path(str(found.locate_file(top)))
+        for top in {file.parts[0] for file in distribution.files or ()}:
+            source = Path(str(distribution.locate_file(top)))
             if source.exists() and not top.endswith((".dist-info", ".egg-info")) and top not in ("..", "__pycache__"):
                 (own / top).symlink_to(source)
-        wheel(folder, name, found.version, {f"{name}_borrowed.pth": f"{own}\n"})
-        pinned.append(f"{name}=={found.version}")
+        wheel(folder, name, distribution.version, {f"{name}_borrowed.pth": f"{own}\n"})
+        pinned.append(f"{name}=={distribution.version}")
     return pinned
 
 
@@ -70,7 +70,7 @@ def environment(place: Path, links: Path, *requirements: str) -> Path:
 
 
 def only(links: Path) -> dict[str, str]:
-    """Return this process's variables without those of Python and pip: pip then knows the wheels in `links` alone."""
+    """Return this process's variables without those of Python and pip, so that pip uses the wheels in `links` alone."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     return kept | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links), "PIP_CONFIG_FILE": os.devnull}
 
@@ -83,13 +83,13 @@ def install(python: Path, links: Path, *requirements: str) -> None:
 
 
 def _closure(names: tuple[str, ...]) -> set[str]:
-    waiting, found = list(names), set[str]()
+    waiting, names_found = list(names), set[str]()
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name not in found:
-            found.add(name)
+        if name not in names_found:
+            names_found.add(name)
             waiting += _required(name)
-    return found
+    return names_found
 
 
 def _required(name: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over its own DevTools pipe: no driver, no library, no port."""
+"""Headless Chromium, controlled over its own DevTools pipe, without a driver, a library or a port."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def executable() -> str | None:
-    """Return the Chromium that is installed, if one is."""
+    """Return the path of an installed Chromium, None if there is none."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -61,7 +61,7 @@ class Browser:
         self._sent = 0
         self._session: str | None = None
         targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(one["targetId"] for one in targets if one["type"] == "page")
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         self.resize(width, height)
 
@@ -75,7 +75,7 @@ class Browser:
         os.close(self._answers)
 
     def call(self, method: str, **params: Any) -> Any:
-        """Call a DevTools method and return its result; events that come meanwhile are dropped."""
+        """Call a DevTools method and return its result. Events in between are dropped."""
         self._sent += 1
         message: dict[str, Any] = {"id": self._sent, "method": method, "params": params}
         if self._session is not None:
@@ -92,7 +92,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def open(self, url: str) -> None:
-        """Begin to load a page; `until` says when it is there."""
+        """Load a page; `until` is true once it is ready."""
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
@@ -109,7 +109,7 @@ class Browser:
             time.sleep(0.1)
 
     def screenshot(self, path: Path) -> None:
-        """Write a PNG of what is to be seen."""
+        """Write a PNG of the visible page."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _read(self) -> dict[str, Any]:
@@ -118,5 +118,5 @@ class Browser:
             assert data, "chromium ended"
             self._buffer += data
         message, _, self._buffer = self._buffer.partition(b"\0")
-        found: dict[str, Any] = json.loads(message)
-        return found
+        answer: dict[str, Any] = json.loads(message)
+        return answer

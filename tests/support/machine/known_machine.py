@@ -1,4 +1,4 @@
-"""This machine as an observer that needs no process of its own."""
+"""An observer of this machine without a process of its own."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from m5ws.records.environment import Observed, Origin
 
 
 class KnownMachine(Machine):
-    """`Machine` with fixed facts: observing the real ones takes a process that imports torch."""
+    """A `Machine` with fixed facts. Observing the real ones takes a process that imports torch."""
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         return Observed(facts={"python": "3.11"})

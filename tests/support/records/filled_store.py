@@ -1,4 +1,4 @@
-"""A store with all that a store can hold: snapshots, runs with ledgers and checkpoints, a verdict, a pin, gc plans."""
+"""A store with every kind of record: snapshots, runs with ledgers and checkpoints, a verdict, a pin, gc plans."""
 
 import random
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
 _AT_ONCE_S = -60.0
-"""An age that everything has: a server's times may be whole seconds."""
+"""The age of all objects: a server's times may be whole seconds."""
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How much: `large` and `small` files of a dataset with their sizes in bytes, snapshots, and ledger batches."""
+    """The amount: `large` and `small` files of a dataset with their sizes in bytes, snapshots, and ledger batches."""
 
     large: int = 0
     large_bytes: int = 0
@@ -41,7 +41,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(repo: Repository, folder: Path, scale: Scale, seed: int = 1) -> None:
-    """Publish snapshots, each with some files changed and with a run, and all else; the data is drawn from `seed`."""
+    """Publish snapshots, each with changed files and a run, and all other records. The data is drawn from `seed`."""
     draw = random.Random(seed)
     files = list(_files(folder, scale, draw))
     made = []
@@ -58,7 +58,7 @@ def fill(repo: Repository, folder: Path, scale: Scale, seed: int = 1) -> None:
 
 
 def _plans(repo: Repository, home: Path) -> None:
-    """Leave a plan that was executed, and an open one, which retires a checkpoint and of which a writer keeps some."""
+    """Leave an executed plan and an open one, which retires a checkpoint and of which a writer keeps some objects."""
     repo.objects.put(b"left by a killed writer")
     done = gc.plan(repo, Rules(), _AT_ONCE_S).id
     assert done is not None

@@ -1,12 +1,12 @@
-"""What two runs recorded, held against each other."""
+"""Comparisons of the records of two runs."""
 
 from m5ws.runs.history import History
 
 
 def assert_equal(one: History, two: History) -> None:
-    """Assert that `two` recorded the same steps, states and contents as `one`, in every bit.
+    """Assert that `two` recorded the same steps, states and contents as `one`, bit for bit.
 
-    A run that was asked to stop may have checkpoints that the other one has not.
+    A run that was asked to stop may have checkpoints that the other one lacks.
     """
     for rank, steps in one.steps.items():
         assert sorted(steps) == sorted(two.steps[rank]), rank
@@ -17,11 +17,11 @@ def assert_equal(one: History, two: History) -> None:
 
 
 def assert_alike(one: History, two: History) -> None:
-    """Assert that what both recorded is the same; either may lack what the other has."""
+    """Assert that common records are equal; either run may lack records of the other."""
     for rank, steps in one.steps.items():
         for number in steps.keys() & two.steps.get(rank, {}).keys():
-            ours, other = steps[number], two.steps[rank][number]
-            assert (ours.quantities, ours.batch) == (other.quantities, other.batch), (rank, number)
+            ours, theirs = steps[number], two.steps[rank][number]
+            assert (ours.quantities, ours.batch) == (theirs.quantities, theirs.batch), (rank, number)
     for rank, states in one.states.items():
         for number in states.keys() & two.states.get(rank, {}).keys():
             state, other_state = states[number], two.states[rank][number]

@@ -1,4 +1,4 @@
-"""Tensors of every kind that a training may hold, with random bits in them."""
+"""Tensors of every kind in a training, with random bits."""
 
 import math
 
@@ -30,7 +30,7 @@ DTYPES = (
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of random bits, so also of NaNs with all their payloads, zeros with signs, and infinities."""
+    """Return a tensor of random bits, with NaNs of all payloads, signed zeros and infinities."""
     count = math.prod(shape)
     if dtype is torch.bool:
         return torch.rand(shape) < 0.5
@@ -38,15 +38,15 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def buffers() -> dict[str, torch.Tensor]:
-    """Return tensors by name: of every type of element, and of every shape and order in memory."""
-    found = {}
+    """Return tensors by name, of every element type, shape and order in memory."""
+    tensors = {}
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
-        found[name] = random((3, 5), dtype)
-        found[f"{name}_scalar"] = random((), dtype)
-        found[f"{name}_turned"] = random((4, 3), dtype).T
+        tensors[name] = random((3, 5), dtype)
+        tensors[f"{name}_scalar"] = random((), dtype)
+        tensors[f"{name}_turned"] = random((4, 3), dtype).T
     base = torch.randn(40)
-    return found | {
+    return tensors | {
         "empty": torch.empty(0),
         "empty_rows": torch.empty(3, 0, 2, dtype=torch.complex64),
         "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
@@ -64,5 +64,5 @@ def buffers() -> dict[str, torch.Tensor]:
 
 
 def wipe(tensor: torch.Tensor) -> None:
-    """Set all that a tensor has in memory to zero; of an expanded one, that is less than its elements."""
+    """Set the memory of a tensor to zero. An expanded tensor has less memory than elements."""
     tensor.untyped_storage().fill_(0)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Runs written straight into a store, as a supervisor would, for tests of what reads them."""
+"""Runs written straight into a store, as by a supervisor, for tests of their readers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,7 +78,7 @@ def begin(
     resume: str | None = None,
     facts: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Write what an attempt's launcher and ranks write first."""
+    """Write the first events of an attempt's launcher and ranks."""
     observed = repo.objects.put_record(Observed(facts=dict(facts or FACTS)))
     started = AttemptStarted(attempt=attempt, host="node", observed=observed, resume=resume, time_s=_time(attempt, 0))
     planted.append(repo, run.id, attempt, ledger.LAUNCHER, started)
@@ -88,7 +88,7 @@ def begin(
 
 
 def train(repo: Repository, run: Run, steps: Sequence[int], attempt: int = 1, world: int = 2, lr: float = 3e-4) -> None:
-    """Write steps of all ranks: with the usual lr, the loss of rank r after step s is 1/s + r."""
+    """Write steps of all ranks. With the usual lr, the loss of rank r after step s is 1/s + r."""
     for rank in range(world):
         planted.append(repo, run.id, attempt, str(rank), *(step(number, attempt, rank, lr) for number in steps))
 
@@ -103,7 +103,7 @@ def step(number: int, attempt: int = 1, rank: int = 0, lr: float = 3e-4) -> Step
 
 
 def checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
-    """Write that a checkpoint was published, and return its name."""
+    """Write the event of a published checkpoint, and return its name."""
     name = f"{after:010d}-{attempt:04d}"
     record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=after, content=f"{after:064x}")
     event = CheckpointPublished(
@@ -114,7 +114,7 @@ def checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
 
 
 def publish_checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1) -> str:
-    """Publish a checkpoint that holds nothing, and return its record's digest."""
+    """Publish an empty checkpoint, and return its record's digest."""
     return planted.checkpoint(repo, run.id, after, Content(format="dcp/1", world=2), attempt=attempt)
 
 

@@ -1,6 +1,6 @@
-"""What tests put straight into a store: trees, snapshots, runs, their ledgers and checkpoints.
+"""Records that tests put straight into a store: trees, snapshots, runs, their ledgers and checkpoints.
 
-Each is right, and holds as little as it can: a test names only what it is about.
+Each is valid and minimal, so a test names only the fields that it is about.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,19 +27,19 @@ from tests.support.workspace.checkouts import write
 
 
 def whole(objects: Objects, data: bytes) -> Slice:
-    """Store bytes as an object of their own, and return the slice that is all of it."""
+    """Store bytes as an object, and return the slice of the whole object."""
     digest = objects.put(data)
     return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
 
 
 def file(objects: Objects, path: bytes, data: bytes) -> Entry:
-    """Store a file as an object of its own, and return its entry in a tree."""
+    """Store a file as an object, and return its entry in a tree."""
     part = whole(objects, data)
     return Entry(path=path, mode="file", size_bytes=len(data), digest=part.digest, parts=(part,))
 
 
 def packed(repo: Repository, files: Mapping[bytes, bytes]) -> Digest:
-    """Store small files, each in a pack of its own, where they lie, and their tree; return the tree's digest."""
+    """Store small files, each in a pack, with their packing and tree; return the tree's digest."""
     parts = {path: whole(repo.objects, data) for path, data in files.items() if data}
     packs = {
         part.object: Pack(object=part.object, files=bytes.fromhex(part.digest), sizes_bytes=(part.size_bytes,))
@@ -62,12 +62,12 @@ def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Di
 
 
 def sources(folder: Path, names: Iterable[str]) -> list[SourceFile]:
-    """Return files of `folder` as a tree takes them, by their paths below it."""
+    """Return the files of `folder` as sources of a tree, by their paths below it."""
     return [SourceFile(path=name.encode(), location=folder / name) for name in names]
 
 
 def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **fields: object) -> Snapshot:
-    """Return a record of nothing but code and config, which is the same tree, and of what `fields` say."""
+    """Return a record with one tree for code and config, and with `fields`."""
     record = Snapshot(
         code=Code(commit=commit, dirty=dirty, tree=code),
         config=code,
@@ -82,13 +82,13 @@ def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **
 def publish(
     repo: Repository, record: Snapshot, workers: Callable[[], Executor] = snapshots.thread, **said: object
 ) -> Digest:
-    """Publish a snapshot, with an annotation that says little but `said`, and return its id."""
+    """Publish a snapshot with an annotation of the fields `said`, and return its id."""
     annotation = msgspec.structs.replace(Annotation(created_s=1.0), **said)
     return snapshots.publish(repo, record, annotation, workers=workers)
 
 
 def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: object) -> Run:
-    """Publish a run of a snapshot, which need not be there, and return it."""
+    """Publish a run of a snapshot, which need not exist, and return it."""
     record = Run(id=run_id, snapshot=pinned, spec=LaunchSpec(command=("x.py",)))
     record = msgspec.structs.replace(record, **fields)
     runs.publish(repo, record)
@@ -101,14 +101,14 @@ def append(repo: Repository, run_id: str, attempt: int, rank: str, *events: Even
 
 
 def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | None = None, **fields: object) -> None:
-    """Publish what an attempt's launcher says first, on a machine of which nothing is known unless it is named."""
+    """Publish the launcher's first events of an attempt, on a machine without facts unless `observed` has some."""
     seen = observed or repo.objects.put_record(Observed())
     started = AttemptStarted(attempt=attempt, host="h", observed=seen)
     append(repo, run_id, attempt, ledger.LAUNCHER, msgspec.structs.replace(started, **fields))
 
 
 def checkpoint(repo: Repository, run_id: str, step: int, content: Content, **fields: object) -> Digest:
-    """Publish a checkpoint of a run's first attempt, unless `fields` say another, and return its record's digest."""
+    """Publish a checkpoint of a run's first attempt, or as in `fields`, and return its record's digest."""
     pinned, stored = runs.load(repo, run_id).snapshot, repo.objects.put_record(content)
     record = Checkpoint(run=run_id, snapshot=pinned, attempt=1, step=step, content=stored)
     return checkpoints.publish(repo, msgspec.structs.replace(record, **fields))

@@ -1,7 +1,7 @@
-"""What two replays saw, kept from real runs of tests/flows/test_explain.py so that it is judged without running again.
+"""Traces of two replays, recorded by real runs of tests/flows/test_explain.py, and judged without running them again.
 
-When what is recorded has changed, write them anew:
-`make test-services ARGS="tests/flows/test_explain.py --update-golden"`.
+If the format of traces changes, record them again: `make test-services ARGS="tests/flows/test_explain.py
+--update-golden"`.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "data" / "traces"
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What is found when a setting is changed: phase, module, quantity and step of the first difference; the causes."""
+    """The result for a changed setting: phase, module, quantity and step of the first difference; the causes."""
 
     change: str
     place: tuple[str, str | None, str, int]
@@ -40,14 +40,14 @@ EXPECTED = {
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The steps that were looked into, and all that was held against each other."""
+    """The traced steps, and all evidence that was compared."""
 
     first: int
     last: int
     evidence: Evidence
 
     def judged(self) -> tuple[Place | None, tuple[Cause, ...]]:
-        """Find the place and its causes again, from what was seen alone."""
+        """Return the place and its causes, from the recorded evidence alone."""
         place = locate.first(self.evidence.one, self.evidence.two, range(self.first, self.last + 1))
         if place is None:
             return None, ()
@@ -59,29 +59,29 @@ def load(name: str) -> Recorded:
 
 
 class Recorder:
-    """Keeps what `causes.found` is asked in a test."""
+    """Records the evidence passed to `causes.found` in a test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._asked: list[Evidence] = []
-        found = causes.found
+        find = causes.found
 
         def kept(evidence: Evidence) -> tuple[Cause, ...]:
             self._asked.append(evidence)
-            return found(evidence)
+            return find(evidence)
 
         monkeypatch.setattr(causes, "found", kept)
 
     def write(self, name: str, first: int, last: int) -> None:
-        """Write down the last that was asked, with the steps that were looked into."""
+        """Write the last evidence, with the traced steps."""
         FOLDER.mkdir(exist_ok=True)
-        asked = self._asked[-1]
-        for look in (asked.one, asked.two):
+        evidence = self._asked[-1]
+        for look in (evidence.one, evidence.two):
             _keep_states(look.history, first, last)
-        _keep_states(asked.recorded, first, last)
-        (FOLDER / f"{name}.json").write_bytes(msgspec.json.encode(Recorded(first, last, asked)) + b"\n")
+        _keep_states(evidence.recorded, first, last)
+        (FOLDER / f"{name}.json").write_bytes(msgspec.json.encode(Recorded(first, last, evidence)) + b"\n")
 
 
 def _keep_states(history: History, first: int, last: int) -> None:
-    """Drop the states before and after the steps that were looked into: they are most of a history's bytes."""
+    """Drop the states except those before and after the traced steps. They are most of a history's bytes."""
     for rank, states in history.states.items():
         history.states[rank] = {step: state for step, state in states.items() if first - 1 <= step <= last}

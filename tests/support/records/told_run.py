@@ -1,4 +1,4 @@
-"""A small run of two ranks with a checkpoint, its replay and a verdict, in a store in memory; and what forgers do."""
+"""A small run of two ranks with a checkpoint, its replay and a verdict, in a store in memory; and forgeries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,20 +32,20 @@ from tests.support.stores.memory_store import MemoryStore
 
 RUN, REPLAY = "7c1d00000001", "7c1d00000002"
 SAVED = 5
-"""So many events of each rank were there when the checkpoint was made."""
+"""Number of each rank's events before the checkpoint."""
 
 
 def made() -> Repository:
-    """Return a store with both runs. The replay's ledger is the original's but for its name."""
+    """Return a store with both runs. The replay's ledger equals the original's, except for the name."""
     repo = Repository.create(MemoryStore())
     tree = planted.packed(repo, {b"train.py": b"print(1)"})
     snapshot = planted.publish(repo, planted.snapshot(tree))
     spec = LaunchSpec(command=("train.py",), nproc=2)
     run = Run(id=RUN, snapshot=snapshot, spec=spec, created_s=1.0)
     replay = Run(id=REPLAY, snapshot=snapshot, spec=spec, purpose="reproduce", reproduces=RUN, created_s=2.0)
-    for one in (run, replay):
-        runs.publish(repo, one)
-        _train(repo, one)
+    for record in (run, replay):
+        runs.publish(repo, record)
+        _train(repo, record)
     verdict = Verdict(run=RUN, replay=REPLAY, outcome="reproduced", compared={"quantities": 6}, created_s=3.0)
     runs.publish_verdict(repo, verdict)
     return repo
@@ -83,7 +83,7 @@ def _stored(events: list[Event]) -> list[bytes]:
 
 @contextmanager
 def undone(repo: Repository) -> Iterator[None]:
-    """Undo, at the end, all that is done to a store."""
+    """Undo all changes to a store at the end."""
     assert isinstance(repo.store, MemoryStore)
     kept = dict(repo.store.objects)
     yield
@@ -95,18 +95,18 @@ Batches = list[list[bytes]]
 
 
 def batches(repo: Repository, run: str, rank: str) -> Batches:
-    """Return a chain's events, in their stored bytes, by batch."""
+    """Return a chain's events by batch, as stored bytes."""
     return [[bytes(event) for event in batch.events] for batch in ledger.read(repo, run, 1, rank)]
 
 
-def write(repo: Repository, run: str, rank: str, told: Batches, *, forged: bool) -> None:
-    """Replace a chain by other events: with the heads that it had, or, `forged`, with a chain computed anew."""
+def write(repo: Repository, run: str, rank: str, events_by_batch: Batches, *, forged: bool) -> None:
+    """Replace a chain by other events, with the old heads, or, if `forged`, with a consistent new chain."""
     prefix = f"runs/{run}/ledger/0001/{rank}/"
     before = list(ledger.read(repo, run, 1, rank))
     for name in repo.store.names(prefix):
         repo.store.delete(prefix + name)
     head = genesis(run, 1, rank)
-    for seq, events in enumerate(one for one in told if one):
+    for seq, events in enumerate(filled for filled in events_by_batch if filled):
         start = head
         for event in events:
             head = chain(head, event)
@@ -117,46 +117,49 @@ def write(repo: Repository, run: str, rank: str, told: Batches, *, forged: bool)
 
 
 def forge_end(repo: Repository, run: str) -> None:
-    """Have the launcher say that the ranks' chains end where they do now, in a chain of its own that holds together."""
-    told = batches(repo, run, LAUNCHER)
-    ended = ledger.decode_event(told[-1][-1])
+    """Make the launcher's end event have the present heads of the ranks' chains, in a consistent chain."""
+    events_by_batch = batches(repo, run, LAUNCHER)
+    ended = ledger.decode_event(events_by_batch[-1][-1])
     assert isinstance(ended, AttemptEnded)
     heads = {rank: list(ledger.read(repo, run, 1, rank))[-1].head for rank in ended.heads}
-    told[-1][-1] = codec.encode(msgspec.structs.replace(ended, heads=heads))
-    write(repo, run, LAUNCHER, told, forged=True)
+    events_by_batch[-1][-1] = codec.encode(msgspec.structs.replace(ended, heads=heads))
+    write(repo, run, LAUNCHER, events_by_batch, forged=True)
 
 
-def _place(told: Batches, number: int) -> tuple[int, int]:
-    for seq, events in enumerate(told):
+def _place(events_by_batch: Batches, number: int) -> tuple[int, int]:
+    for seq, events in enumerate(events_by_batch):
         if number < len(events):
             return seq, number
         number -= len(events)
     raise IndexError(number)
 
 
-def edited(told: Batches, number: int) -> None:
-    """Change one event, as little as can be: by a microsecond of its time."""
-    seq, place = _place(told, number)
-    event = ledger.decode_event(told[seq][place])
-    told[seq][place] = codec.encode(msgspec.structs.replace(event, time_s=event.time_s + 1e-6))
+def edited(events_by_batch: Batches, number: int) -> None:
+    """Change one event as little as possible: by a microsecond of its time."""
+    seq, place = _place(events_by_batch, number)
+    event = ledger.decode_event(events_by_batch[seq][place])
+    events_by_batch[seq][place] = codec.encode(msgspec.structs.replace(event, time_s=event.time_s + 1e-6))
 
 
-def dropped(told: Batches, number: int) -> None:
-    seq, place = _place(told, number)
-    del told[seq][place]
+def dropped(events_by_batch: Batches, number: int) -> None:
+    seq, place = _place(events_by_batch, number)
+    del events_by_batch[seq][place]
 
 
-def reordered(told: Batches, number: int) -> None:
-    """Swap an event with the next one, of the next batch too; the last with the first."""
-    seq, place = _place(told, number)
-    after, there = _place(told, (number + 1) % sum(map(len, told)))
-    told[seq][place], told[after][there] = told[after][there], told[seq][place]
+def reordered(events_by_batch: Batches, number: int) -> None:
+    """Swap an event with the next one, also across batches; the last one with the first."""
+    seq, place = _place(events_by_batch, number)
+    after, there = _place(events_by_batch, (number + 1) % sum(map(len, events_by_batch)))
+    events_by_batch[seq][place], events_by_batch[after][there] = (
+        events_by_batch[after][there],
+        events_by_batch[seq][place],
+    )
 
 
-def replayed(told: Batches, number: int) -> None:
-    """Write an event a second time, at the end."""
-    seq, place = _place(told, number)
-    told[-1].append(told[seq][place])
+def replayed(events_by_batch: Batches, number: int) -> None:
+    """Repeat an event at the end."""
+    seq, place = _place(events_by_batch, number)
+    events_by_batch[-1].append(events_by_batch[seq][place])
 
 
 HARMS: dict[str, Callable[[Batches, int], None]] = {
