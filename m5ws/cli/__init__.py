@@ -1,8 +1,8 @@
-"""The command line: one file per verb, which parses, calls an operation and prints.
+"""The command line. Each verb is one file, which parses options, calls an operation and prints the result.
 
-Nothing but click is imported until a verb is chosen, and a verb imports what it uses when it is called,
-so that `m5ws --help` and shell completion answer at once. Only `main` here catches broadly: it is what
-turns an error into its message, its hint and its exit status (docs/reference/exit-codes.md).
+Only click is imported until a verb is chosen, and a verb imports its operation when it is called. So `m5ws --help` and
+shell completion start fast. Only `main` catches all exceptions. It turns each into a message, a hint and an exit
+status (docs/reference/exit-codes.md).
 """
 
 import errno
@@ -25,43 +25,43 @@ INTERRUPTED = 130
 NO_READER = 141
 BUG = 70
 _COMPLETION = "_M5WS_COMPLETE"
-"""Set by a shell that asks click for completions; click then ends with a status of its own."""
+"""A shell sets this variable to ask click for completions. click then exits with its own status."""
 _RESOURCES = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )
-"""Errors of a disk, or of a limit, whichever call meets them."""
+"""Errors of a disk or of a limit, from any system call."""
 _FILES = frozenset(
     (
         *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
         *(errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE, errno.ETXTBSY, errno.EBUSY),
     )
 )
-"""Errors of a file, if they name one."""
+"""Errors that are about a file if they name one."""
 
 COMMANDS = {
-    "init": "Make a workspace: m5ws.toml, ignore rules, a template's files.",
+    "init": "Create a workspace: m5ws.toml, ignore rules, a template's files.",
     "snapshot": "Pin code, config, tokenizer, data and environment; print one digest.",
     "run": "Train from a snapshot, in isolation.",
-    "reproduce": "Do a run again, and prove it is the same bit for bit.",
-    "attest": "Write the verdict on a run down for others to check.",
-    "verify": "Check a verdict that `m5ws attest` wrote.",
+    "reproduce": "Repeat a run, and prove that it is the same bit for bit.",
+    "attest": "Write the verdict on a run to a file that others can check.",
+    "verify": "Check a verdict written by `m5ws attest`.",
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot or a run.",
-    "diff": "Show what differs between two snapshots or runs.",
-    "certify": "Find out whether a restore is equal to not stopping.",
-    "bisect": "Find which of the changes between two runs makes their results differ.",
+    "diff": "Show the differences between two snapshots or runs.",
+    "certify": "Test that resuming from a checkpoint gives the same bits as uninterrupted training.",
+    "bisect": "Find the change between two runs that makes their results differ.",
     "checkpoint": "List, show, compare, export and keep checkpoints.",
-    "logs": "Print what the ranks of a run wrote.",
-    "checkout": "Write a snapshot's files into a new directory.",
-    "outputs": "Write the files that a run's script wrote into a new directory.",
-    "prefetch": "Fetch what a snapshot or run needs into this machine's cache.",
-    "push": "Copy snapshots and runs into another store.",
-    "pull": "Copy snapshots and runs from another store into this workspace's.",
-    "fsck": "Check everything in the store and name what is damaged.",
-    "gc": "Delete what nothing needs: planned first, done after a grace period.",
-    "ui": "Open MLflow on this workspace's runs.",
-    "demo": "Snapshot, train and reproduce a small GPT, start to end.",
-    "completion": "Print the completion script of a shell.",
+    "logs": "Print the output of a run's ranks.",
+    "checkout": "Write a snapshot's files to a new directory.",
+    "outputs": "List a run's output files, or write them to a new directory.",
+    "prefetch": "Download a snapshot or run into this machine's cache.",
+    "push": "Copy snapshots and runs to another store.",
+    "pull": "Copy snapshots and runs from another store to this workspace's store.",
+    "fsck": "Check the whole store and list the damage.",
+    "gc": "Delete unneeded objects: plan first, delete after a grace period.",
+    "ui": "Open MLflow with this workspace's runs.",
+    "demo": "Snapshot, train and reproduce a small GPT.",
+    "completion": "Print the completion script for a shell.",
 }
 
 
@@ -84,10 +84,10 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     metavar="DIR",
-    help="Work as if started in DIR; the workspace is looked for from there upwards.",
+    help="Start in DIR. m5ws looks for m5ws.toml there and in its parents.",
 )
-@click.option("-v", "verbose", count=True, help="Say more on stderr; twice, say everything.")
-@click.option("-q", "quiet", is_flag=True, help="Say only what failed.")
+@click.option("-v", "verbose", count=True, help="Log more on stderr; -vv logs everything.")
+@click.option("-q", "quiet", is_flag=True, help="Print only results and errors.")
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
 )
@@ -96,10 +96,10 @@ def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> N
     """Training runs that can be checked: pinned, isolated, and reproduced bit for bit.
 
     \b
-    m5ws snapshot            pin everything the run is a function of
-    m5ws run                 train from it, in isolation
-    m5ws reproduce RUN       do it again, and prove that it is the same
-    m5ws diff A B            see what changed
+    m5ws snapshot            pin all inputs of a run
+    m5ws run                 train from the snapshot, in isolation
+    m5ws reproduce RUN       repeat the run, and prove that it is the same
+    m5ws diff A B            list the differences
     """
     import logging
 
@@ -109,7 +109,7 @@ def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> N
 
 
 def _formatter() -> "logging.Formatter":
-    """Return how a line of the log is written: its level in lower case, and nothing that controls a terminal."""
+    """Return the formatter of log lines: the level in lower case, and control characters escaped."""
     import logging
 
     from m5ws.cli.terminal import output
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except SystemExit as end:
         if sys.stdout is not stdout:
-            # click replaces stdout and ends when its reader (`head`, a pager) has left.
+            # click replaces stdout and exits when its reader (`head`, a pager) has gone.
             return NO_READER
         if _COMPLETION in os.environ and isinstance(end.code, int):
             return end.code
@@ -147,15 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not _is_of_the_system(error):
             return _report_bug()
-        # The disk is full, a folder is not ours to write to: the system says what, and to which file.
+        # Such as a full disk or a read-only folder. The system's message names the error and the file.
         _log_where(error)
-        return _report(str(error), "`m5ws -v` shows where.", M5Error.exit_code)
+        return _report(str(error), "Run the command with `m5ws -v` to see the traceback.", M5Error.exit_code)
     except Exception:
         return _report_bug()
 
 
 def _is_of_the_system(error: OSError) -> bool:
-    """Return True for a condition of the machine that a user can change; other errors are bugs."""
+    """Return True for a condition of the machine that a user can change. Other errors are bugs."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     return error.errno in _RESOURCES or (error.errno in _FILES and error.filename is not None)
@@ -168,18 +168,18 @@ def _report_bug() -> int:
     from m5ws.cli.terminal import output
 
     output.warn(traceback.format_exc().rstrip())
-    return _report("m5ws has a bug: it did not expect this", "Please report it with the lines above.", BUG)
+    return _report("unexpected error: this is a bug in m5ws", "Please report the lines above.", BUG)
 
 
 def _log_where(error: OSError) -> None:
     import logging
 
-    logging.getLogger(__name__).info("where it happened:", exc_info=error)
+    logging.getLogger(__name__).info("traceback:", exc_info=error)
 
 
 def _usage_hint(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"`{context.command_path} --help` shows how." if context else ""
+    return f"Run `{context.command_path} --help` for usage." if context else ""
 
 
 def _report(message: str, hint: str, status: int) -> int:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     "--key", type=click.Path(path_type=Path), metavar="FILE", help="Sign with this SSH private key (by ssh-keygen)."
 )
 @click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write here, not to stdout."
+    "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE instead of stdout."
 )
 @output.json_option
 @click.pass_context
 def command(context: click.Context, run: str, key: Path | None, target: Path | None, as_json: bool) -> None:
-    """Write the verdict on a run down for others to check.
+    """Write the verdict on a run to a file that others can check.
 
-    What is written is an in-toto statement in a DSSE envelope. It names, by digest, the run, its snapshot,
-    checkpoints, segments, environments and ledgers, and the newest verdict on the whole of it and on each
-    segment; of a RUN that is a replay, its own verdict alone. Verdicts that it does not stand on are listed. It
-    is JSON, and `m5ws verify`, or ssh-keygen and sha256sum, check it.
+    The file is an in-toto statement in a DSSE envelope, as JSON. It names by digest the run, its snapshot,
+    checkpoints, segments, environments and ledgers. It contains the newest verdict on the whole run and on each
+    segment; for a RUN that is a replay, only its own verdict. It also lists the verdicts that it does not use. `m5ws
+    verify` checks the file; so do ssh-keygen and sha256sum.
 
     \b
     Examples:
@@ -42,15 +42,15 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     from m5ws.repository import ids
 
     if target is not None and target.exists():
-        raise UsageError(f"{target} is there already", hint="Give another name, or move it away.")
+        raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
     repo = names.settled(names.workspace(context))
     statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
     if key is not None:
-        port = workspace.signatures()
-        armoured = port.sign(key, attestation.pae(attestation.PAYLOAD_TYPE, body))
-        signed = (attestation.Signature(sig=attestation.to_base64(armoured), keyid=port.keyid(armoured)),)
+        signer = workspace.signatures()
+        armoured = signer.sign(key, attestation.pae(attestation.PAYLOAD_TYPE, body))
+        signed = (attestation.Signature(sig=attestation.to_base64(armoured), keyid=signer.keyid(armoured)),)
     data = attestation.envelope(body, signed)
     lines = _text(statement.predicate, signed[0].keyid if signed else None)
     if target is None:
@@ -59,22 +59,24 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
         return
     with target.open("xb") as file:
         file.write(data)
-    told = statement.predicate
+    predicate = statement.predicate
     document = {
         "file": target,
-        "run": told.run,
-        "outcome": told.outcome,
-        "reason": told.reason,
-        "verdicts": len(told.verdicts),
-        "other_verdicts": told.other_verdicts,
+        "run": predicate.run,
+        "outcome": predicate.outcome,
+        "reason": predicate.reason,
+        "verdicts": len(predicate.verdicts),
+        "other_verdicts": predicate.other_verdicts,
         "keyid": signed[0].keyid if signed else None,
     }
     output.print_json(document) if as_json else output.echo(f"{target}\n{lines}")
 
 
-def _text(told: "Predicate", keyid: str | None) -> str:
-    count = f"{len(told.verdicts)} verdict{'s' if len(told.verdicts) > 1 else ''}"
-    lines = [f"{told.outcome.upper()}: run {told.run}, by {count}", f"  {told.reason}"]
-    lines += [f"  not among them: replay {one.replay}, {one.outcome}: {one.why}" for one in told.other_verdicts]
-    lines.append(f"  signed by key {keyid}" if keyid else "  not signed: it shows what is said, and not who says it")
+def _text(predicate: "Predicate", keyid: str | None) -> str:
+    count = f"{len(predicate.verdicts)} verdict{'s' if len(predicate.verdicts) > 1 else ''}"
+    lines = [f"{predicate.outcome.upper()}: run {predicate.run}, by {count}", f"  {predicate.reason}"]
+    lines += [
+        f"  not used: replay {unused.replay}, {unused.outcome}: {unused.why}" for unused in predicate.other_verdicts
+    ]
+    lines.append(f"  signed by key {keyid}" if keyid else "  not signed: nothing shows who wrote the statement")
     return "\n".join(lines)

@@ -24,15 +24,17 @@ _LISTED = 6
 @click.command("bisect")
 @click.argument("good", type=names.Id(("run",)))
 @click.argument("bad", type=names.Id(("run",)))
-@click.option("--max-runs", type=click.IntRange(min=1), default=40, show_default=True, metavar="N", help="Run no more.")
+@click.option(
+    "--max-runs", type=click.IntRange(min=1), default=40, show_default=True, metavar="N", help="Run at most N hybrids."
+)
 @click.option(
     "--env",
     "environments",
     type=click.Choice(["rebuild"]),
-    help="rebuild: tell distributions apart too; each hybrid runs in a virtual environment that is made for it.",
+    help="rebuild: try installed distributions too; each hybrid runs in a virtual environment of its own.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
-@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@click.option("--dry-run", is_flag=True, help="Print the changes to try, and run nothing.")
+@click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
 def command(
@@ -45,19 +47,18 @@ def command(
     no_progress: bool,
     as_json: bool,
 ) -> None:
-    """Find which of the changes between two runs makes their results differ.
+    """Find the change between two runs that makes their results differ.
 
-    Hybrids are run: GOOD with some of its differences taken from BAD, up to the first step at which the two runs
-    differ and no further. Found is a smallest set that still makes the difference: config keys, files of code,
-    tokenizer, datasets, values of the launch, determinism settings. Each is tried alone first; where none does it
-    alone, sets are halved and left out until nothing more can be. With --env rebuild, distributions that were installed
-    in other versions are told apart as well. All else that was observed of the environment cannot be taken from either
-    run, and is listed.
+    m5ws runs hybrids: run GOOD with some differences taken from run BAD, up to the first step at which the two runs
+    differ. The result is a smallest set of changes that causes the difference. A change is a config key, a code file,
+    the tokenizer, a dataset, a launch value or a determinism setting. Each is tried alone first. If none suffices
+    alone, sets of changes are halved and reduced. --env rebuild adds the installed distributions whose versions
+    differ. Other differences between the environments cannot be tried, and are listed.
 
-    What was run is not run again: after Ctrl-C, or when --max-runs were not enough, ask again.
+    Results of hybrids are kept. After Ctrl-C or a too small --max-runs, repeat the command to continue.
 
-    Exit status: 0 explained, 1 not explained by what is pinned, 2 more runs are needed, or GOOD cannot be
-    had again here.
+    Exit status: 0 explained, 1 not explained by pinned inputs, 2 more runs are needed, or GOOD cannot be repeated
+    here.
 
     \b
     Examples:
@@ -84,7 +85,7 @@ def command(
 def _executed(
     here: "Workspace", ports: "Ports", task: "Task", max_runs: int, *, rebuild: bool, shown: bool
 ) -> "Report":
-    """Run hybrids, saying what is tried and what came of it; steps are `shown`, or not."""
+    """Run hybrids, and print each set that is tried and its result. Steps are printed if `shown`."""
     from m5ws.bisect import bisect
     from m5ws.bisect.trials import Shown
     from m5ws.cli import environment
@@ -95,7 +96,7 @@ def _executed(
     def begin(taken: tuple[str, ...], run: str) -> None:
         output.note(f"trying {_taken(taken, plan)} from {plan.bad} as {run}")
 
-    def told(trial: "Trial") -> None:
+    def report(trial: "Trial") -> None:
         output.note(f"{_taken(trial.taken, plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
 
     with interrupt.on_signals(), RunProgress(enabled=shown) as progress:
@@ -103,38 +104,43 @@ def _executed(
         def rebuilt(recipe: "Recipe") -> "Ports":
             return environment.made(here, ports, recipe, progress.prepare)
 
-        told_of = Shown(begin=begin, told=told, watch=progress.watch, prepare=progress.prepare)
+        told_of = Shown(begin=begin, told=report, watch=progress.watch, prepare=progress.prepare)
         return bisect.execute(ports, task, here.home, here.root, max_runs, told_of, rebuilt if rebuild else None)
 
 
 def plan_text(plan: "Plan") -> str:
-    """Return what would be tried, for people."""
+    """Return a plan for people: the changes to try."""
     lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), *_commits(plan), ""]
     if plan.changes:
         lines.append(f"to try, in at most {plan.most_runs:,} runs of {_steps(plan)} each:")
-        lines.append(f"  nothing (run {plan.good} itself, done again)")
+        lines.append(f"  nothing (run {plan.good} itself, repeated)")
         tried = [(name,) for name in plan.alone] or plan.groups
         lines += [f"  {_listed(taken)}" for taken in tried]
         if len(plan.changes) > 1:
-            lines.append("  all of them, and parts of them, if none does it alone; all but what does, if one does")
+            lines.append(
+                "  then all of them and subsets of them if none suffices alone; else all but the one that does"
+            )
     else:
-        lines.append("nothing that is pinned and could be tried differs")
+        lines.append("no pinned input that can be tried differs")
     return "\n".join([*lines, *_untried(plan.untried), *_environment("environment", plan.environment)])
 
 
 def text(report: "Report") -> str:
-    """Return what was found, for people: the finding first, then the evidence, then what was not tried."""
+    """Return a report for people: the result, then the evidence, then the changes that were not tried."""
     plan = report.plan
     lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]
     lines += ["", *_first(plan), *_commits(plan)]
     if report.trials:
         known = sum(trial.known for trial in report.trials)
-        lines += ["", f"tried, in {_count(report.runs, 'run')}{f' and {known} known before' if known else ''}:"]
+        lines += [
+            "",
+            f"tried, in {_count(report.runs, 'run')}{f' and {known} of an earlier bisection' if known else ''}:",
+        ]
         rows = [(_taken(trial.taken, plan), _answer(trial), trial.run or "-") for trial in report.trials]
-        lines.append(output.table((f"from {plan.bad}", "then it is", "run"), rows))
+        lines.append(output.table((f"from {plan.bad}", "result", "run"), rows))
     lines += _untried(plan.untried)
     lines += _environment("environment", plan.environment)
-    lines += _environment(f"environment here, since run {plan.good} began", report.here)
+    lines += _environment(f"environment of this machine, since run {plan.good} began", report.here)
     return "\n".join(lines)
 
 
@@ -159,7 +165,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _taken(taken: Sequence[str], plan: "Plan") -> str:
-    """Return what was taken from BAD, or what was not, whichever is shorter."""
+    """Return the changes taken from BAD, or those not taken, whichever list is shorter."""
     left = [name for group in plan.groups for name in group if name not in taken]
     if taken and not left:
         return "all of it" if len(taken) > 1 else taken[0]
@@ -189,4 +195,4 @@ def _environment(head: str, changes: "Sequence[Change]") -> list[str]:
     lines = [f"  {drift.describe(change).removeprefix('environment').lstrip()}" for change in changes]
     if any(change.name.startswith("distribution.") and change.rating != "cannot" for change in changes):
         lines.append("  (`--env rebuild` tries distributions)")
-    return ["", f"{head}, which no hybrid was given:", *lines] if lines else []
+    return ["", f"{head} (not tried):", *lines] if lines else []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NothingToCertify(M5Error):
-    """The training that restores are held against did not come to its end."""
+    """The uninterrupted training did not finish, so restores cannot be compared with it."""
 
     exit_code = 3
 
@@ -28,12 +28,23 @@ class NothingToCertify(M5Error):
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @launch_options.trainer
-@click.option("--nproc", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Processes.")
-@click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, metavar="N", help="Steps to train.")
-@click.option("--restores", type=click.IntRange(min=1), metavar="N", help="Only N restores, drawn at random.")
-@click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them.")
-@click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="P", help="At a time.")
-@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Number of processes."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=2), default=10, show_default=True, metavar="N", help="Number of steps to train."
+)
+@click.option("--restores", type=click.IntRange(min=1), metavar="N", help="Test only N restores, chosen at random.")
+@click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="P",
+    help="Number of parallel restores.",
+)
+@click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
 def command(
@@ -49,13 +60,14 @@ def command(
     no_progress: bool,
     as_json: bool,
 ) -> None:
-    """Find out whether a restore is equal to not stopping.
+    """Test that resuming from a checkpoint gives the same bits as uninterrupted training.
 
-    The script of m5ws.toml trains for a few steps with a checkpoint after each. Then it is restored after each of
-    them, or --restores of them, trained on to the last step, and compared with the training that did not stop, in
-    bits. That holds for this script with its framework, optimizer and versions, which are named.
+    The script of m5ws.toml trains for a few steps with a checkpoint after each. Then it is restored from each
+    checkpoint, or from --restores of them, and trained to the last step. The results are compared bit for bit with the
+    uninterrupted training. The result holds for this script with its framework, optimizer and versions, which are
+    listed.
 
-    Exit status: 0 every restore is equal, 1 one is not, 2 it could not be compared, 3 the training did not finish.
+    Exit status: 0 all restores are equal, 1 one differs, 2 one could not be compared, 3 the training did not finish.
 
     \b
     Examples:
@@ -81,7 +93,7 @@ def command(
 
 
 def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
-    """Do the training that does not stop. Raises NothingToCertify."""
+    """Run the uninterrupted training. Raises NothingToCertify."""
     from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, here.home, here.root, ports.environment, ports.tracker)
@@ -91,12 +103,12 @@ def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -
     if result.outcome != "finished":
         raise NothingToCertify(
             f"run {whole.id} {result.outcome}: {result.message or f'status {result.exit_code}'}",
-            hint=f"`m5ws logs {whole.id}` shows what its ranks wrote.",
+            hint=f"`m5ws logs {whole.id}` prints the output of its ranks.",
         )
 
 
 def text(found: "Certificate") -> str:
-    """Return a certificate for people: the finding first, then what it is about, then each restore."""
+    """Return a certificate for people: the result, then the versions, then each restore."""
     title = "CERTIFIED" if found.outcome == "reproduced" else "NOT CERTIFIED"
     lines = [f"{title}: run {found.run}", f"  {found.reason}", "", output.fields(found.what, "  "), ""]
     rows = [
@@ -104,7 +116,7 @@ def text(found: "Certificate") -> str:
         for one in found.verdicts
         if one.segment is not None
     ]
-    lines.append(output.table(("restored after step", "then it is", "replayed as"), rows))
+    lines.append(output.table(("restored after step", "result", "replayed as"), rows))
     for one in found.verdicts:
         if one.outcome != "sampled":
             lines += ["", verdict.text(one)]

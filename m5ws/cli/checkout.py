@@ -14,10 +14,10 @@ from m5ws.cli.terminal import output, progress
 @output.json_option
 @click.pass_context
 def command(context: click.Context, snapshot: str, directory: Path, as_json: bool) -> None:
-    """Write a snapshot's files into a new directory.
+    """Write a snapshot's files to a new directory.
 
-    SNAPSHOT is an id or a unique prefix of one; a run stands for its snapshot. Every byte is checked.
-    DIRECTORY must be empty or not there, and its files can be changed: they are copies.
+    SNAPSHOT is an id or a unique prefix; a run stands for its snapshot. DIRECTORY must be empty or missing. The files
+    are copies, which you may change. Every byte is verified.
 
     \b
     Example:

@@ -7,9 +7,9 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
-    Commands, options, templates, and ids of snapshots and runs are completed.
+    It completes commands, options, template names, and ids of snapshots and runs.
 
     \b
     Example:

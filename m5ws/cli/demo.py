@@ -17,7 +17,7 @@ from m5ws.cli.terminal import output
     type=names.Template(),
     multiple=True,
     metavar="NAME",
-    help="Show this template only; may be repeated. [default: gpt-fsdp, then gpt-deepspeed]",
+    help="Use this template only; may be repeated. [default: gpt-fsdp, then gpt-deepspeed]",
 )
 @click.option(
     "--text",
@@ -25,9 +25,11 @@ from m5ws.cli.terminal import output
     metavar="PATH",
     help="Train on this text file or folder. [default: the sources of Python's standard library]",
 )
-@click.option("--store", metavar="STORE", help="Keep everything there: a directory, or s3://bucket/prefix.")
-@click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes.")
-@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
+@click.option("--store", metavar="STORE", help="Store of the demo: a directory, or s3://bucket/prefix.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Number of processes."
+)
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run nothing.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -38,10 +40,10 @@ def command(
     nproc: int,
     dry_run: bool,
 ) -> None:
-    """Snapshot, train and reproduce a small GPT, start to end.
+    """Snapshot, train and reproduce a small GPT.
 
-    Everything is done in DIRECTORY, a new one (m5ws-demo, if none is named), by commands that are printed as
-    they are run: anybody can type them again. A GPU is used if there is one.
+    The demo works in DIRECTORY, which must not exist (default: m5ws-demo). It prints each command before it runs it,
+    so that you can repeat them by hand. It uses a GPU if there is one.
 
     \b
     Example:

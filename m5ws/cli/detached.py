@@ -1,6 +1,6 @@
-"""A run that is left to itself: its supervisor is another m5ws, in a session of its own.
+"""A detached run. Its supervisor is another m5ws process, in its own session.
 
-The caller returns when the attempt has begun, so that its id can be used at once.
+The caller returns when the attempt has begun, so that other commands can use its id at once.
 """
 
 import subprocess
@@ -33,29 +33,29 @@ class NotStarted(M5Error):
 
 
 def planned(path: Path) -> Run:
-    """Return the run that `start` left for the supervisor."""
+    """Return the run that `start` wrote for the supervisor."""
     return codec.decode(path.read_bytes(), Run, str(path))
 
 
 def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str]) -> None:
-    """Start the supervisor of a planned attempt and wait until it has begun. Raises NotStarted with what it said.
+    """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
-    `env` has the values of the option `--env`.
+    `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
     """
     folder = plan.directory.parent
     folder.mkdir(parents=True, exist_ok=True)
     if plan.attempt == 1:
         (folder / _PLANNED).write_bytes(codec.encode(plan.run))
-        what = ["--planned", str(folder / _PLANNED)]
+        arguments = ["--planned", str(folder / _PLANNED)]
     else:
-        # The caller has refused a run that may be alive elsewhere, unless --take-over was given.
-        what = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
-    what += [f"--env={one}" for one in env]
+        # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
+        arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
+    arguments += [f"--env={value}" for value in env]
     with open(folder / _LOG, "ab", opener=open_log) as log:
         begin = log.tell()
-        # -P: the current directory may hold a folder that is called m5ws.
+        # -P: the current directory may contain a folder named m5ws.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "m5ws", "-C", str(here.root), "run", *what],
+            [sys.executable, "-P", "-m", "m5ws", "-C", str(here.root), "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -69,7 +69,6 @@ def _wait(repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", 
 
     while plan.attempt not in ledger.attempts(repo, plan.run.id):
         if process.poll() is not None:
-            said = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
-            said = secret_scan.masked(said)
-            raise NotStarted(f"run {plan.run.id} did not start:\n{said}", hint=f"Its log is {log}.")
+            output = secret_scan.masked(log.read_bytes()[begin:].decode("utf-8", "replace").strip())
+            raise NotStarted(f"run {plan.run.id} did not start:\n{output}", hint=f"The log is {log}.")
         time.sleep(_POLL_S)

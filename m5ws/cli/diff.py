@@ -9,17 +9,17 @@ from m5ws.cli.terminal import change_text, output
 @click.command("diff")
 @click.argument("a", type=names.Id())
 @click.argument("b", type=names.Id())
-@click.option("--brief", is_flag=True, help="Leave the content of changed files out.")
+@click.option("--brief", is_flag=True, help="Leave out the content of changed files.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> None:
-    """Show what differs between two snapshots or runs.
+    """Show the differences between two snapshots or runs.
 
-    Code is shown as a unified diff; config by keys; tokenizer, data, environment and launch by what differs, with what
-    each difference can do to bits. The commits between both sides are listed with authors and subjects, if the git
-    repository around the workspace has them. Equal parts are left out. The environments of two runs are those of
-    their last attempts; differences between the attempts of one run are listed after them. Of a run and a snapshot,
-    the run's snapshot is compared.
+    Code is shown as a unified diff, config by its keys. Differences of tokenizer, data, environment and launch are
+    listed with their effect on bits. If the git repository around the workspace has the commits between A and B, their
+    authors and subjects are listed. Equal parts are left out. For two runs, the environments of their last attempts
+    are compared, and differences between the attempts of one run follow. For a run and a snapshot, the run's snapshot
+    is compared.
 
     \b
     Example:

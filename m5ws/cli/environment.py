@@ -1,4 +1,4 @@
-"""The environment on the command line: what a difference in it does, and where an attempt runs."""
+"""The environment on the command line: the reaction to a difference, and the place where an attempt runs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
@@ -26,25 +26,26 @@ option = click.option(
     type=click.Choice(["fail", "warn", "ignore", _REBUILD]),
     multiple=True,
     metavar="[fail|warn|ignore|rebuild]",
-    help="Reaction to an environment that differs and can change bits; the default is fail. rebuild: install the "
-    "original environment again and run there; can be combined with another value.",
+    help="Reaction to an environment that differs in a way that can change bits; default: fail. rebuild: install the "
+    "original environment again and run there; may be given with another value.",
 )
 
 
 def policy(given: Sequence[str]) -> Policy:
-    """Return what drift does. Raises UsageError for two answers."""
-    said = list(dict.fromkeys(one for one in given if one != _REBUILD))
-    if len(said) > 1:
+    """Return the reaction to drift. Raises UsageError if two are given."""
+    policies = list(dict.fromkeys(value for value in given if value != _REBUILD))
+    if len(policies) > 1:
         raise UsageError(
-            f"--env {said[0]} and --env {said[1]} say different things", hint="`--env rebuild` goes with one of them."
+            f"--env {policies[0]} cannot be combined with --env {policies[1]}",
+            hint="Only `--env rebuild` can be combined with another value.",
         )
-    return cast(Policy, said[0]) if said else "fail"
+    return cast(Policy, policies[0]) if policies else "fail"
 
 
 def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snapshot: str | None) -> "Ports":
-    """Return the outside for a replay of `run`: as it is, or with `--env rebuild` an environment made again.
+    """Return the ports for a replay of `run`: the given ones, or those of a rebuilt environment with `--env rebuild`.
 
-    Raises M5Error for what cannot be made again, before anything is spent.
+    Raises M5Error if the environment cannot be rebuilt, before the replay starts.
     """
     if _REBUILD not in said:
         return given
@@ -53,7 +54,7 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
 
     recipe = rebuild.recipe(given.repo, run, snapshot)
     if recipe.image is not None and here.inside(recipe.image):
-        output.note(f"environment: this is a container of {recipe.image} already")
+        output.note(f"environment: already in a container of {recipe.image}")
         return given
     with Bar() as bar:
         return made(here, given, recipe, bar, same_patch=policy(said) == "fail")
@@ -62,37 +63,37 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
 def made(
     here: "Workspace", given: "Ports", recipe: "Recipe", progress: "Progress", *, same_patch: bool = True
 ) -> "Ports":
-    """Return the outside of runs in the environment of a recipe, which is made unless it is there. Raises M5Error."""
+    """Return the ports of a recipe's environment, which is built unless it exists. Raises M5Error."""
     from m5ws.environment.rebuild import rebuild
 
     there = here.environments(containers=recipe.image is not None).build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
     )
-    output.note(f"environment: made again, {recipe.image or there.python}")
+    output.note(f"environment: rebuilt, {recipe.image or there.python}")
     return msgspec.structs.replace(
         given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
     )
 
 
 def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
-    """Compare the environment before the launch of an attempt. Raises EnvironmentDiffers with `--env fail`."""
+    """Compare the environment before an attempt is launched. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.runs import environment_check
 
     wanted = policy(said)
     found = environment_check.differences(given, plan) if wanted != "ignore" else ()
     if found:
-        output.note("environment: differs from the one that the run needs")
-        output.note(_table(found, "wanted"))
+        output.note("environment: differs from the one that the run requires")
+        output.note(_table(found, "required"))
     if wanted == "fail":
         environment_check.refuse(found)
 
 
 def announce(drifted: "tuple[Change, ...]") -> None:
-    """Print the pinned and the observed environment side by side where they differ, on stderr."""
+    """Print the differences of the pinned and the observed environment side by side, on stderr."""
     if not drifted:
-        output.note("environment: the same as when the original began")
+        output.note("environment: the same as at the start of the original run")
         return
-    output.note("environment: drifted since the original began")
+    output.note("environment: drifted since the start of the original run")
     output.note(_table(drifted, "original"))
 
 
@@ -103,7 +104,7 @@ def _table(drifted: "tuple[Change, ...]", old: str) -> str:
         (change.name, _value(change.old), _value(change.new), drift.says(change.rating), change.detail or "")
         for change in drifted
     ]
-    return _indented(output.table(("", old, "here", "what it can do", ""), rows))
+    return _indented(output.table(("", old, "here", "effect", ""), rows))
 
 
 def _value(value: str | None) -> str:

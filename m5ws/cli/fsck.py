@@ -16,19 +16,20 @@ DAMAGED = 1
 
 
 @click.command("fsck")
-@click.option("--read-data", is_flag=True, help="Read all bytes, also of objects that the server vouches for.")
+@click.option("--read-data", is_flag=True, help="Read all objects, also those with a checksum from the server.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, read_data: bool, as_json: bool) -> None:
-    """Check everything in the store and name what is damaged.
+    """Check the whole store and list the damage.
 
-    Every digest and every reference is checked; for each damage, the snapshots and runs that it harms are
-    named. In a directory everything is read. In S3, an object is not read whose server keeps a checksum of it
-    and whose size is right: `--read-data` reads it too.
+    Every digest and every reference is checked. For each damaged object, the affected snapshots and runs are listed.
+    In a directory, all objects are read. In S3, an object is not read if the server has a checksum of it and its size
+    is right; --read-data reads it too.
 
-    The workspace's files are hashed again, too: one whose content changed and whose time stamps did not is stale,
-    and a snapshot would take it for unchanged. Exit status: 0 if all is well, 1 if something is damaged or stale,
-    3 if the store could not be checked to its end.
+    The workspace's files are hashed again. A file is stale if its content changed and its time stamps did not, because
+    a snapshot would miss the change.
+
+    Exit status: 0 no damage, 1 something is damaged or stale, 3 the check could not be completed.
 
     \b
     Examples:
@@ -39,7 +40,7 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
     from m5ws.snapshot import rehash
 
     here = names.workspace(context)
-    # What is checked is the store, not the copies of it that this machine has.
+    # Check the store itself, not this machine's cache of it.
     repo = here.repository(near=False)
     with progress.Bar() as bar:
         report = fsck.check(repo, bar, read_data=read_data)
@@ -54,28 +55,27 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
 
 def _print_files(files: "Rehashed") -> None:
     for path in files.stale:
-        output.echo(f"stale: {path}: its content changed, its time stamps did not; `m5ws snapshot --rehash` reads it")
+        output.echo(f"stale: {path}: content changed, time stamps did not; run `m5ws snapshot --rehash`")
     if files.files:
-        whole = f"{len(files.stale)} stale" if files.stale else "all have the content that a snapshot takes them for"
+        whole = f"{len(files.stale)} stale" if files.stale else "no stale files"
         output.echo(f"{files.files:,} files of the workspace, {output.size(files.size_bytes)}: {whole}")
 
 
 def _print(report: "Report") -> None:
     for damage in report.damage:
         output.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
-        for harmed in damage.harms:
-            output.echo(f"  harms {harmed}")
+        for affected in damage.harms:
+            output.echo(f"  affects {affected}")
     if report.distrusted:
-        output.echo("The server vouches for something that is damaged, so its word was taken for nothing.")
+        output.echo("The server has a wrong checksum, so all objects were read.")
     for vouched in report.vouched:
-        by = f"{vouched.checksum}, which is the name" if vouched.named else vouched.checksum
-        output.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, for which the server vouches ({by})")
+        by = f"{vouched.checksum}, equal to the name" if vouched.named else vouched.checksum
+        output.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, checksum of the server ({by})")
     if report.vouched:
         output.echo(f"read: {_amount(report.read_objects, report.read_bytes)}")
     held = f"{report.snapshots} snapshots and {report.runs} runs"
-    whole = "no damage was found" if report.vouched else "all are as they were written"
-    found = whole if report.clean else f"{len(report.damage)} damaged"
-    output.echo(f"{_amount(report.objects, report.size_bytes)} for {held}: {found}")
+    result = "no damage" if report.clean else f"{len(report.damage)} damaged"
+    output.echo(f"{_amount(report.objects, report.size_bytes)} for {held}: {result}")
 
 
 def _amount(objects: int, size_bytes: int) -> str:

@@ -18,7 +18,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 class Duration(click.ParamType[float]):
-    """A number and a unit (`30d`, `24h`, `90m`, `0s`); the value is in seconds."""
+    """A number and a unit (`30d`, `24h`, `90m`, `0s`), converted to seconds."""
 
     name = "duration"
 
@@ -27,19 +27,19 @@ class Duration(click.ParamType[float]):
             return value
         match = re.fullmatch(r"(\d+)([smhdw])", value)
         if match is None:
-            self.fail(f"{value!r} is not a number and s, m, h, d or w, as in 30d", param, ctx)
+            self.fail(f"{value!r} is not a duration: write a number and s, m, h, d or w, such as 30d", param, ctx)
         return int(match[1]) * _UNITS[match[2]]
 
 
 @click.command("gc")
-@click.option("--dry-run", is_flag=True, help="Print what would be planned; publish and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; publish and delete nothing.")
 @click.option(
     "--older-than",
     type=Duration(),
     default="30d",
     metavar="AGE",
     show_default=True,
-    help="Plan only what is at least this old, by the store's clock.",
+    help="Minimum age of an object in a plan, by the store's clock.",
 )
 @click.option(
     "--grace",
@@ -47,10 +47,10 @@ class Duration(click.ParamType[float]):
     default="24h",
     metavar="TIME",
     show_default=True,
-    help="Execute a plan only this long after it was published.",
+    help="Minimum time between a plan and its execution.",
 )
-@click.option("--execute", "wanted", metavar="PLAN", help="Execute this plan, and plan nothing.")
-@click.option("--take-over", is_flag=True, help="With --execute: a gc elsewhere that began it is certain to be dead.")
+@click.option("--execute", "wanted", metavar="PLAN", help="Execute this plan, and plan nothing new.")
+@click.option("--take-over", is_flag=True, help="With --execute: continue a plan of another gc, which must have ended.")
 @output.json_option
 @click.pass_context
 def command(
@@ -62,21 +62,21 @@ def command(
     take_over: bool,
     as_json: bool,
 ) -> None:
-    """Delete what nothing needs: planned first, done after a grace period.
+    """Delete unneeded objects: plan first, delete after a grace period.
 
-    The first call publishes a plan and deletes nothing; a later call, when the grace period is over, looks again
-    and deletes what is in the plan and still not needed. Every snapshot and run stays; checkpoints are retired by
-    the rules of [retention] in m5ws.toml, and copies of output files once newer ones are there. Writers may be at
-    work all the while, and a gc that was killed goes on where it stopped.
+    The first call publishes a plan and deletes nothing. A later call, after the grace period, checks the plan again
+    and deletes the objects that are still not needed. All snapshots and runs are kept. The rules of [retention] in
+    m5ws.toml decide which checkpoints are deleted. Copies of output files are deleted if there are newer ones. Other
+    m5ws commands may run at the same time. To continue an interrupted gc, repeat the command.
 
     \b
     Example:
       m5ws gc --dry-run
     """
     if take_over and not wanted:
-        raise click.UsageError("--take-over needs --execute PLAN", context)
+        raise click.UsageError("--take-over requires --execute PLAN", context)
     if dry_run and wanted:
-        raise click.UsageError("--dry-run does not go with --execute", context)
+        raise click.UsageError("--dry-run cannot be combined with --execute", context)
     here = names.workspace(context)
     repo = here.repository() if dry_run else names.settled(here)
     if not dry_run and _went_on(here, repo, grace, wanted, take_over, as_json):
@@ -100,7 +100,7 @@ def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: boo
 def _went_on(
     here: "Workspace", repo: "Repository", grace: float, wanted: str | None, take_over: bool, as_json: bool
 ) -> bool:
-    """Execute a plan that is due, and print what came of it; return whether there was any that is not done."""
+    """Execute a plan that is due and print its result. Return True if there was an unfinished plan."""
     from m5ws.repository.gc import execute
 
     name = execute.resolve(repo, wanted) if wanted else None
@@ -123,27 +123,26 @@ def _print_waiting(plan: str, wait_s: float, as_json: bool) -> None:
     if as_json:
         return output.print_json({"plan": plan, "state": "waiting", "wait_s": wait_s})
     return output.echo(
-        f"plan {plan} waits: `m5ws gc` executes it in {output.duration(wait_s)}, and plans nothing new now"
+        f"plan {plan} waits for its grace period: run `m5ws gc` in {output.duration(wait_s)} to execute it"
     )
 
 
 def _print_done(plan: str, done: "Done", as_json: bool) -> None:
     if as_json:
         return output.print_json({"plan": plan, "state": "done", "deleted": done})
-    spared = f"; {done.spared:,} had come to be needed and stay" if done.spared else ""
-    what = _totals(done)
-    return output.echo(f"plan {plan} is done: deleted {what}{spared}")
+    spared = f"; kept {done.spared:,} that are needed again" if done.spared else ""
+    return output.echo(f"plan {plan} is done: deleted {_totals(done)}{spared}")
 
 
 def _planned(planned: "Planned", grace: float) -> str:
     plan = planned.plan
     totals = _totals(plan)
-    stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} are too young to tell"
+    stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} are younger than --older-than"
     if not plan.objects and not plan.checkpoints and not plan.copies:
         return f"nothing to delete: {stay}"
     lines = [f"to be deleted: {totals}", f"  {stay}", "", *_tables(plan), ""]
     if planned.id is None:
-        return "\n".join([*lines, "a dry run: nothing was published"])
+        return "\n".join([*lines, "dry run: the plan was not published"])
     when = f"in {output.duration(grace)}" if grace else "now"
     return "\n".join([*lines, f"plan {planned.id}: `m5ws gc` executes it {when}; until then nothing is deleted"])
 

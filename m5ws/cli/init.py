@@ -11,12 +11,12 @@ from m5ws.errors import UsageError
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.option("--template", type=names.Template(), metavar="NAME", help="Start from a template's files.")
+@click.option("--template", type=names.Template(), metavar="NAME", help="Copy the files of this template.")
 @click.option("--store", metavar="STORE", help="A directory, relative to the workspace, or s3://bucket/prefix.")
-@click.option("--region", metavar="NAME", help="The home region of a store in S3.")
-@click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not AWS.")
-@click.option("--git", "with_git", is_flag=True, help="Make a git repository, with a first commit of the files.")
-@click.option("--list", "list_only", is_flag=True, help="List the templates and do nothing.")
+@click.option("--region", metavar="NAME", help="Region of the S3 bucket.")
+@click.option("--endpoint-url", metavar="URL", help="S3 server, if it is not AWS.")
+@click.option("--git", "with_git", is_flag=True, help="Create a git repository, and commit the files.")
+@click.option("--list", "list_only", is_flag=True, help="List the templates, and do nothing.")
 @output.json_option
 @click.pass_context
 def command(
@@ -30,11 +30,11 @@ def command(
     list_only: bool,
     as_json: bool,
 ) -> None:
-    """Make a workspace: m5ws.toml, ignore rules, a template's files.
+    """Create a workspace: m5ws.toml, ignore rules, a template's files.
 
-    DIRECTORY is made if it is not there; without one, the current directory becomes the workspace. If a
-    file that would be written exists, all such files are listed and nothing is changed. A store that is
-    there is joined, else it is made; a store that cannot be used is an error, and nothing is written.
+    DIRECTORY is created if it does not exist (default: the current directory). If files that `init` writes exist, they
+    are listed and nothing is changed. An existing store is used; a missing one is created. If the store cannot be
+    used, nothing is written.
 
     \b
     Examples:
@@ -53,9 +53,9 @@ def command(
     settings = {name: value for name, value in given.items() if value is not None}
     plan = init.plan(root, template, store=settings)
     if (region or endpoint_url) and "://" not in (store or ""):
-        raise UsageError("--region and --endpoint-url are said of a store in S3: --store s3://bucket/prefix")
+        raise UsageError("--region and --endpoint-url require an S3 store: --store s3://bucket/prefix")
     if with_git and (root / ".git").exists():
-        raise UsageError(f"{root} is a git repository already", hint="Leave --git out.")
+        raise UsageError(f"{root} is already a git repository", hint="Leave out --git.")
     if store is not None:
         workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)
@@ -68,7 +68,7 @@ def command(
         return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept, **made})
     output.echo(f"{root} is a workspace: {', '.join(written)}")
     for path in plan.kept:
-        output.note(f"note: {path} stays as it is; the template's rules were not added")
+        output.note(f"note: existing {path} was not changed; the template's rules were not added")
     if not init.in_git(root):
-        output.note("hint: `git init` here, and snapshots name the commit they stand on.")
+        output.note("hint: run `git init` here, so that snapshots record their commit.")
     return None

@@ -1,7 +1,6 @@
-"""A click group that knows its commands by name and imports one only when it is run.
+"""A click group that has its commands in a table, and imports a command only to run it.
 
-The table's short helps are what `--help` lists, so no command's module is imported to print it; a test
-keeps them equal to the commands' own.
+`--help` prints the table's texts, so it imports no command. A test keeps these texts equal to those of the commands.
 """
 
 import difflib
@@ -13,7 +12,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Commands by name: each is the object `command` of the module of the same name in `package`."""
+    """Commands by name. A command is the object `command` of the module of that name in `package`."""
 
     def __init__(self, *, commands_by_name: Mapping[str, str], package: str, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -34,7 +33,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in self.commands_by_name and not name.startswith("-"):
-            raise click.UsageError(f"there is no command {name!r}{_nearest(name, self.list_commands(ctx))}", ctx)
+            raise click.UsageError(f"unknown command {name!r}{_nearest(name, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,19 +17,21 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 @click.command("logs")
 @click.argument("run", type=names.Id(("run",)))
-@click.option("--rank", metavar="N", help="Print one rank's log only; `launcher` is what starts them.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt, not the newest.")
-@click.option("-f", "--follow", is_flag=True, help="Go on printing until the attempt ends.")
+@click.option("--rank", metavar="N", help="Print only this rank's log; `launcher` is the log of the launcher.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="N", help="Print the logs of attempt N. [default: the newest]"
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the attempt ends.")
 @output.json_option
 @click.pass_context
 def command(
     context: click.Context, run: str, rank: str | None, attempt: int | None, follow: bool, as_json: bool
 ) -> None:
-    """Print what the ranks of a run wrote.
+    """Print the output of a run's ranks.
 
-    That is their stdout and stderr. Logs stay on the machine that the run was started on. Where there is more
-    than one rank, each line begins with the rank that wrote it. Colours are left out, other control characters are
-    shown as escapes; --json has them as they are. What looks like a secret is masked.
+    The logs contain stdout and stderr. They stay on the machine that started the run. With more than one rank, each
+    line begins with its rank. Colours are removed and other control characters escaped; --json prints them unchanged.
+    Text that looks like a secret is masked.
 
     \b
     Example:
@@ -40,7 +42,7 @@ def command(
     from m5ws.runs import state
 
     if follow and as_json:
-        raise UsageError("--follow and --json exclude each other: a document has an end")
+        raise UsageError("--follow cannot be combined with --json")
     here = names.workspace(context)
     repo = names.settled(here)
     run_id = names.found(repo, run, "run")
@@ -50,7 +52,7 @@ def command(
         raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
     folder = here.attempt_dir(run_id, chosen) / "logs"
     if not folder.is_dir():
-        raise NotFound(f"there are no logs of run {run_id} in {folder}", hint="Look on the machine that ran it.")
+        raise NotFound(f"no logs of run {run_id} in {folder}", hint="Logs stay on the machine that started the run.")
 
     def ended() -> bool:
         names.settled(here)
@@ -67,7 +69,7 @@ def command(
 
 
 def _files(folder: Path, rank: str | None) -> dict[str, Path]:
-    """Return the logs to print, by rank: those asked for, else all ranks', else the launcher's."""
+    """Return the log files to print, by rank: the rank's file, else those of all ranks, else the launcher's."""
     if rank is not None:
         path = folder / ("launcher.log" if rank == "launcher" else f"rank-{rank}.log")
         return {rank: path} if path.is_file() else {}
@@ -78,7 +80,7 @@ def _files(folder: Path, rank: str | None) -> dict[str, Path]:
 
 
 def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
-    """Print whole lines as they come, until `ended`; a last line without an end is printed then."""
+    """Print whole lines as they are written, until `ended`. Then print an unfinished last line too."""
     read: dict[Path, int] = {}
     while True:
         last = ended()
@@ -90,7 +92,7 @@ def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
             text = text if last else text[: text.rfind(b"\n") + 1]
             read[path] = read.get(path, 0) + len(text)
             prefix = f"[{name}] " if len(files) > 1 else ""
-            # Whole texts, not lines: a private key has many.
+            # Masked as a whole, because a private key has many lines.
             for line in secret_scan.masked(_COLOUR.sub("", text.decode("utf-8", "replace"))).splitlines():
                 output.echo(prefix + line)
         if last:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 @output.json_option
 @click.pass_context
 def command(context: click.Context, only: str | None, as_json: bool) -> None:
-    """List snapshots and runs.
-
-    The newest is first.
+    """List snapshots and runs, newest first.
 
     \b
     Example:
@@ -41,24 +39,24 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
         heads = ("RUN", "WHEN", "STATE", "STEP", "SNAPSHOT", "NAME")
         output.echo(output.table(heads, [_run(row) for row in runs]))
     if not snapshots and not runs:
-        output.note("nothing yet: `m5ws snapshot` makes a snapshot, `m5ws run` a run")
+        output.note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
     return None
 
 
 def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
     commit = "-" if row.commit is None else row.commit[:10] + ("+" if row.dirty else "")
-    said = row.problem or row.message or ""
+    message = row.problem or row.message or ""
     if row.derived_from and not row.message:
-        said = f"from {output.short(row.derived_from)}"
-    return output.short(row.id), output.moment(row.created_s), commit, said.split("\n")[0]
+        message = f"from {output.short(row.derived_from)}"
+    return output.short(row.id), output.moment(row.created_s), commit, message.split("\n")[0]
 
 
 def _run(row: "RunRow") -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
     start = f"from {row.parent.run}@{row.parent.step}" if row.parent else ""
-    said = ", ".join(text for text in (row.name, start) if text)
+    name = ", ".join(text for text in (row.name, start) if text)
     if row.reproduces:
-        said = f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else "")
+        name = f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else "")
     state = "damaged" if row.problem else row.standing
     snapshot = output.short(row.snapshot or "-")
-    return row.id, output.moment(row.created_s), state, step, snapshot, row.problem or said
+    return row.id, output.moment(row.created_s), state, step, snapshot, row.problem or name

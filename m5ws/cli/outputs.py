@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @output.json_option
 @click.pass_context
 def command(context: click.Context, run: str, directory: Path | None, as_json: bool) -> None:
-    """Write the files that a run's script wrote into a new directory.
+    """List a run's output files, or write them to a new directory.
 
-    They are those of the folders in `[run] outputs`: as the newest attempt left them or, if it did not end, as
-    they were copied while it ran. Every byte is checked. DIRECTORY must be empty or not there.
+    Output files are the files in the folders of `[run] outputs`. With DIRECTORY, write those of the newest attempt:
+    its final files, or the last copies if it did not end. DIRECTORY must be empty or missing. Every byte is verified.
 
-    Without DIRECTORY, list all that the store has: what each attempt left at its end, and copies made before.
+    Without DIRECTORY, list all that the store has: the final files of each attempt, and copies made while it ran.
 
     \b
     Example:
@@ -42,13 +42,13 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
     if stored is None:
         raise NotFound(
             f"run {run_id} has no output files in the store",
-            hint="`[run] outputs` in m5ws.toml names the folders that a script writes to.",
+            hint="Set `[run] outputs` in m5ws.toml to the folders that the script writes to.",
         )
     with progress.Bar() as bar:
         tree = restored_outputs.write(repo, stored, directory, bar)
     if as_json:
-        found = {"files": len(tree.entries), "size_bytes": tree.size_bytes, "directory": directory.absolute()}
-        return output.print_json({"run": run_id, "attempt": stored.attempt, "final": stored.final, **found})
+        written = {"files": len(tree.entries), "size_bytes": tree.size_bytes, "directory": directory.absolute()}
+        return output.print_json({"run": run_id, "attempt": stored.attempt, "final": stored.final, **written})
     when = "at its end" if stored.final else "while it ran"
     size = output.size(tree.size_bytes)
     whose = f"of run {run_id}, attempt {stored.attempt} {when}"

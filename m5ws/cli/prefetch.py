@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @click.command("prefetch")
 @click.argument("identifier", metavar="ID", type=names.Id())
-@click.option("--dry-run", is_flag=True, help="Say what is missing, and fetch nothing but records.")
+@click.option("--dry-run", is_flag=True, help="Print the missing objects; fetch only records.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, identifier: str, dry_run: bool, as_json: bool) -> None:
-    """Fetch what a snapshot or run needs into this machine's cache.
+    """Download a snapshot or run into this machine's cache.
 
-    ID is a snapshot, or a run, which stands for its snapshot and its newest checkpoint. Do it where time is cheap,
-    before GPUs are booked: what starts then reads from the local disk. Every byte is checked. One that is interrupted
-    goes on where it stopped when it is repeated.
+    ID is a snapshot or a run. For a run, its snapshot and its newest checkpoint are downloaded. A job that starts
+    later reads from the local disk, so prefetch before you book GPUs. Every byte is verified. To continue an
+    interrupted prefetch, repeat the command.
 
     \b
     Example:
@@ -37,24 +37,22 @@ def command(context: click.Context, identifier: str, dry_run: bool, as_json: boo
             prefetch.apply(repo, planned, bar)
     if as_json:
         return output.print_json(_document(planned, dry_run))
-    output.echo(_said(planned, dry_run))
+    output.echo(_text(planned, dry_run))
     return None
 
 
-def _said(planned: "Plan", dry_run: bool) -> str:
-    what = f"{planned.kind} {output.short(planned.id)}"
+def _text(planned: "Plan", dry_run: bool) -> str:
+    name = f"{planned.kind} {output.short(planned.id)}"
     needed = f"{planned.objects:,} objects, {output.size(planned.size_bytes)}"
     if not planned.cached:
-        return (
-            f"The store is a directory without a cache: {what} ({needed}) is read from there, nothing is to be fetched."
-        )
+        return f"The store is a directory without a cache: {name} ({needed}) is read from there; nothing to fetch."
     missing = f"{planned.missing:,} of them, {output.size(planned.missing_bytes)},"
     if not dry_run:
-        return f"{what} needs {needed}: {missing} were fetched"
+        return f"{name} needs {needed}: {missing} were fetched"
     assert planned.capacity_bytes is not None
     room = output.size(planned.capacity_bytes)
-    fits = "" if planned.fits else f"; the cache keeps {room} for certain: raise [store] cache_limit"
-    return f"{what} needs {needed}: {missing} are missing{fits}"
+    fits = "" if planned.fits else f"; the cache has room for {room}: raise [store] cache_limit"
+    return f"{name} needs {needed}: {missing} are missing{fits}"
 
 
 def _document(planned: "Plan", dry_run: bool) -> dict[str, object]:

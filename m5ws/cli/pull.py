@@ -10,16 +10,16 @@ from m5ws.cli.parameters import names, transfer
     click.STRING,
     "--from",
     store="A directory, or s3://bucket/prefix.",
-    everything="Every snapshot and run of that store.",
+    everything="Copy every snapshot and run of that store.",
 )
 @click.pass_context
 def command(
     context: click.Context, ids: tuple[str, ...], url: str, everything: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Copy snapshots and runs from another store into this workspace's.
+    """Copy snapshots and runs from another store to this workspace's store.
 
-    With each comes all that it needs; what is here is not read again, and a copy that was cut short goes on where it
-    stopped. Every byte is checked on the way.
+    Everything that they need is copied too. Existing objects are not read again. To continue an interrupted copy,
+    repeat the command. Every byte is verified.
 
     \b
     Example:

@@ -9,17 +9,17 @@ from m5ws.cli.parameters import names, transfer
 @transfer.parameters(
     names.Id(),
     "--to",
-    store="A directory, or s3://bucket/prefix; made if new.",
-    everything="Every snapshot and run of this workspace's store.",
+    store="A directory, or s3://bucket/prefix; created if missing.",
+    everything="Copy every snapshot and run of this workspace's store.",
 )
 @click.pass_context
 def command(
     context: click.Context, ids: tuple[str, ...], url: str, everything: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Copy snapshots and runs into another store.
+    """Copy snapshots and runs to another store.
 
-    With each goes all that it needs; what the other store has is not sent again, and a copy that was cut short goes
-    on where it stopped. Every byte is checked on the way.
+    Everything that they need is copied too. Existing objects are not sent again. To continue an interrupted copy,
+    repeat the command. Every byte is verified.
 
     \b
     Examples:

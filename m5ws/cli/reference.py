@@ -1,6 +1,6 @@
-"""The page docs/reference/commands.md, from the commands themselves: `python -m m5ws.cli.reference`.
+"""Build the page docs/reference/commands.md from the commands: `python -m m5ws.cli.reference`.
 
-A test compares the page with this, so that help and documentation cannot differ.
+A test compares the page with this output, so that help and documentation cannot differ.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ _HEAD = """\
 <!-- Made by `python -m m5ws.cli.reference`; a test compares it. Change the help texts, not this page. -->
 
 Results go to stdout, progress and messages to stderr. With `--json`, stdout is one JSON document and nothing
-else. Wherever an id is asked for, a unique prefix of it will do. [Exit codes](exit-codes.md) and
-[m5ws.toml](configuration.md) have pages of their own.
+else. A unique prefix can stand for an id. See also [exit codes](exit-codes.md) and
+[m5ws.toml](configuration.md).
 """
 
 
@@ -29,7 +29,7 @@ def page() -> str:
 
 
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Yield every command, groups too, in the order of their tables: by name, with its context."""
+    """Yield the name, the command and its context for each command and group, in the order of their tables."""
     settings: dict[str, Any] = {**cli.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     root = click.Context(cli, info_name="m5ws", **settings)
     yield "m5ws", cli, root

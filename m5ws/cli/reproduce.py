@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Given(segments.Given):
-    """The values of the options that say what is replayed, and how."""
+    """The values of the options that select the replay."""
 
     snapshot: str | None
     overrides: tuple[str, ...]
@@ -34,24 +34,29 @@ class _Given(segments.Given):
 @click.command("reproduce")
 @click.argument("run", type=names.Id(("run",)))
 @environment.option
-@click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Take the inputs from another snapshot.")
+@click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Use the inputs of another snapshot.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Another seed.")
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Another number of processes.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Use another seed.")
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Use another number of processes.")
 @segments.options
 @click.option(
-    "--parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="P", help="Segments at a time."
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="P",
+    help="Replay P segments in parallel.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after a divergence, and count the steps that differ.")
-@click.option("--no-recheck", is_flag=True, help="Do not replay once more what diverged.")
+@click.option("--keep-going", is_flag=True, help="Continue after a divergence, and count the steps that differ.")
+@click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0, max=1, min_open=True),
     metavar="REL",
-    help="Go on after a divergence, and ask whether all recorded values lie this close.",
+    help="Continue after a divergence; accept relative differences up to REL.",
 )
-@click.option("--explain", is_flag=True, help="Do the steps where it diverged again, and look inside them.")
-@click.option("--no-progress", is_flag=True, help="Print no steps.")
+@click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
+@click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
 def command(
@@ -63,34 +68,33 @@ def command(
     as_json: bool,
     **given: Unpack[_Given],
 ) -> None:
-    """Do a run again, and prove it is the same bit for bit.
+    """Repeat a run, and prove that it is the same bit for bit.
 
-    RUN is an id or a unique prefix of one, an MLflow run id, or the URL of its page. What drifted in the
-    environment is said first, before anything is spent. Then the same launch is done again from the same
-    snapshot, and compared as it goes: losses, batches, state and checkpoints, in bits. The first divergence
-    stops it, and is named with its step, rank, quantity and tensor. With options that change something, the
-    verdict shows what that changes.
+    RUN is an id or a unique prefix, an MLflow run id, or the URL of its page. First, the differences between the
+    original and the present environment are listed. Then the run is launched again from its snapshot. Losses, batches,
+    state and checkpoints are compared bit for bit as they are computed. The replay stops at the first divergence, and
+    its step, rank, quantity and tensor are printed. With options that change an input, the verdict shows the effect of
+    the change.
 
-    A replay that diverges though nothing was changed is done once more, up to the step that differs, before
-    anything is said: two replays that differ from each other mean that the run is nondeterministic; two that agree
-    put the original under suspicion.
+    If a replay without changes diverges, it is repeated up to that step. If the two replays differ from each other,
+    the run is nondeterministic. If they agree, the original is suspect.
 
-    A segment is what lies between two checkpoints: it is restored from the first and replayed to the second, so that
-    a part of a run, or many parts side by side, can be verified. All segments together verify the run.
+    A segment is the part of a run between two checkpoints. It is restored from the first and replayed up to the
+    second. So you can verify a part of a run, or many parts in parallel. All segments together verify the run.
 
-    With --env rebuild the replay runs in the original's environment, made again: a virtual environment of the very
-    distributions that were installed, or the container image that the snapshot pins.
+    --env rebuild replays the run in its original environment: a virtual environment with the same distributions, or
+    the container image that the snapshot pins.
 
-    On other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a
-    replay is *consistent* if no recorded value differs by more, relative to the larger of the two; it is never called
-    the same.
+    On other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a replay
+    is *consistent* if the relative difference of every recorded value is at most REL. A consistent run is not a
+    reproduced run.
 
-    With --explain, the steps around the first difference are replayed from the last checkpoint before them: as it
-    was, once more so, and under the original's conditions if something was changed. The first module, backward
-    operation or gradient that differs is named, with a cause if the evidence has one.
+    --explain replays the steps around the first difference from the checkpoint before them: twice as in the replay,
+    and once under the original's conditions if something was changed. It prints the first module, backward operation
+    or gradient that differs, and a cause if there is evidence for one.
 
-    Exit status: 0 reproduced, sampled or consistent, 1 diverged or nondeterministic, 2 not comparable, 3 something it
-    needs is missing.
+    Exit status: 0 reproduced, sampled or consistent, 1 diverged or nondeterministic, 2 not comparable, 3 an input is
+    missing.
 
     \b
     Examples:
@@ -117,7 +121,7 @@ def command(
 
 
 def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]) -> "Request":
-    """Return what is asked for, but for segments. Raises NotFound, AmbiguousId."""
+    """Return the request, without segments. Raises NotFound, AmbiguousId."""
     from m5ws.reproduce import reproduce
 
     snapshot = given["snapshot"]
@@ -157,14 +161,14 @@ def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: boo
         )
     output.print_json(found) if as_json else output.echo(verdict.text(found))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        output.note("hint: `--env warn` runs it all the same; `--env rebuild` makes the original's environment again.")
+        output.note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
         if found.expected is not None and not found.expected.equal:
-            output.note("hint: `--env warn --tolerance REL` compares trajectories where bits cannot be equal.")
+            output.note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
     return found.exit_code
 
 
 def _original(ports: "Ports", name: str) -> str:
-    """Return the run that `name` stands for: an id's prefix, or the tracker's name for it. Raises NotFound."""
+    """Return the id of the run with this id prefix, or with this name in the tracker. Raises NotFound."""
     try:
         return names.found(ports.repo, name, "run")
     except NotFound:

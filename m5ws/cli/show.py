@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("name", metavar="ID", type=names.Id())
-@click.option("--packages", is_flag=True, help="List every installed distribution that was observed.")
+@click.option("--packages", is_flag=True, help="List all installed distributions.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, name: str, packages: bool, as_json: bool) -> None:
     """Show a snapshot or a run.
 
-    Of a snapshot: its parts with digests and sizes, what was said of it, the environment that was observed.
-    Of its commit: author, date, subject and branches, if the git repository around the workspace has it.
-    Of a run: how it stands, its attempts, checkpoints, output files, verdicts, and what it was made from.
+    For a snapshot: its parts with digests and sizes, its messages, the observed environment, and its commit if the git
+    repository around the workspace has it. For a run: its state, attempts, checkpoints, output files and verdicts, and
+    the run or checkpoint that it started from.
 
     \b
     Example:
@@ -60,24 +60,24 @@ def _snapshot(view: "SnapshotView") -> str:
     lines = [f"snapshot {view.id}"]
     commit = {"commit": f"{code.commit} ({state})" if code.commit else "none", **_commit(view.commit)}
     lines.append(output.fields(commit, "  "))
-    for said in view.annotations:
-        told = {
-            "when": output.moment(said.created_s),
-            "author": said.author,
-            "message": said.message,
-            "branch": said.branch,
-            "remote": said.remote,
-            "from": said.derived_from,
-            "set": ", ".join(said.overrides) or None,
+    for annotation in view.annotations:
+        fields = {
+            "when": output.moment(annotation.created_s),
+            "author": annotation.author,
+            "message": annotation.message,
+            "branch": annotation.branch,
+            "remote": annotation.remote,
+            "from": annotation.derived_from,
+            "set": ", ".join(annotation.overrides) or None,
         }
-        lines += ["", output.fields(told, "  "), *(f"  note: {note}" for note in said.notes)]
+        lines += ["", output.fields(fields, "  "), *(f"  note: {note}" for note in annotation.notes)]
     rows = [(part.name, output.short(part.tree), str(part.files), output.size(part.size_bytes)) for part in view.parts]
     lines += ["", output.table(("PART", "TREE", "FILES", "SIZE"), rows)]
     pinned = {dataset.name: f"{dataset.kind} {dataset.hash}" for dataset in view.snapshot.datasets if dataset.hash}
     if pinned:
         lines += ["", output.fields(pinned)]
     if tokenizer is not None:
-        ids = " ".join(map(str, tokenizer.probe_ids[:16])) + " …" if tokenizer.probe_ids else "not asked"
+        ids = " ".join(map(str, tokenizer.probe_ids[:16])) + " …" if tokenizer.probe_ids else "not recorded"
         lines += ["", output.fields({"tokenizer probe": ids})]
     declared = view.snapshot.declared
     wanted = {f"lock {name}": output.short(digest) for name, digest in declared.locks.items()}
@@ -92,11 +92,11 @@ def _snapshot(view: "SnapshotView") -> str:
 
 
 def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, str | None]:
-    """Return the facts of a commit as fields, its id too if it is to be `named`."""
+    """Return the facts of a commit as fields, with its id if `named`."""
     if facts is None:
         return {}
     if facts.commit is None:
-        return {"history": f"not here: {facts.missing}"}
+        return {"history": f"not available: {facts.missing}"}
     commit = facts.commit
     return {
         **({"commit": commit.id} if named else {}),
@@ -111,20 +111,20 @@ def _run(view: "RunView") -> str:
 
     run, spec, state = view.run, view.run.spec, view.state
     total = f" of {state.total_steps}" if state.total_steps else ""
-    told = {
+    fields = {
         "name": run.name,
         "state": f"{view.standing}, step {state.last_step}{total}",
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
         "starts": lineage.text(view.lineage, view.lineage_whole),
-        "begins anew": ", ".join(run.parent.restart) or None if run.parent else None,
+        "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
         "created": output.moment(run.created_s),
         "command": " ".join(spec.command),
         "launch": f"{spec.trainer}, {spec.nproc} processes",
         "seed": str(spec.seed) if spec.seed is not None else None,
     }
-    lines = [f"run {run.id}", output.fields(told, "  ")]
+    lines = [f"run {run.id}", output.fields(fields, "  ")]
     for attempt in state.attempts:
         lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
     if view.checkpoints:
@@ -159,7 +159,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
     if attempt.ended_s and attempt.started_s:
         took = f" after {output.duration(attempt.ended_s - attempt.started_s)}"
     lines = [f"attempt {attempt.attempt}: {attempt.standing}{took}, step {attempt.last_step}"]
-    told = {
+    fields = {
         "when": output.moment(attempt.started_s),
         "host": attempt.host,
         "resumed from": _resumed_from(attempt, parent),
@@ -167,7 +167,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
         "status": str(attempt.exit_code) if attempt.exit_code else None,
         "why": attempt.message,
     }
-    lines.append(output.fields(told, "  "))
+    lines.append(output.fields(fields, "  "))
     lines += [f"  rank {rank}: {error}" for rank, error in attempt.rank_errors.items()]
     for notice in attempt.notices:
         where = f" at step {notice.step}" if notice.step is not None else ""
@@ -176,7 +176,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
 
 
 def _differences(changes: "Sequence[Change]") -> list[str]:
-    """Return how the environment of a later attempt differs from the first one's; of what is harmless the number."""
+    """Return the differences between a later attempt's environment and the first one's. Harmless ones are counted."""
     from m5ws.environment import drift
 
     if not changes:
@@ -191,7 +191,7 @@ def _differences(changes: "Sequence[Change]") -> list[str]:
 
 
 def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | None:
-    """Return the checkpoint that an attempt started from; a fork's own ones come after its parent's."""
+    """Return the checkpoint that an attempt started from. A fork's first one belongs to its parent."""
     if parent is not None and attempt.resume == parent.checkpoint:
         return f"{attempt.resume} of run {parent.run}"
     return attempt.resume

@@ -1,4 +1,4 @@
-"""`m5ws snapshot`, and the snapshot that `m5ws run` takes on the spot."""
+"""`m5ws snapshot`, and the snapshot that `m5ws run` takes before a launch."""
 
 import os
 from pathlib import Path
@@ -16,18 +16,23 @@ if TYPE_CHECKING:
 
 
 @click.command("snapshot")
-@click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="What is said of it; no part of its id.")
-@click.option("--dry-run", is_flag=True, help="Print the id it would have, and publish nothing.")
+@click.option(
+    "-m",
+    "--message",
+    type=names.Text(),
+    metavar="TEXT",
+    help="Message stored with the snapshot. Does not affect its id.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the snapshot's id, and publish nothing.")
 @click.option("--rehash", is_flag=True, help="Read every file, also those that seem unchanged.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, message: str | None, dry_run: bool, rehash: bool, as_json: bool) -> None:
     """Pin code, config, tokenizer, data and environment; print one digest.
 
-    The same inputs give the same id, on another machine and in another directory too. Code is every file that
-    git tracks, and every one that it neither tracks nor ignores, as it is in the working tree. Files that
-    look like secrets are refused, each by name. A file whose size and time stamps did not change is not read again,
-    unless a process has it mapped to write to, or with --rehash.
+    The same inputs give the same id, on any machine and in any directory. Code is every file of the working tree that
+    git tracks or would track. Files that look like secrets are refused and listed. A file with unchanged size and time
+    stamps is not read again, unless a process has mapped it for writing.
 
     \b
     Example:
@@ -45,7 +50,7 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
     from m5ws.snapshot.observation import Ahead
 
-    # Git works while this process imports the rest.
+    # git runs while this process imports the rest.
     source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
     from m5ws.snapshot import snapshot
 
@@ -65,7 +70,7 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
 def start(
     here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
 ) -> str:
-    """Return the one snapshot a run starts from: the named one or a new one, with the overrides made to it."""
+    """Return the snapshot that a run starts from: the named one or a new one, with the overrides applied."""
     from m5ws.snapshot.config import overrides as operation
 
     snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id

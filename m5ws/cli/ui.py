@@ -10,16 +10,14 @@ from m5ws.errors import UsageError
 
 
 @click.command("ui")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="The port on this machine."
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port on this machine.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, port: int, as_json: bool) -> None:
-    """Open MLflow on this workspace's runs.
+    """Open MLflow with this workspace's runs.
 
-    Serves MLflow's own UI until Ctrl-C, for this machine only; where m5ws.toml names an MLflow server, its
-    address is printed instead. With --json, where it is and the command that serves it are printed.
+    The command serves MLflow's own UI on this machine until Ctrl-C. If m5ws.toml names an MLflow server, its address
+    is printed instead. With --json, print the address and the server's command, and serve nothing.
 
     \b
     Example:
@@ -30,7 +28,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     here = names.workspace(context)
     tracker = here.tracker()
     if tracker is None:
-        raise UsageError("tracking is switched off", hint="[mlflow] enabled in m5ws.toml switches it on.")
+        raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml.")
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
         output.print_json({"url": url, "command": argv})

@@ -19,7 +19,7 @@ DOES_NOT_HOLD = 1
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of a statement. `store` is None where it was not held against one."""
+    """The result of a verification. `store` is None if no store was used."""
 
     holds: bool
     run: str
@@ -38,25 +38,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     "allowed",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Whose signatures count, as in ssh-keygen(1); one of them must have signed.",
+    help="Accepted signers, as in ssh-keygen(1); one of them must have signed.",
 )
 @click.option(
-    "--store/--no-store", "with_store", default=True, show_default=True, help="Hold it against the workspace's store."
+    "--store/--no-store",
+    "with_store",
+    default=True,
+    show_default=True,
+    help="Compare the statement with the workspace's store.",
 )
-@click.option("--read-data", is_flag=True, help="Read all bytes of the snapshot and the checkpoints, too.")
+@click.option("--read-data", is_flag=True, help="Read all bytes of the snapshot and the checkpoints too.")
 @output.json_option
 @click.pass_context
 def command(
     context: click.Context, file: Path, allowed: Path | None, with_store: bool, read_data: bool, as_json: bool
 ) -> None:
-    """Check a verdict that `m5ws attest` wrote.
+    """Check a verdict written by `m5ws attest`.
 
-    Its signature is checked, by ssh-keygen; that it does not contradict itself; and against the store, that each
-    file that it names has the digest it is named by, that the ledgers are those it was made of, with unbroken
-    chains, and that run, verdicts, checkpoints and environments say what it says. Everything that does not hold is
-    named, and so is what was not checked. `--no-store` checks the file alone, and needs no workspace.
+    These are checked: the signature (by ssh-keygen), the statement's consistency, and the statement against the store.
+    Each file that it names must have its digest. Ledgers must be complete and unbroken. Run, verdicts, checkpoints and
+    environments in the store must match the statement. All failures are listed, and so are the parts that were not
+    checked. --no-store checks the file alone and requires no workspace.
 
-    Exit status: 0 it holds, 1 it does not, 2 it is no such file, 3 something it needs is missing.
+    Exit status: 0 valid, 1 not valid, 2 not a statement, 3 something is missing.
 
     \b
     Examples:
@@ -74,12 +78,12 @@ def command(
     findings += claims.contradictions(statement)
     checked = _against_store(context, statement, read_data=read_data) if with_store else None
     findings += checked.findings if checked is not None else ()
-    told = statement.predicate
+    predicate = statement.predicate
     report = Report(
         holds=not findings,
-        run=told.run,
-        outcome=told.outcome,
-        reason=told.reason,
+        run=predicate.run,
+        outcome=predicate.outcome,
+        reason=predicate.reason,
         signatures=tuple(signed),
         store=checked,
         findings=tuple(findings),
@@ -92,7 +96,7 @@ def command(
 def _against_store(context: click.Context, statement: "Statement", *, read_data: bool) -> "Checked":
     from m5ws.attest import verify
 
-    # What is checked is the store, not the copies of it that this machine has.
+    # Check the store itself, not this machine's cache of it.
     repo = names.workspace(context).repository(near=False)
     with progress.Bar() as bar:
         return verify.check(repo, statement, read_data=read_data, progress=bar)
@@ -101,33 +105,34 @@ def _against_store(context: click.Context, statement: "Statement", *, read_data:
 def _not_checked(signed: "list[Signed]", checked: "Checked | None", *, asked: bool) -> list[str]:
     lines = []
     if not signed:
-        lines.append("who says so: it is not signed")
+        lines.append("the author: the statement is not signed")
     elif not asked:
-        lines.append("whose key signed it: `--allowed-signers FILE` names the keys that count")
+        lines.append("the signer: `--allowed-signers FILE` lists the accepted keys")
     if checked is None:
-        lines.append("what it says of the store (`--no-store`)")
+        lines.append("the store (`--no-store`)")
     elif checked.present:
-        lines.append(f"the bytes of {checked.present:,} objects, which are there: `--read-data` reads them")
+        lines.append(f"the bytes of {checked.present:,} existing objects: `--read-data` reads them")
     return lines
 
 
 def _text(report: Report) -> str:
     lines = [f"{'HOLDS' if report.holds else 'DOES NOT HOLD'}: run {report.run}, {report.outcome}"]
-    lines.append(f"  it says: {report.reason}")
+    lines.append(f"  reason: {report.reason}")
     if report.findings:
-        lines += ["", *(f"{one.what}: {one.detail}" for one in report.findings)]
-    for one in report.signatures:
-        lines += ["", f"signature: {_signature(one)}"]
+        lines += ["", *(f"{finding.what}: {finding.detail}" for finding in report.findings)]
+    for signature in report.signatures:
+        lines += ["", f"signature: {_signature(signature)}"]
     if report.store is not None:
         store = report.store
         checked = f"{store.files:,} files by digest, {store.chains:,} ledgers with {store.events:,} events"
         lines += ["", f"store: {checked}, {store.read:,} objects read"]
         lines += [f"  since then: {note}" for note in store.notes]
     if report.not_checked:
-        lines += ["", "not checked:", *(f"  {what}" for what in report.not_checked)]
+        lines += ["", "not checked:", *(f"  {part}" for part in report.not_checked)]
     return "\n".join(lines)
 
 
-def _signature(one: "Signed") -> str:
-    by = f"by {one.signer}, key {one.keyid}" if one.signer else f"by key {one.keyid}" if one.keyid else "by no SSH key"
-    return f"{'good' if one.good else 'not good'}, {by}"
+def _signature(signed: "Signed") -> str:
+    key = f"key {signed.keyid}" if signed.keyid else "no SSH key"
+    by = f"by {signed.signer}, {key}" if signed.signer else f"by {key}"
+    return f"{'good' if signed.good else 'not good'}, {by}"

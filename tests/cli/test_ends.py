@@ -10,7 +10,7 @@ import pytest
 from m5ws import cli
 from m5ws.cli import ls
 
-_BUG = "m5ws has a bug"
+_BUG = "bug in m5ws"
 
 
 def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

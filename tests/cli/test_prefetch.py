@@ -48,7 +48,7 @@ def test_it_says_in_words_what_was_missing_and_what_was_fetched(m5: Any, made: A
 
 def test_a_directory_needs_no_prefetch(m5: Any, made: Any) -> None:
     done = m5("prefetch", made.run)
-    assert done.status == 0 and "nothing is to be fetched" in done.out
+    assert done.status == 0 and "nothing to fetch" in done.out
     assert m5("prefetch", made.run, "--json").document["cached"] is False
 
 

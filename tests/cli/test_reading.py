@@ -104,7 +104,7 @@ def test_a_commit_that_is_not_here_fails_neither_show_nor_diff(
     m5: Any, made: Any, home: Repository, tmp_path: Path
 ) -> None:
     shown = m5("show", made.snapshot)
-    assert shown.status == 0 and "history  not here: the repository does not have such a commit" in shown.out
+    assert shown.status == 0 and "history  not available: the repository does not have such a commit" in shown.out
     code = planted.tree(home, tmp_path / "code", {"train.py": "print('trained')\n"})
     found = m5("diff", made.snapshot, planted.publish(home, planted.snapshot(code, commit="b" * 40)))
     assert found.status == 0 and "the history between the commits is unavailable: the repository does not" in found.out
@@ -179,7 +179,7 @@ def test_checkout_refuses_a_directory_with_something_in_it(m5: Any, made: Any, t
 def test_fsck_of_a_whole_store(m5: Any, made: Any) -> None:
     done = m5("fsck")
     assert done.status == 0
-    assert "all are as they were written" in done.out
+    assert "no damage" in done.out
     report = m5("fsck", "--json").document
     assert report["clean"] and report["damage"] == [] and report["vouched"] == []
     assert report["read_objects"] == report["objects"] > 0 and report["read_bytes"] == report["size_bytes"]
@@ -194,7 +194,7 @@ def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path
     done = m5("fsck")
     assert done.status == 1
     assert f"corrupt: objects/{made.changed[:2]}/{made.changed}" in done.out
-    assert f"harms snapshot {made.changed}" in done.out
+    assert f"affects snapshot {made.changed}" in done.out
     again = m5("fsck", "--json")
     assert again.status == 1 and not again.document["clean"]
     assert again.document["damage"][0]["kind"] == "corrupt"

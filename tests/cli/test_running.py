@@ -62,13 +62,13 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
     done = _m5(place, "run", snapshot[:10], "--name", "trial", "--", "train.py", "--lr", "1")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
-    assert f"run {run} finished; `m5ws reproduce {run}` proves it" in done.stderr
+    assert f"`m5ws reproduce {run}`" in done.stderr
     assert _here(place, "logs", run).stdout == "trained with --lr 1\n"
 
     again = _here(place, "reproduce", run[:6])
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith(f"REPRODUCED: run {run}, replayed as ")
-    assert "environment: the same as when the original began" in again.stderr
+    assert "environment: the same" in again.stderr
 
     (place / "m5ws.toml").write_text(_OUTPUTS + "[environment]\nvariables = ['NEW_HERE']\n")
     drifted = _here(place, "reproduce", run, NEW_HERE="1")

@@ -105,7 +105,7 @@ def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_r
     again = here.m5ws("reproduce", run, "--env", "rebuild", "--json")
     verdict = json.loads(again.stdout)
     assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 1
-    assert "environment: made again" in again.stderr
+    assert "environment: rebuilt" in again.stderr
     before, after = here.observed(run), here.observed(verdict["replay"])
     assert after.distributions == before.distributions and after.distributions["greeting"] == "1.0"
     assert [change["name"] for change in verdict["changes"]] == ["rebuilt"]

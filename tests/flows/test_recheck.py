@@ -43,7 +43,7 @@ def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_earl
     run = workspace.train()
     slow.touch()
     done = workspace.m5ws("reproduce", run, "--json", expect=1)
-    assert "it differs at step 5" in done.stderr and "replaying once more, up to there" in done.stderr
+    assert "difference at step 5" in done.stderr and "repeating the replay" in done.stderr
     rows = workspace.json("show", run)["replays"]
     first, second = (row["id"] for row in rows)
     shown = workspace.json("show", first)["verdict"]

@@ -99,7 +99,7 @@ def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> Non
         (("--segment", "4"), "1: steps 1-4, 2: steps 5-8, 3: steps 9-10"),
         (("--from", "9", "--to", "11"), "steps 1-10"),
         (("--sample", "4"), "--all-segments"),
-        (("--segment", "1", "--all-segments"), "different things"),
+        (("--segment", "1", "--all-segments"), "cannot be combined"),
         (("--segment", "1", "--set", "learning_rate=1"), "--set"),
         (("--parallel", "2"), "--all-segments"),
     ):

@@ -132,7 +132,7 @@ def test_a_store_that_is_away_when_the_script_ends_gets_the_ledger_later(tmp_pat
     text = (workspace.root / "train.py").read_text()
     (workspace.root / "train.py").write_text(f"{text}\naway()\n")
     run, output = _run(workspace)
-    assert "whole ledger" in output
+    assert "complete ledger" in output
     _back(workspace)
     assert "attempt 1: finished" in workspace.m5ws("show", run).stdout
 

@@ -6,10 +6,10 @@ from m5ws.cli.lazy_group import LazyGroup
 
 COMMANDS = {
     "ls": "List the checkpoints of a run.",
-    "show": "Show a checkpoint: who made it, its tensors, its state.",
-    "diff": "Say which tensors and which state differ, and by how much.",
-    "export": "Write a checkpoint as files that other tools read.",
-    "keep": "Keep a checkpoint for ever, whatever retention rules say.",
+    "show": "Show a checkpoint: its origin, tensors and state.",
+    "diff": "Show the tensors and state that differ, and by how much.",
+    "export": "Write a checkpoint in a format of other tools.",
+    "keep": "Keep a checkpoint for ever, despite retention rules.",
 }
 
 
@@ -17,9 +17,9 @@ COMMANDS = {
 def command() -> None:
     """List, show, compare, export and keep checkpoints.
 
-    A checkpoint is named RUN@STEP; RUN alone is the newest one of a run. RUN is a unique prefix of the run's id. Where
-    several attempts made one after the same step, RUN@STEP is that of the newest, and RUN@STEP-ATTEMPT names any.
-    The digest of a checkpoint's record, in full, names it too.
+    A checkpoint is named RUN@STEP; RUN alone is the newest one of a run. RUN is a unique prefix of the run's id. If
+    several attempts have a checkpoint after the same step, RUN@STEP is the newest, and RUN@STEP-ATTEMPT names each
+    one. The full digest of a checkpoint's record names it too.
 
     \b
     Example:

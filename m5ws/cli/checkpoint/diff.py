@@ -18,16 +18,17 @@ _DIFFERENT = 1
 @click.command("diff")
 @click.argument("a", type=names.CheckpointName())
 @click.argument("b", type=names.CheckpointName())
-@click.option("--brief", is_flag=True, help="Name what differs; read no tensor to say by how much.")
+@click.option("--brief", is_flag=True, help="List the differences without reading tensors.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> int:
-    """Say which tensors and which state differ, and by how much.
+    """Show the tensors and state that differ, and by how much.
 
-    Bits are compared. Of each tensor that differs: how many elements, the greatest difference, absolute and relative
-    to the larger value, and the first element that differs. Parts that are stored as the same bytes are not read.
-    Tensors are matched by name, whatever the number of ranks; DeepSpeed's by file and path. Ends with 0 if all is
-    equal, and with 1 if anything differs.
+    Bits are compared. For each tensor that differs: the number of elements, the largest absolute difference, the
+    largest relative to the larger value, and the first element. Parts with equal digests are not read. Tensors are
+    matched by name, for any number of ranks; those of DeepSpeed by file and path.
+
+    Exit status: 0 all is equal, 1 something differs.
 
     \b
     Example:
@@ -36,9 +37,9 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     from m5ws.checkpoints import diff, resolve
 
     repo = names.settled(names.workspace(context))
-    one, other = (resolve.resolve(repo, text, counting=False, state=True) for text in (a, b))
+    left, right = (resolve.resolve(repo, text, counting=False, state=True) for text in (a, b))
     with progress.Bar() as bar:
-        found = diff.compare(repo, one, other, None if brief else _compare, bar)
+        found = diff.compare(repo, left, right, None if brief else _compare, bar)
     if as_json:
         output.print_json({"equal": found.equal, **cast(dict[str, object], output.plain(found))})
     else:
@@ -47,7 +48,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
 
 
 def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "Elements":
-    """Compare elements with torch, which is loaded when there are any to compare."""
+    """Compare elements with torch, which is imported only if there are elements to compare."""
     from m5ws import workspace
 
     return workspace.compare_bits()(a, b, dtype, first)
@@ -89,15 +90,15 @@ def _tensor(change: "TensorChange") -> Iterator[output.Line]:
 
 
 def _elements(found: "Elements") -> str:
-    said = [f"{found.differing:,} of {found.compared:,} elements"]
+    parts = [f"{found.differing:,} of {found.compared:,} elements"]
     if found.max_absolute is not None and found.max_relative is not None:
-        said.append(f"by at most {output.number(found.max_absolute)}, relatively {output.number(found.max_relative)}")
+        parts.append(f"by at most {output.number(found.max_absolute)}, relatively {output.number(found.max_relative)}")
     counted = {
         "in the sign of zero": found.zero_signs,
         "in the bits of NaN": found.nans,
         "NaN in one": found.nan_in_one,
     }
-    said += [f"{count:,} {what}" for what, count in counted.items() if count]
+    parts += [f"{count:,} {kind}" for kind, count in counted.items() if count]
     if found.same_values:
-        said.append("the values are the same")
-    return ", ".join(said)
+        parts.append("the values are the same")
+    return ", ".join(parts)

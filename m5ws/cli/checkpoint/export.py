@@ -17,12 +17,12 @@ _UNIVERSAL = "deepspeed-universal"
 
 
 class _Format(click.Choice[str]):
-    """A format; one that is no longer written names the command that writes it."""
+    """A format. For one that is no longer written, the error names the command that writes it."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
         if value == _UNIVERSAL:
             raise UsageError(
-                f"--format {_UNIVERSAL} is no longer written: DeepSpeed converts the files of --format deepspeed",
+                f"--format {_UNIVERSAL} is no longer supported: DeepSpeed converts the files of --format deepspeed",
                 hint="Export with --format deepspeed, then run `python -m deepspeed.checkpoint.ds_to_universal "
                 "--inject_missing_state --input_folder DIR/global_stepN --output_folder DIR/global_stepN_universal`. "
                 "`m5ws run --resume` needs no conversion: it restores on any number of ranks.",
@@ -33,29 +33,29 @@ class _Format(click.Choice[str]):
 @click.command("export")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=_Format(_FORMATS), required=True, help="Who is to read it.")
+@click.option("--format", "form", type=_Format(_FORMATS), required=True, help="Format of the files.")
 @click.option(
     "--tensors",
     "what",
     type=click.Choice(["weights", "all"]),
-    help="Parameters and buffers, or the optimizer's state too; else weights for safetensors and hf, all for dcp.",
+    help="weights: parameters and buffers; all: also optimizer state. [default: all for dcp, else weights]",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be written and what left out; write nothing.")
+@click.option("--dry-run", is_flag=True, help="List the files and the state that is left out; write nothing.")
 @output.json_option
 @click.pass_context
 def command(
     context: click.Context, checkpoint: str, directory: Path, form: str, what: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Write a checkpoint as files that other tools read.
+    """Write a checkpoint in a format of other tools.
 
-    CHECKPOINT is RUN@STEP, or RUN for its newest. DIRECTORY must be empty or not there, and is written whole or not
-    at all. Every byte is checked. What a format cannot hold, as random number generators, is said.
+    CHECKPOINT is RUN@STEP, or RUN for its newest. DIRECTORY must be empty or missing. It is written completely or not
+    at all. Every byte is verified. State that a format cannot hold, such as random number generators, is listed.
 
     \b
     safetensors  one file, or several of at most 5 GB with an index
-    hf           the same with the model's own names, config.json and tokenizer, for from_pretrained
-    dcp          what torch.distributed.checkpoint loads, on any number of ranks
-    deepspeed    the files that DeepSpeed writes, for engine.load_checkpoint and its tools
+    hf           for from_pretrained: safetensors with the model's own names, config.json and tokenizer
+    dcp          files for torch.distributed.checkpoint, on any number of ranks
+    deepspeed    DeepSpeed's own files, for engine.load_checkpoint and its tools
 
     \b
     Example:
@@ -74,9 +74,9 @@ def command(
         with progress.Bar() as bar:
             export.apply(repo, plan, directory, tools, bar)
     if as_json:
-        told = cast(dict[str, object], output.plain(plan.planned))
-        return output.print_json({**told, "directory": directory.absolute(), "written": not dry_run})
-    output.echo(_said(plan.planned, directory, dry_run))
+        result = cast(dict[str, object], output.plain(plan.planned))
+        return output.print_json({**result, "directory": directory.absolute(), "written": not dry_run})
+    output.echo(_text(plan.planned, directory, dry_run))
     return None
 
 
@@ -87,12 +87,12 @@ def _tools() -> "Tools":
     return Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
-def _said(planned: "Planned", directory: Path, dry_run: bool) -> str:
+def _text(planned: "Planned", directory: Path, dry_run: bool) -> str:
     verb = "would be written" if dry_run else "written"
-    what = f"{planned.tensors:,} tensors, {output.size(planned.size_bytes)}, of {planned.run}@{planned.step}"
-    lines = [f"{what} {verb} to {directory}"]
+    content = f"{planned.tensors:,} tensors, {output.size(planned.size_bytes)}, of {planned.run}@{planned.step}"
+    lines = [f"{content} {verb} to {directory}"]
     if dry_run:
         lines += [f"  {name}{'' if size is None else f'  {output.size(size)}'}" for name, size in planned.files.items()]
     if planned.left_out:
-        lines += ["not in it:", *(f"  {line}" for line in planned.left_out)]
+        lines += ["left out:", *(f"  {line}" for line in planned.left_out)]
     return "\n".join(lines)

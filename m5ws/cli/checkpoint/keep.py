@@ -11,9 +11,9 @@ from m5ws.cli.terminal import output
 @output.json_option
 @click.pass_context
 def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
-    """Keep a checkpoint for ever, whatever retention rules say.
+    """Keep a checkpoint for ever, despite retention rules.
 
-    CHECKPOINT is RUN@STEP, or RUN for its newest. Nothing undoes it.
+    CHECKPOINT is RUN@STEP, or RUN for its newest. This cannot be undone.
 
     \b
     Example:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def command(context: click.Context, run: str, as_json: bool) -> None:
     """List the checkpoints of a run.
 
-    NEW is what a checkpoint added to the store: its bytes that no earlier checkpoint of the run had. One that is
-    "not counted" was published by an attempt that a newer one had replaced, and nothing resumes from it.
+    NEW is the number of bytes that a checkpoint added to the store. A checkpoint marked "not counted" was published by
+    an attempt after a newer one had replaced it. No attempt resumes from it.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
 def _row(row: "CheckpointRow") -> tuple[str, ...]:
     if row.problem:
         return str(row.step), str(row.attempt), output.moment(row.when_s), "-", "-", "-", "-", row.problem
-    marks = [word for word, said in (("kept", row.kept), ("not counted", not row.counts)) if said]
+    marks = [word for word, applies in (("kept", row.kept), ("not counted", not row.counts)) if applies]
     sizes = output.size(row.size_bytes), output.size(row.new_bytes)
     when = output.moment(row.when_s)
     return str(row.step), str(row.attempt), when, row.format, str(row.world), *sizes, ", ".join(marks)

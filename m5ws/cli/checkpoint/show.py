@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from m5ws.checkpoints.listing import CheckpointView
 
 _SHOWN = 24
-"""So many values of one place are shown unless all are asked for."""
+"""Number of values of one place that are shown without --state."""
 
 
 @click.command("show")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
-@click.option("--state", "everything", is_flag=True, help="List every value of the state that is no tensor.")
+@click.option("--state", "everything", is_flag=True, help="List all values that are not tensors.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, checkpoint: str, everything: bool, as_json: bool) -> None:
-    """Show a checkpoint: who made it, its tensors, its state.
+    """Show a checkpoint: its origin, tensors and state.
 
-    CHECKPOINT is RUN@STEP, or RUN for its newest. State that is no tensor is shown value by value; what is long, as a
-    random number generator is, by a digest, which is the one in the ledger.
+    CHECKPOINT is RUN@STEP, or RUN for its newest. Other state than tensors is shown value by value. Long values, such
+    as random number generators, are shown as the digest in the ledger.
 
     \b
     Example:
@@ -43,7 +43,7 @@ def command(context: click.Context, checkpoint: str, everything: bool, as_json: 
 
 def _lines(view: "CheckpointView", everything: bool) -> Iterator[str]:
     yield f"checkpoint {view.run}@{view.name}"
-    told = {
+    fields = {
         "run": view.run,
         "step": str(view.step),
         "attempt": str(view.attempt),
@@ -56,7 +56,7 @@ def _lines(view: "CheckpointView", everything: bool) -> Iterator[str]:
         "kept": "for ever" if view.kept else None,
         "counts": None if view.counts else "no: a newer attempt had begun when it was published",
     }
-    yield output.fields(told, "  ")
+    yield output.fields(fields, "  ")
     if view.tensors:
         rows = [
             (row.name, row.dtype, "×".join(map(str, row.shape)) or "-", str(row.shards), output.size(row.size_bytes))

@@ -1,4 +1,4 @@
-"""Options that several verbs have, or that belong together, given to a command as one decorator."""
+"""Decorators for several options at once."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ Command = Callable[..., None]
 
 
 def grouped(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command these parameters, in this order."""
+    """Return a decorator that adds these parameters to a command, in this order."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):

@@ -1,4 +1,4 @@
-"""What the command line may say of a launch; each is `None` where it says nothing, and m5ws.toml does."""
+"""Options of a launch. An option that is not given is None, and m5ws.toml decides."""
 
 from typing import TypedDict, get_args
 
@@ -10,7 +10,7 @@ from m5ws.records.run import Trainer
 
 
 class Given(TypedDict):
-    """The values of `options`, by the names they have in `runs.run.Options`."""
+    """The values of `options`, by their names in `runs.run.Options`."""
 
     trainer: Trainer | None
     nproc: int | None
@@ -21,11 +21,11 @@ class Given(TypedDict):
     name: str | None
 
 
-trainer = click.option("--trainer", type=click.Choice(get_args(Trainer)), help="What starts the script.")
+trainer = click.option("--trainer", type=click.Choice(get_args(Trainer)), help="Program that starts the script.")
 options = grouped(
     trainer,
-    click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Processes on this machine."),
-    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The seed that m5ws.seed() gives the script."),
+    click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes on this machine."),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed for m5ws.seed()."),
     click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints."),
     click.option(
         "--checkpoint-minutes",
@@ -34,5 +34,5 @@ options = grouped(
         help="Minutes between checkpoints.",
     ),
     click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints."),
-    click.option("--name", type=names.Text(), metavar="NAME", help="What people call the run."),
+    click.option("--name", type=names.Text(), metavar="NAME", help="Display name of the run."),
 )

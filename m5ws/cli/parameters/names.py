@@ -1,6 +1,6 @@
-"""Arguments that name a thing, with their shell completion: snapshots, runs, templates.
+"""Arguments that name a snapshot, a run, a checkpoint or a template, with shell completion.
 
-Completion must never break a command line: where there is no workspace or store it offers nothing.
+Completion must never break a command line. Without a workspace or store it offers nothing.
 """
 
 from pathlib import Path
@@ -20,12 +20,12 @@ _BOTH: tuple[Kind, ...] = ("snapshot", "run")
 
 
 def workspace(context: click.Context) -> Workspace:
-    """Return the workspace that `-C` or the current directory lies in. Raises NotFound, ConfigError."""
+    """Return the workspace of `-C` or the current directory. Raises NotFound, ConfigError."""
     return find(context.find_root().params.get("directory") or Path())
 
 
 def settled(here: Workspace, *, create: bool = False) -> "Repository":
-    """Open the store, with what runs that ended on this machine still had to say delivered. Raises NotFound."""
+    """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
     from m5ws.runs import recovery
 
     repo = here.repository(create=create)
@@ -34,14 +34,14 @@ def settled(here: Workspace, *, create: bool = False) -> "Repository":
 
 
 def found(repo: "Repository", given: str, kind: Kind) -> str:
-    """Return the id of the one snapshot, or run, that `given` stands for. Raises NotFound, AmbiguousId."""
+    """Return the full id of a snapshot or run. Raises NotFound, AmbiguousId."""
     from m5ws.repository import ids
 
     return ids.resolve(repo, given, (kind,))[1]
 
 
 class Id(click.ParamType[str]):
-    """A snapshot or run, by a unique prefix of its id; the value stays text until an operation resolves it."""
+    """A snapshot or run, by a unique prefix of its id. The value stays text until an operation resolves it."""
 
     name = "id"
 
@@ -65,7 +65,7 @@ class Id(click.ParamType[str]):
 
 
 class CheckpointName(click.ParamType[str]):
-    """A checkpoint, as `checkpoints.resolve` reads it; runs are completed, and behind an @ their steps."""
+    """A checkpoint as `checkpoints.resolve` reads it. Completion offers runs, and after an @ their steps."""
 
     name = "checkpoint"
 
@@ -84,7 +84,7 @@ class CheckpointName(click.ParamType[str]):
 
 
 class Text(click.ParamType[str]):
-    """Text that can be stored: a terminal hands over bytes that are not UTF-8 as lone surrogates."""
+    """Text that can be stored. Invalid UTF-8 from a terminal, which Python reads as lone surrogates, is refused."""
 
     name = "text"
 
@@ -92,7 +92,7 @@ class Text(click.ParamType[str]):
         try:
             value.encode()
         except UnicodeEncodeError:
-            self.fail("it is not valid UTF-8", param, ctx)
+            self.fail("not valid UTF-8", param, ctx)
         return value
 
 

@@ -1,6 +1,6 @@
-"""Verbs that end in `-- COMMAND …`: what follows `--` is the script's, to the letter.
+"""Commands that end in `-- COMMAND …`. Everything after `--` belongs to the script.
 
-click alone would take its first word for the verb's own optional argument.
+click alone would take the first word for the command's own optional argument.
 """
 
 from typing import cast
@@ -11,7 +11,7 @@ _KEY = "m5ws.script"
 
 
 class ScriptCommand(click.Command):
-    """A command that keeps what follows `--` for `script`."""
+    """A command that keeps the arguments after `--` for `script`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         split = args.index("--") if "--" in args else len(args)
@@ -23,5 +23,5 @@ class ScriptCommand(click.Command):
 
 
 def script(context: click.Context) -> tuple[str, ...]:
-    """Return what followed `--`; empty if there was none."""
+    """Return the arguments after `--`; empty if there are none."""
     return cast(tuple[str, ...], context.meta.get(_KEY, ()))

@@ -1,4 +1,4 @@
-"""Segments on the command line of `m5ws reproduce`: which ones, side by side, and what they say together."""
+"""Segments on the command line of `m5ws reproduce`: their selection, parallel replay and joint result."""
 
 import threading
 from typing import TYPE_CHECKING, TypedDict
@@ -25,14 +25,18 @@ _CHANGES = {"snapshot": "--snapshot", "overrides": "--set", "seed": "--seed", "n
 
 
 options = grouped(
-    click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Only the Kth segment, from a checkpoint."),
+    click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Replay only the Kth segment."),
     click.option(
-        "--from", "first", type=click.IntRange(min=0), metavar="STEP", help="Only from this step's checkpoint on."
+        "--from",
+        "first",
+        type=click.IntRange(min=0),
+        metavar="STEP",
+        help="Replay from the checkpoint after this step.",
     ),
-    click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Only up to this step."),
-    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N segments, drawn at random."),
-    click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="What draws them."),
-    click.option("--all-segments", is_flag=True, help="Every segment as a replay of its own."),
+    click.option("--to", "last", type=click.IntRange(min=1), metavar="STEP", help="Replay up to this step."),
+    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Replay only N segments, chosen at random."),
+    click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice."),
+    click.option("--all-segments", is_flag=True, help="Replay each segment as a run of its own."),
 )
 
 
@@ -48,27 +52,30 @@ class Given(TypedDict):
 
 
 def refuse_useless(context: click.Context) -> None:
-    """Raise UsageError for options that contradict each other, or would be ignored."""
+    """Raise UsageError for options that contradict each other or would be ignored."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     ways = [_WAYS[name] for name in ("segment", "sample", "all_segments") if name in given]
     ways += [_WAYS["steps"]] if given & {"first", "last"} else []
     if len(ways) > 1:
-        raise UsageError(f"{' and '.join(ways)} say different things; give one of them")
+        raise UsageError(f"{' and '.join(ways)} cannot be combined: give one of them")
     if ways and (changes := [_CHANGES[name] for name in _CHANGES if name in given]):
         raise UsageError(
-            f"a segment is replayed from the run's own checkpoint, which {' and '.join(changes)} cannot change",
-            hint="`m5ws run --from RUN@STEP --set …` trains on from a checkpoint with something changed.",
+            f"{' and '.join(changes)} cannot be combined with {ways[0]}: a segment starts from a checkpoint",
+            hint="`m5ws run --from RUN@STEP --set …` continues from a checkpoint with changes.",
         )
     if ways and "tolerance" in given:
-        raise UsageError("--tolerance is for a whole run", hint="A segment starts from exact bits: leave it out.")
+        raise UsageError(
+            f"--tolerance cannot be combined with {ways[0]}",
+            hint="A segment starts from exact bits. Leave out --tolerance.",
+        )
     if "sample_seed" in given and "sample" not in given:
-        raise UsageError("--sample-seed does nothing without --sample")
+        raise UsageError("--sample-seed requires --sample")
     if "parallel" in given and not given & {"sample", "all_segments"}:
-        raise UsageError("--parallel does nothing without --all-segments or --sample")
+        raise UsageError("--parallel requires --all-segments or --sample")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options ask for; nothing of it is the whole run."""
+    """The selection of segments. If all is None, the whole run is meant."""
 
     segment: int | None
     first: int | None
@@ -79,11 +86,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def many(self) -> bool:
-        """Whether segments are replayed each as a run of its own."""
+        """Return True if each segment is replayed as a run of its own."""
         return self.all_segments or self.sample is not None
 
     def of(self, repo: "Repository", run: str) -> "list[Segment]":
-        """Return the segments of a run that are asked for; none for the whole of it. Raises UsageError."""
+        """Return the selected segments of a run; none for the whole run. Raises UsageError."""
         from m5ws.reproduce import segments
 
         if not self.all_segments and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
@@ -100,23 +107,23 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int) -> "Joint":
-    """Replay segments, each as a run of its own, and return what they say together. Ctrl-C stops them all."""
+    """Replay segments, each as a run of its own, and return their joint result. Ctrl-C stops them all."""
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.reproduce import reproduce, segments
 
     stopped = threading.Event()
-    said = threading.Lock()
+    lock = threading.Lock()
     drifted: list[Change] = []
 
     def announce(found: "tuple[Change, ...]") -> None:
-        with said:
+        with lock:
             if found and not drifted:
                 drifted.extend(found)
-                output.note("environment: drifted since the original began; `m5ws reproduce RUN` lists how")
+                output.note("environment: drifted since the start of the original run (`m5ws reproduce RUN` lists how)")
 
     def one(segment: "Segment") -> "Verdict":
         if stopped.is_set():
-            raise reproduce.Interrupted("stopped before there was a verdict")
+            raise reproduce.Interrupted("stopped before a verdict")
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, here.home, here.root)
         output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
@@ -139,7 +146,7 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
 def several(
     here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int, *, as_json: bool
 ) -> int:
-    """Replay segments, print what they say together, and return the exit status."""
+    """Replay segments, print their joint result, and return the exit status."""
     from m5ws.reproduce import segments
 
     joint = replay(here, ports, request, wanted, parallel)
@@ -150,7 +157,7 @@ def several(
 
 
 def text(joint: "Joint") -> str:
-    """Return what segments say together, for people: the finding first, then each segment."""
+    """Return a joint result for people: the result first, then each segment."""
     from m5ws.cli.terminal import verdict
 
     lines = [

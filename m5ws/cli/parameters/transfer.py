@@ -1,4 +1,4 @@
-"""What `m5ws push` and `m5ws pull` share: what is named, and that it is copied and told."""
+"""Parameters and output of `m5ws push` and `m5ws pull`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: str) -> Callable[[Command], Command]:
-    """Return the parameters of a verb that copies, but for its context.
+    """Return the parameters of a command that copies, without its context.
 
-    `ids` is the type of what is named, `flag` the option that says which other store, and `store` and `everything`
-    are the help texts of that option and of --all.
+    `ids` is the type of the arguments and `flag` the option for the other store. `store` and `everything` are the help
+    texts of that option and of --all.
     """
     return grouped(
         click.argument("ids", metavar="[ID]...", type=ids, nargs=-1),
         click.option(flag, "url", required=True, metavar="STORE", help=store),
         click.option("--all", "everything", is_flag=True, help=everything),
-        click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be."),
+        click.option("--dry-run", is_flag=True, help="Print the objects to copy; copy nothing."),
         output.json_option,
     )
 
 
 def chosen(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
-    """Return what is to be copied. Raises UsageError, NotFound, AmbiguousId."""
+    """Return the snapshots and runs to copy. Raises UsageError, NotFound, AmbiguousId."""
     from m5ws.repository import ids as refs
     from m5ws.repository import runs, snapshots
 
     if bool(ids) == everything:
-        raise UsageError("--all and ids exclude each other" if ids else "nothing is named: give ids, or --all")
+        raise UsageError("--all cannot be combined with ids" if ids else "nothing to copy: give ids, or --all")
     if not everything:
         return [refs.resolve(source, given) for given in ids]
     return [("snapshot", name) for name in snapshots.ids(source)] + [("run", name) for name in runs.ids(source)]
@@ -45,15 +45,15 @@ def chosen(source: "Repository", ids: tuple[str, ...], everything: bool) -> "lis
 def copy(
     source: "Repository", target: "Repository", wanted: "list[tuple[Kind, str]]", dry_run: bool, as_json: bool
 ) -> None:
-    """Copy, and print what was copied."""
+    """Copy snapshots and runs, and print the result."""
     from m5ws.repository.transfer import transfer as operation
 
     with progress.Bar() as bar:
         copied = operation.copy(source, target, wanted, bar, dry_run=dry_run)
-    return output.print_json(copied) if as_json else output.echo(_says(copied, target.store.url, dry_run))
+    return output.print_json(copied) if as_json else output.echo(_text(copied, target.store.url, dry_run))
 
 
-def _says(copied: "Copied", url: str, dry_run: bool) -> str:
+def _text(copied: "Copied", url: str, dry_run: bool) -> str:
     new = f"{copied.new_objects:,} objects ({output.size(copied.new_bytes)}) and {copied.references:,} references"
     held = f"{copied.snapshots} snapshots and {copied.runs} runs with {copied.objects:,} objects"
     verb = "would be copied" if dry_run else "copied"

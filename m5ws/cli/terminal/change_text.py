@@ -10,7 +10,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line]:
-    """Return changes in lines under the part they belong to; a diff is coloured where it is shown on a terminal."""
+    """Return changes as lines, grouped by part. On a terminal, a diff is coloured."""
     from m5ws.environment import drift
 
     if not changes:

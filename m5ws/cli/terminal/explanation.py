@@ -1,4 +1,4 @@
-"""What a look into the steps where a replay diverged has shown, for people."""
+"""The explanation of a divergence, as lines for a terminal."""
 
 from m5ws.cli.terminal import output
 from m5ws.records.explanation import Cause, Explanation, Place, Side
@@ -7,19 +7,19 @@ from m5ws.records.run import Segment
 _SIDES = {
     "original": "under the original's conditions",
     "replay": "as the replay that diverged",
-    "again": "as that once more",
+    "again": "as the replay, repeated",
 }
 
 
 def told(side: Side, steps: Segment) -> None:
-    """Say on stderr that a side is replayed."""
+    """Print on stderr that a side is replayed."""
     output.note(f"explaining: {steps} {_SIDES[side.side]}, as {side.replay}")
 
 
 def text(found: Explanation) -> list[str]:
-    """Return an explanation in lines: the place and the cause first, then what they rest on."""
+    """Return an explanation in lines: place and cause first, then the evidence."""
     steps = f"step {found.last}" if found.first == found.last else f"steps {found.first}-{found.last}"
-    lines = [f"looked into {steps}: {_finding(found)}"]
+    lines = [f"examined {steps}: {_finding(found)}"]
     if found.place is not None:
         lines += _place(
             found.place, ("first", "second") if found.between == "two replays" else ("original", "replayed")
@@ -28,19 +28,18 @@ def text(found: Explanation) -> list[str]:
         lines += _cause("cause" if not number else "and" if cause.certain else "or", cause)
     for side in found.sides:
         name = side.replay or "not replayed"
-        lines.append(f"  {side.side.ljust(9)} {name}: {side.problem or 'it showed again what it had shown'}")
+        lines.append(f"  {side.side.ljust(9)} {name}: {side.problem or 'repeated its earlier result'}")
     return lines + [f"  limit     {limit}" for limit in found.limits]
 
 
 def _finding(found: Explanation) -> str:
     if found.place is None:
-        return "nothing that differs was found"
-    between = {"two replays": "two replays of the same", "record and replay": "the original's ledger and the replay"}
+        return "no difference was found"
+    between = {"two replays": "two replays", "record and replay": "the original's ledger and the replay"}
     place = found.place
-    ranks = "" if len(place.ranks) < 2 else f" (ranks {', '.join(map(str, place.ranks))} differ in it)"
-    return (
-        f"{between.get(found.between or '', 'original and replay')} part in step {place.step}, rank {place.rank}{ranks}"
-    )
+    ranks = "" if len(place.ranks) < 2 else f" (ranks {', '.join(map(str, place.ranks))} differ there)"
+    sides = between.get(found.between or "", "original and replay")
+    return f"{sides} first differ in step {place.step}, rank {place.rank}{ranks}"
 
 
 def _place(place: Place, sides: tuple[str, str]) -> list[str]:
@@ -56,4 +55,4 @@ def _place(place: Place, sides: tuple[str, str]) -> list[str]:
 
 
 def _cause(head: str, cause: Cause) -> list[str]:
-    return [f"  {head.ljust(9)} {cause}", *(f"            {said}" for said in cause.evidence)]
+    return [f"  {head.ljust(9)} {cause}", *(f"            {fact}" for fact in cause.evidence)]

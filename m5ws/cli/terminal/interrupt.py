@@ -1,4 +1,4 @@
-"""Signals that ask a long verb to end, as what Ctrl-C is: so that a run is always ended in the one clean way."""
+"""Signals that end a long command in the same clean way as Ctrl-C."""
 
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""What verbs print: one JSON document, or lines for people. Results on stdout, the rest on stderr.
+"""Output of commands: one JSON document, or lines for people. Results go to stdout, all else to stderr.
 
-Numbers for people are short here and exact in JSON. `echo` is the only way to a terminal: a text that a store, a script
-or another person wrote cannot control it.
+Numbers are short for people and exact in JSON. All text reaches a terminal by `echo`, which escapes control characters
+of text from a store, a script or another person.
 """
 
 import datetime
@@ -18,12 +18,12 @@ from m5ws.records import exact
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that control a terminal or the order of what it shows: C0 but for newline and tab, DEL, C1, separators of
-lines and paragraphs, all that directs bidirectional text, and lone surrogates."""
+"""Characters that control a terminal or the order of its text: C0 except newline and tab, DEL, C1, line and paragraph
+separators, bidirectional controls, lone surrogates."""
 
 
 class Styled(msgspec.Struct, frozen=True):
-    """Text that is shown in a style of its own where there is a terminal."""
+    """Text with a style for terminals."""
 
     text: str
     colour: str | None = None
@@ -31,11 +31,11 @@ class Styled(msgspec.Struct, frozen=True):
 
 
 Line = str | tuple[str | Styled, ...]
-"""A line for people, in pieces where they differ in style."""
+"""A line for people. It is in pieces if their styles differ."""
 
 
 def escaped(text: str) -> str:
-    """Return text with each character that could control a terminal as its escape, such as `\\x1b`."""
+    """Return text with each character that could control a terminal escaped, such as `\\x1b`."""
     return _CONTROL.sub(lambda match: _escape(ord(match[0])), text)
 
 
@@ -44,7 +44,7 @@ def _escape(code: int) -> str:
 
 
 def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
-    """Print lines, escaped; their styles are left out where there is no terminal."""
+    """Print lines, escaped. Styles are left out if there is no terminal."""
     click.echo("\n".join(map(_rendered, lines)), err=err, nl=nl)
 
 
@@ -66,19 +66,19 @@ def _rendered(line: Line) -> str:
 def print_json(value: object) -> None:
     """Print records, and lists and mappings of them, as one JSON document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode()
-    # JSON itself escapes C0 alone; any of the others stands within a string.
+    # JSON escapes only C0. All other control characters are inside strings.
     click.echo(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def plain(value: object) -> object:
-    """Return records as plain data, with paths (bytes in records) as text; undecodable bytes are escaped."""
+    """Return records as plain data: paths (bytes in records) become text, and undecodable bytes are escaped."""
     return _texts(msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_path))
 
 
 def _path(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
-    # What msgspec asks of an encoding hook: a value that no record may hold is a bug, and is reported as one.
+    # msgspec expects this error of an encoding hook. A value that no record may have is a bug.
     raise NotImplementedError(f"no JSON for {type(value)}")
 
 
@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
 
 
 def number(text: str) -> str:
-    """Return an exact quantity for people; other text, a digest for one, as it is."""
+    """Return an exact quantity rounded for people. Other text, such as a digest, is returned unchanged."""
     if not text.lstrip("-").startswith(("0x", "nan:")):
         return text
     try:
@@ -134,12 +134,12 @@ def number(text: str) -> str:
 
 
 def short(identifier: str) -> str:
-    """Return as much of an id as people need to see; every verb takes it back."""
+    """Return the first characters of an id, enough for people. Every command accepts them."""
     return identifier[:12]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows under heads in columns, the last one as long as it is."""
+    """Return rows under heads in columns. The last column is not padded."""
     cells = [[_cell(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
@@ -147,24 +147,24 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text as one line: a name with a line end in it would look like two rows."""
+    """Return text as one line, because a name with a line end would look like two rows."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def fields(pairs: Mapping[str, str | None], indent: str = "") -> str:
-    """Return names and values in two columns; a value of None is left out."""
+    """Return names and values in two columns, without values of None."""
     shown = {name: value for name, value in pairs.items() if value is not None}
     width = max(map(len, shown), default=0)
     return "\n".join(f"{indent}{name.ljust(width)}  {value}".rstrip() for name, value in shown.items())
 
 
 def note(message: str) -> None:
-    """Print a line that is not the result, on stderr, unless `-q` was given."""
+    """Print a line on stderr that is not a result, unless `-q` is given."""
     context = click.get_current_context(silent=True)
     if context is None or not context.find_root().params.get("quiet"):
         echo(message, err=True)
 
 
 def warn(message: str) -> None:
-    """Print a line that a person must see, on stderr."""
+    """Print a line on stderr that a person must see."""
     echo(message, err=True)

@@ -1,7 +1,6 @@
-"""Progress of long work, on stderr: a bar on a terminal, now and then a line elsewhere.
+"""Progress of long work, on stderr: a bar on a terminal, a line from time to time elsewhere.
 
-Work that is over soon prints nothing, and loads nothing: the bar's library is imported when there is
-something to wait for.
+Short work prints nothing. The bar's library is imported only when the work takes long.
 """
 
 import sys
@@ -17,7 +16,7 @@ _LINE_EVERY_S = 10.0
 
 
 class Bar:
-    """A `Progress` to be closed; on a terminal the line is erased again at the end."""
+    """A `Progress` with `close`. On a terminal, the line is erased at the end."""
 
     def __init__(self, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
@@ -26,7 +25,7 @@ class Bar:
         self._display: _Display | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Say that `done` of `total` is done; a total of 0 is unknown."""
+        """Show that `done` of `total` is done. A total of 0 means unknown."""
         if self._display is not None:
             self._display.update(what, done, total)
         elif self._clock() >= self._next_s:
@@ -54,7 +53,7 @@ class Bar:
 
 
 class _Display:
-    """One bar of `rich` for each thing that is being done."""
+    """A display of `rich` with one bar for each kind of work."""
 
     def __init__(self) -> None:
         from rich.console import Console

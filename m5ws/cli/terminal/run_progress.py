@@ -1,7 +1,7 @@
 """The progress of a run, on stderr: a live line on a terminal, a line every few seconds elsewhere.
 
-It follows the ledger's events as they are delivered; what a person must see (a notice, an end) is printed
-as a line of its own in both.
+It follows the events of the ledger as they arrive. Notices and the end of an attempt are printed as lines of their
+own.
 """
 
 import sys
@@ -22,7 +22,7 @@ _SMOOTH = 0.9
 
 
 class RunProgress:
-    """Shows preparation (`prepare` is a `Progress`) and then steps (`watch` takes ledger events)."""
+    """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events)."""
 
     def __init__(
         self, *, enabled: bool = True, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
@@ -41,12 +41,12 @@ class RunProgress:
         self._before_s: float | None = None
 
     def prepare(self, what: str, done: int, total: int) -> None:
-        """Show the progress of what comes before the first step."""
+        """Show the progress of the work before the first step."""
         if self._enabled:
             self._bar(what, done, total)
 
     def watch(self, rank: str, event: AnyEvent) -> None:
-        """Show one event of the ledger. A terminal or pipe that goes away ends the showing, never the run."""
+        """Show one event of the ledger. If the terminal or pipe goes away, showing ends and the run continues."""
         if self._gone:
             return
         try:
@@ -67,14 +67,14 @@ class RunProgress:
             case CheckpointPublished() if self._enabled and not self._terminal:
                 self._say(f"checkpoint {event.name}")
             case AttemptStarted() if event.resume is not None:
-                self._say(f"going on from checkpoint {event.resume}")
+                self._say(f"resuming from checkpoint {event.resume}")
             case AttemptEnded():
                 self.close()
             case _:
                 pass
 
     def close(self) -> None:
-        """Leave the last line as it is and give the terminal back."""
+        """Leave the last line on the terminal, and stop."""
         self._bar.close()
         if self._live is not None:
             self._live.stop()
@@ -83,7 +83,7 @@ class RunProgress:
             self._print()
 
     def line(self) -> str:
-        """Return how far the run is: step, loss, tokens a second over all ranks, time left."""
+        """Return the state of the run: step, loss, tokens a second of all ranks, time left."""
         step = self._step
         if step is None:
             return "starting"

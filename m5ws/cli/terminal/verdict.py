@@ -1,4 +1,4 @@
-"""A verdict, for people: what was found, on what evidence, and what differs."""
+"""A verdict for people: the result, the evidence, and the differences."""
 
 from m5ws.cli.terminal import change_text, explanation, output
 from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
@@ -6,7 +6,7 @@ from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
     "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
-    "consistent": "the replay is not the same, and close",
+    "consistent": "the replay is not the same, but within the tolerance",
     "diverged": "the replay is not the same",
     "nondeterministic": "two replays of this run differ from each other",
     "not comparable": "this environment cannot give the same bits",
@@ -14,20 +14,20 @@ _SAYS = {
 
 
 def again(first: Divergence, second: str) -> None:
-    """Say on stderr that a replay diverged, and is done once more."""
+    """Print on stderr that a replay diverged and is repeated."""
     if _of_file(first):
-        output.note(f"it differs in {first.quantity}: replaying once more, as {second}")
+        output.note(f"difference in {first.quantity}: repeating the replay as {second}")
         return
-    output.note(f"it differs at step {first.step} ({first.quantity}): replaying once more, up to there, as {second}")
+    output.note(f"difference at step {first.step} ({first.quantity}): repeating the replay up to this step as {second}")
 
 
 def _of_file(found: Divergence) -> bool:
-    """Return True for a difference of output files, which belong to no step and no rank."""
+    """Return True for a difference of output files, which have no step and no rank."""
     return found.quantity.startswith("file ")
 
 
 def text(verdict: Verdict) -> str:
-    """Return a verdict in lines: the finding first, then the evidence, then what may be the cause."""
+    """Return a verdict in lines: the result, then the evidence, then the changes that may be the cause."""
     part = f", {verdict.segment}" if verdict.segment is not None else ""
     lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(_replays(verdict))}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
@@ -45,9 +45,9 @@ def text(verdict: Verdict) -> str:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
     if verdict.outputs:
-        lines += ["", "output files:", *(f"  {what}" for what in verdict.outputs)]
+        lines += ["", "output files:", *(f"  {line}" for line in verdict.outputs)]
     if verdict.not_compared:
-        lines += ["", "not compared:", *(f"  {what}" for what in verdict.not_compared)]
+        lines += ["", "not compared:", *(f"  {line}" for line in verdict.not_compared)]
     if verdict.changes and not _is_told(verdict):
         lines += [
             "",
@@ -58,36 +58,34 @@ def text(verdict: Verdict) -> str:
 
 
 def _is_told(verdict: Verdict) -> bool:
-    """Return True if the reason has the only change, with both values."""
+    """Return True if the reason already contains the only change, with both values."""
     from m5ws.environment import drift
 
     return len(verdict.changes) == 1 and drift.title(verdict.changes[0]) in (verdict.reason or "")
 
 
 def _replays(verdict: Verdict) -> tuple[str, ...]:
-    """Return the replays that were to do the run again; those that explain are named with what they show."""
+    """Return the replays that repeat the run. Replays for the explanation are listed with it."""
     explaining = verdict.explanation.replays if verdict.explanation is not None else ()
     return tuple(name for name in verdict.replays if name not in explaining)
 
 
 def joint(found: JointVerdict) -> str:
-    """Return what replays of segments said together: the finding, and of which steps what is known."""
-    said = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
-    return "\n".join([*said, output.fields(found.parts, "  ")])
+    """Return the result of segment replays together, and the state of each range of steps."""
+    lines = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
+    return "\n".join([*lines, output.fields(found.parts, "  ")])
 
 
 def _again(recheck: Recheck) -> list[str]:
     if recheck.replay is None:
-        return [f"second replay: could not be begun: {recheck.reason}"]
+        return [f"second replay: could not be started: {recheck.reason}"]
     until = f", up to step {recheck.last}" if recheck.last is not None else ""
-    told = (
-        "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "tells nothing"
-    )
-    lines = [f"second replay: {recheck.replay}{until}: {told}"]
+    result = "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "no result"
+    lines = [f"second replay: {recheck.replay}{until}: {result}"]
     if recheck.first is not None:
-        lines += first(recheck.first, ("first", "second"), "where they part")
+        lines += first(recheck.first, ("first", "second"), "first difference")
     if recheck.start is not None:
-        equal = {None: "tells nothing", True: "equal to the original", False: "differs from the original too"}
+        equal = {None: "no result", True: "equal to the original", False: "differs from the original too"}
         lines.append(f"from the start: {recheck.start}{until}: {equal[recheck.start_equal]}")
     return lines
 

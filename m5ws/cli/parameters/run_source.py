@@ -1,0 +1,130 @@
+"""The options of `m5ws run` that select its run: a new one, the next attempt of an existing one, or a fork."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+import click
+from click.core import ParameterSource
+
+from m5ws.cli import detached
+from m5ws.cli.parameters import names
+from m5ws.cli.parameters.grouped import grouped
+from m5ws.cli.parameters.script import script
+from m5ws.cli.snapshot import start
+from m5ws.cli.terminal import output
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.records.run import Run
+    from m5ws.repository.repository import Repository
+    from m5ws.runs.run import Options
+    from m5ws.workspace import Workspace
+
+_WITH_RESUME = frozenset(("resume", "take_over", "from_scratch", "env", "detach", "dry_run", "no_progress", "as_json"))
+"""The options that a resumed run takes. All others would be ignored, because it keeps those of its start."""
+
+options = grouped(
+    click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Message for the new snapshot."),
+    click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Resume RUN from its newest checkpoint."),
+    click.option("--from-scratch", is_flag=True, help="With --resume: restart at the first step if nothing was saved."),
+    click.option("--take-over", is_flag=True, help="With --resume: stop an attempt that may be alive elsewhere."),
+    click.option(
+        "--from",
+        "from_",
+        type=names.CheckpointName(),
+        metavar="RUN[@STEP]",
+        help="Fork: start a new run from a checkpoint, with the given changes.",
+    ),
+    click.option(
+        "--restart",
+        multiple=True,
+        type=click.Choice(["data", "schedule", "generators"]),
+        help="With --from: reset this part of the state; may be repeated.",
+    ),
+)
+
+
+class Given(TypedDict):
+    """The values of `options`, and of the other parameters that select a run."""
+
+    snapshot: str | None
+    overrides: tuple[str, ...]
+    message: str | None
+    resume: str | None
+    take_over: bool
+    from_scratch: bool
+    from_: str | None
+    restart: tuple[Literal["data", "schedule", "generators"], ...]
+    planned: Path | None
+
+
+def select(here: "Workspace", repo: "Repository", given: Given, launch: "Options") -> "Run":
+    """Return the run to execute. Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot."""
+    from m5ws.runs import recovery
+    from m5ws.runs import run as operation
+
+    if given["planned"] is not None:
+        return detached.planned(given["planned"])
+    if given["resume"] is not None:
+        run = operation.resumed(repo, names.found(repo, given["resume"], "run"))
+        if not given["take_over"]:
+            recovery.refuse_elsewhere(repo, run.id, here.home)
+        return run
+    if given["from_"] is not None:
+        return _fork(repo, given["from_"], given, launch)
+    spec = operation.spec(here.settings.run, launch)
+    snapshot = start(here, repo, given["snapshot"], given["overrides"], given["message"])
+    return operation.new_run(snapshot, spec, name=launch.name)
+
+
+def _fork(repo: "Repository", checkpoint: str, given: Given, launch: "Options") -> "Run":
+    """Return a new run that starts from a checkpoint, and print its differences from its parent."""
+    from m5ws.runs import fork
+
+    snapshot = names.found(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
+    request = fork.Request(
+        checkpoint=checkpoint, snapshot=snapshot, overrides=given["overrides"], options=launch, restart=given["restart"]
+    )
+    run = fork.new_run(repo, request)
+    _print_changes(repo, run)
+    return run
+
+
+def _print_changes(repo: "Repository", run: "Run") -> None:
+    from m5ws.environment import drift
+    from m5ws.runs import fork
+
+    if run.parent is None:
+        return
+    output.note(f"starting after step {run.parent.step} of run {run.parent.run}")
+    for change in fork.changes(repo, run):
+        output.note(f"  changed: {drift.title(change)}")
+
+
+def refuse_useless(context: click.Context) -> None:
+    """Raise UsageError for options that would be ignored, or that require another one."""
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    given |= {"command"} if script(context) else set()
+    if "resume" in given and (useless := given - _WITH_RESUME):
+        raise UsageError(
+            f"--resume cannot be combined with {_labels(context, useless)}: a resumed run keeps its original options"
+        )
+    if "rebuild" in context.params["env"] and "resume" not in given:
+        raise UsageError("--env rebuild requires --resume")
+    for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("restart", "from_")):
+        if name in given and required not in given:
+            raise UsageError(f"{_labels(context, [name])} requires {_labels(context, [required])}")
+    if {"from_", "message"} <= given:
+        raise UsageError("--message cannot be combined with --from: a fork creates no snapshot")
+    if {"snapshot", "message"} <= given:
+        raise UsageError("--message cannot be combined with SNAPSHOT: no snapshot is created")
+
+
+def _labels(context: click.Context, given: Iterable[str]) -> str:
+    """Return parameters as they are written on the command line."""
+    labels = {
+        parameter.name: max(parameter.opts, key=len) if isinstance(parameter, click.Option) else str(parameter.name)
+        for parameter in context.command.params
+    }
+    return ", ".join(labels.get(name, name.upper()) for name in sorted(given))
