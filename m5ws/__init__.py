@@ -1,8 +1,8 @@
-"""m5ws: training runs that can be checked. `session` and `seed` are all that a training script needs.
+"""m5ws: training runs that can be checked. A training script needs only `session` and `seed`.
 
-Importing this package loads no torch; the names below are looked up on first use.
+Importing this package does not import torch. `session` and `seed` are imported on first use.
 
-Floors, from top to bottom; an import points down only (import-linter checks it):
+Layers, from top to bottom. An import points down only (import-linter checks it):
 
     cli · workspace                  verbs; the one place that chooses implementations
     attest bisect projects           statements; the cause of a difference; init and demo
@@ -17,7 +17,7 @@ Floors, from top to bottom; an import points down only (import-linter checks it)
 
 __version__ = "0.1.0"
 
-# As typing's, without importing it: the program begins here, and what it imports first it waits for.
+# Not imported from typing, because every import here delays the start of the program.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from m5ws.training.loop.session import seed as seed

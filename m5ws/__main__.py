@@ -6,20 +6,20 @@ import signal
 import sys
 
 _COLLECT_AFTER = 100_000
-"""Objects made and kept before a collection; Python's own is 700."""
+"""Number of new objects before a garbage collection. Python's default is 700."""
 _INTERRUPTED = 130
-"""As `m5ws.cli` ends, which may not be imported yet (docs/reference/exit-codes.md)."""
+"""The same status as in `m5ws.cli`, which may not be imported yet (docs/reference/exit-codes.md)."""
 
 
 def program() -> int:
-    """As `main`, for a process that ends with it."""
+    """Run `main` in a process that ends with it."""
     status = main()
     _drop_unwritten()
     return status
 
 
 def _drop_unwritten() -> None:
-    """Have Python not write once more, at its end, what stdout did not take: that was reported, and has a status."""
+    """Discard output that stdout did not take. Python would report the error again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -28,12 +28,12 @@ def _drop_unwritten() -> None:
 
 def main() -> int:
     """Run the command line and return its exit status."""
-    # A short command keeps nearly all that it makes: Python's collector looks for garbage in vain.
+    # A short command keeps nearly all its objects, so garbage collections would only cost time.
     gc.set_threshold(_COLLECT_AFTER)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_streams()
     try:
-        # A parent that ignores SIGCHLD hands that on, and then no child's exit status is known.
+        # If a parent ignores SIGCHLD, this process inherits that, and children have no exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv):
             _begin_git()
@@ -43,12 +43,12 @@ def main() -> int:
     try:
         return command_line()
     finally:
-        # Python looks through all modules once more before it ends, which is a tenth of a short command's time.
+        # Without this, Python scans all modules at exit, which takes a tenth of a short command's time.
         gc.freeze()
 
 
 def _open_standard_streams() -> None:
-    """Open the streams that this was started without (`>&-`): the next files opened would be taken for them."""
+    """Open the standard streams that are closed (`>&-`), or the next opened files would take their place."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -58,14 +58,14 @@ def _open_standard_streams() -> None:
 
 
 def _begin_git() -> None:
-    """Start git on the workspace, so that it works while Python imports the rest."""
+    """Start git on the workspace, so that it runs while Python imports the rest."""
     from m5ws.config import discovery
     from m5ws.snapshot.sources import git_start
 
     try:
         root = discovery.nearest(os.getcwd())
     except FileNotFoundError:
-        # The folder that this was started in is gone.
+        # The current directory was removed.
         return
     if root is not None:
         git_start.begin_ahead(root, os.environ)

@@ -1,4 +1,4 @@
-"""A directory that is there whole or not at all: it is filled under another name beside it, and renamed at the end."""
+"""A directory that appears complete or not at all. It is filled under a temporary name beside it, then renamed."""
 
 import os
 import shutil
@@ -12,25 +12,25 @@ from m5ws.errors import UsageError
 def check(target: Path) -> None:
     """Raise UsageError unless `target` is absent or an empty directory."""
     if target.is_symlink() or (target.exists() and not target.is_dir()) or (target.is_dir() and any(target.iterdir())):
-        raise UsageError(f"{target} is not empty", hint="Name a folder that does not exist yet.")
+        raise UsageError(f"{target} is not empty", hint="Choose a directory that does not exist yet.")
 
 
 @contextmanager
 def filled(target: Path) -> Iterator[Path]:
-    """Give a directory to fill that becomes `target`, durable, when all went well; otherwise nothing is left of it.
+    """Yield a directory to fill, which becomes `target`, durably, after the block. After an error nothing remains.
 
-    Raises UsageError as `check`.
+    Raises UsageError as `check` does.
     """
     check(target)
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A sibling, so that the rename stays within a file system; one that is killed leaves it behind, named so.
+    # A sibling, so that the rename stays within one file system. A killed process leaves it behind under this name.
     made = target.parent / f".{target.name}.unfinished-{os.urandom(4).hex()}"
     made.mkdir()
     try:
         yield made
         _sync(made)
-        # An empty directory in its place is replaced by this; a full one that came meanwhile is not.
+        # This replaces an empty directory, and fails if `target` has been filled meanwhile.
         made.rename(target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)

@@ -3,4 +3,4 @@
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total) during long work; total 0 means unknown."""
+"""Called with (activity, done, total) during long work. A total of 0 means unknown."""

@@ -1,8 +1,8 @@
-"""The workspace: the directory with `m5ws.toml`, what that file says, and the adapters it stands for.
+"""The workspace: the directory with `m5ws.toml`, its settings, and the adapters that they select.
 
-This is the only module that reads environment variables (`VARIABLES` lists them) and the only one that
-chooses adapters. Each is imported in the method that makes it, so that a command imports only the adapters
-it uses. Every directory under `.m5ws` is made when it is first written to.
+This is the only module that reads environment variables (`VARIABLES` lists them) and that chooses adapters. Each
+adapter is imported in the method that makes it, so that a command imports only those that it uses. Every directory
+under `.m5ws` is created at its first write.
 """
 
 import logging
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 STATE = place.STATE
 VARIABLES = {
-    "XDG_CACHE_HOME": "Where caches are: what torch says of this machine, copies of remote objects, environments.",
-    "XDG_STATE_HOME": "Where the work directories of runs are, if `m5ws.toml` names no other place.",
-    "M5WS_CONTAINER_IMAGE": "Set by who starts a container: its image, by digest.",
-    "MLFLOW_TRACKING_URI": "The MLflow server, where `m5ws.toml` names none.",
+    "XDG_CACHE_HOME": "Parent of the caches: machine facts from torch, copies of remote objects, environments.",
+    "XDG_STATE_HOME": "Parent of the work directories of runs, if `m5ws.toml` sets none.",
+    "M5WS_CONTAINER_IMAGE": "Image of the container by digest, set by the program that starts the container.",
+    "MLFLOW_TRACKING_URI": "The MLflow server, if `m5ws.toml` sets none.",
 }
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A workspace that was found and read, and the environment that launched processes inherit."""
+    """A workspace with its settings, and the environment that launched processes inherit."""
 
     root: Path
     settings: Settings
@@ -51,26 +51,26 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """What people call it: `name` in `m5ws.toml`, or the directory's name."""
+        """The display name: `name` in `m5ws.toml`, or the directory's name."""
         return self.settings.name or self.root.name
 
     @property
     def home(self) -> Path:
-        """`.m5ws`, where everything of m5ws's own is kept; `prepare` makes it."""
+        """The directory `.m5ws` with all of m5ws's own files. `prepare` creates it."""
         return self.root / STATE
 
     @property
     def index_path(self) -> Path:
-        """The file that remembers the digests of unchanged files."""
+        """The file with the digests of unchanged files."""
         return self.home / "index"
 
     def attempt_dir(self, run_id: str, attempt: int) -> Path:
-        """Return where an attempt is materialised and keeps its logs."""
+        """Return the directory of an attempt: its spools, logs and outputs."""
         return self.home / "runs" / run_id / f"{attempt:04d}"
 
     @property
     def store_url(self) -> str:
-        """The store, with a relative path taken from the workspace, and all that opens it."""
+        """The store's URL with all options to open it. A relative path is resolved against the workspace."""
         return self._located(self.settings.store.url)
 
     def _located(self, url: str) -> str:
@@ -78,13 +78,13 @@ class Workspace:
 
         if "://" not in url:
             return str(self.root / url)
-        # What m5ws.toml says of its own store is not said of another one.
+        # The options of the workspace's own store do not apply to another store.
         own = url == self.settings.store.url
         return url_of(url, self.settings.store) if own else url
 
     @property
     def cache_dir(self) -> Path | None:
-        """Where copies of the store's objects are kept; None for a store in a directory, unless it is asked for."""
+        """The cache of the store's objects. None for a store in a directory, unless the settings name a cache."""
         named = self.settings.store.cache
         if named:
             return self.root / Path(named).expanduser()
@@ -95,19 +95,19 @@ class Workspace:
 
     @property
     def environments_dir(self) -> Path:
-        """Where environments that were made again are kept."""
+        """The directory of rebuilt environments."""
         return self._user_cache.with_name("m5ws-environments")
 
     @property
     def _user_cache(self) -> Path:
-        """What all workspaces of a user share on this machine, and can be made again."""
+        """The cache that all workspaces of a user share on this machine. All of it can be rebuilt."""
         # The XDG base directory specification ignores a path that is not absolute.
         base = Path(self.environment.get("XDG_CACHE_HOME", ""))
         return (base if base.is_absolute() else Path.home() / ".cache") / "m5ws"
 
     @property
     def work_root(self) -> Path:
-        """Where the work directories of attempts are: one place for all workspaces of a user."""
+        """The parent of the work directories of attempts. All workspaces of a user share it."""
         if named := self.settings.run.work_dir:
             return self.root / Path(named).expanduser()
         base = Path(self.environment.get("XDG_STATE_HOME", ""))
@@ -115,12 +115,12 @@ class Workspace:
 
     @property
     def tracking_uri(self) -> str:
-        """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else this workspace's own file."""
+        """The MLflow store: that of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
         own = f"sqlite:///{self.home / 'mlflow.db'}"
         return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
 
     def prepare(self) -> Path:
-        """Make `.m5ws` with its own ignore rule, if it is not there, and return it."""
+        """Create `.m5ws` with its ignore rule if it does not exist, and return it."""
         self.home.mkdir(exist_ok=True)
         ignore = self.home / ".gitignore"
         if not ignore.exists():
@@ -130,10 +130,10 @@ class Workspace:
     def repository(
         self, *, create: bool = False, imagined: bool = False, near: bool = True, form: Format | None = None
     ) -> "Repository":
-        """Open the store, or make it with `create`, of the format `form`. Raises NotFound if there is none.
+        """Open the store, or create it with `create`, in the format `form`. Raises NotFound if it does not exist.
 
-        With `imagined`, for a dry run, one that is not there is returned as it would be made. Without `near`, all
-        that is read is the store's own, and no copy on this machine's disk.
+        With `imagined`, for a dry run, a missing store is returned as it would be created. Without `near`, all data is
+        read from the store itself and not from this machine's cache.
         """
         repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined, form=form)
         if not near or self.cache_dir is None:
@@ -144,7 +144,7 @@ class Workspace:
         return repository.through(cached(repository.store, self.cache_dir, limit_bytes))
 
     def kept(self, folder: Path) -> "Repository":
-        """Open a store in a folder of this machine. Raises NotFound if there is none."""
+        """Open a store in a directory of this machine. Raises NotFound if it does not exist."""
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
 
@@ -153,9 +153,10 @@ class Workspace:
     def repository_at(
         self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None
     ) -> "Repository":
-        """As `repository`, for a store of any URL, without copies; a relative path is taken from the workspace.
+        """Open or create the store at any URL, as `repository` does, without a cache.
 
-        One that is made gets the format `form`. Raises UsageError if one that is there has another.
+        A relative path is resolved against the workspace. A new store gets the format `form`. Raises UsageError if an
+        existing store has another format.
         """
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
@@ -188,7 +189,7 @@ class Workspace:
         except NotFound as error:
             if imagined:
                 return Repository.imagined(store, form)
-            raise NotFound(str(error), hint="The first `m5ws snapshot` makes it.") from error
+            raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
 
     def source(self) -> SourceControl:
         from m5ws.snapshot.sources.git import Git
@@ -196,13 +197,13 @@ class Workspace:
         return Git(self.environment)
 
     def history(self) -> CommitHistory:
-        """Return the history of the repository around this workspace, which is read when it is asked for."""
+        """Return the commit history of the repository around this workspace, which is read on use."""
         from m5ws.snapshot.sources.git_history import GitHistory
 
         return GitHistory(self.root)
 
     def datasets(self) -> DatasetSource | None:
-        """Return the finder of datasets that DVC tracks; None where `m5ws.toml` turns it off."""
+        """Return the source of datasets that DVC tracks; None if `m5ws.toml` disables it."""
         if not self.settings.data.dvc:
             return None
         from m5ws.snapshot.sources.dvc import Dvc
@@ -210,7 +211,7 @@ class Workspace:
         return Dvc()
 
     def tokenizers(self) -> TokenizerProbe:
-        """Return the reader of tokenizers, for the token ids of the probe text."""
+        """Return the probe for the token ids of the probe text."""
         from m5ws.snapshot.sources.tokenizer import Tokenizers
 
         return Tokenizers()
@@ -218,7 +219,7 @@ class Workspace:
     def observer(self, *, provides: bool = True) -> Observer:
         """Return the observer of this machine, as this workspace's training processes will see it.
 
-        `provides`: with the modules of each distribution, which only attempts need.
+        With `provides`, it records the modules of each distribution. Only attempts need them.
         """
         from m5ws.environment.observe import machine
 
@@ -232,11 +233,11 @@ class Workspace:
         )
 
     def inside(self, image: str) -> bool:
-        """Return whether this process is in a container of `image`, as who started it says."""
+        """Return True if this process runs in a container of `image`, according to M5WS_CONTAINER_IMAGE."""
         return self.environment.get("M5WS_CONTAINER_IMAGE") == image
 
     def environments(self, *, containers: bool) -> Environments:
-        """Return what makes environments again: container images, or virtual environments."""
+        """Return the builder of environments: container images, or virtual environments."""
         from m5ws.environment.observe.observing import Orders
         from m5ws.launch import local
 
@@ -263,7 +264,7 @@ class Workspace:
         return local.LocalLauncher(self.environment)
 
     def tracker(self) -> Tracker | None:
-        """Return the follower of runs in MLflow; None where `m5ws.toml` switches it off."""
+        """Return the MLflow tracker; None if `m5ws.toml` disables it."""
         if not self.settings.mlflow.enabled:
             return None
         from m5ws.tracking.mlflow.tracker import Mlflow
@@ -271,7 +272,7 @@ class Workspace:
         return Mlflow(self.tracking_uri, self.settings.mlflow.experiment or self.name, self.store_url)
 
     def ports(self, repo: "Repository") -> "Ports":
-        """Return the outside, as the operations on runs take it."""
+        """Return the ports for operations on runs."""
         from m5ws.runs.supervise import Ports
 
         return Ports(
@@ -286,21 +287,21 @@ class Workspace:
 
 
 def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
-    """Return the workspace that `start` lies in: the nearest directory upwards with an `m5ws.toml`.
+    """Return the workspace around `start`: the nearest directory upwards with an `m5ws.toml`.
 
-    Raises NotFound if there is none, ConfigError (with file and line) for what the file says wrongly.
+    Raises NotFound if there is none, ConfigError (with file and line) for an error in the file.
     """
     here = start.absolute()
     if not here.is_dir():
-        raise NotFound(f"there is no directory {start}", hint="`-C DIR` names a directory in a workspace.")
+        raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
     root = place.nearest(os.fspath(here))
     if root is None:
-        raise NotFound(f"no {place.FILE} in {here} or above it", hint="`m5ws init` makes a workspace here.")
+        raise NotFound(f"no {place.FILE} in {here} or above it", hint="`m5ws init` creates a workspace here.")
     return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
 
 
 def try_store(root: Path, settings: StoreSettings) -> None:
-    """Make or join the store that a workspace at `root` is to use. Raises what keeps it from that."""
+    """Create or join the store of a workspace at `root`. Raises any error of the store."""
     from m5ws.repository.repository import Repository
     from m5ws.store import open_store
 
@@ -309,25 +310,25 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
 
 def make_repository(root: Path, files: Sequence[str], message: str) -> str:
-    """Make a git repository at `root` with one commit of `files`, and return its id. Raises UsageError, M5Error."""
+    """Create a git repository at `root` with one commit of `files`, and return its id. Raises UsageError, M5Error."""
     from m5ws.snapshot.sources import git_history
 
     return git_history.make_repository(root, files, message)
 
 
 def signatures() -> Signatures:
-    """Return the maker and checker of signatures; it needs no workspace."""
+    """Return the signer and verifier of statements. No workspace is required."""
     from m5ws.attest.ssh_signatures import SshSignatures
 
     return SshSignatures()
 
 
-# --- functions of `training` that work on stored tensors, outside any rank --------------------------------
+# --- functions of `training` for stored tensors, outside of ranks --------------------------------
 
 
 @contextmanager
 def _extra(feature: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtra for a module that is not installed."""
+    """Raise MissingExtra if a module is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -335,22 +336,22 @@ def _extra(feature: str, extra: str) -> Iterator[None]:
 
 
 def compare_bits() -> "CompareBits":
-    """Return the comparison of tensors by their bits. Raises MissingExtra."""
-    with _extra("saying how much tensors differ", "train"):
+    """Return the bitwise comparison of tensors. Raises MissingExtra."""
+    with _extra("comparing tensors", "train"):
         from m5ws.training.tools.compare_bits import compare
     return compare
 
 
 def rebuild() -> "checkpoint_export.Rebuild":
-    """Return the finder of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
-    with _extra("finding the weights in a DeepSpeed checkpoint", "train"):
+    """Return the reader of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
+    with _extra("reading the weights of a DeepSpeed checkpoint", "train"):
         from m5ws.training.backends.deepspeed.weights import rebuilt
     return rebuilt
 
 
 def write_dcp() -> "checkpoint_export.WriteTensors":
     """Return the writer of torch's distributed checkpoints. Raises MissingExtra."""
-    with _extra("writing a checkpoint of torch's", "train"):
+    with _extra("writing a checkpoint for torch", "train"):
         from m5ws.training.tools.export_dcp import write
     return write
 

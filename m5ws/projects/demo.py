@@ -1,8 +1,7 @@
-"""`m5ws demo`: a small GPT snapshotted, trained, reproduced and told apart, by commands that anybody can type.
+"""`m5ws demo`: a small GPT is snapshotted, trained, reproduced and compared, by commands that anybody can type.
 
-`plan` returns the commands, `execute` runs each as a process of its own, as it is printed. Nothing is done that
-is not one of them, but for one thing: DeepSpeed's CPU optimizer is compiled meanwhile, which its first run would
-do otherwise.
+`plan` returns the commands. `execute` prints each command and runs it in a process. Only one step is hidden: the
+compilation of DeepSpeed's CPU optimizer, in the background, which its first run would do otherwise.
 """
 
 import importlib.util
@@ -20,20 +19,20 @@ from m5ws.errors import M5Error, MissingExtra, UsageError
 
 TEMPLATES = ("gpt-fsdp", "gpt-deepspeed")
 _QUIET = ("m5ws", "-q")
-"""A terminal shows the progress all the same, in one line."""
+"""A terminal still shows the progress, in one line."""
 _BUILD = ("-m", "m5ws.training.backends.deepspeed.cpu_adam")
 
 
 class DemoFailed(M5Error):
-    """A command of the demo did not end as it should."""
+    """A command of the demo ended with an unexpected status."""
 
     exit_code = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show: in which new directory, by which templates, on which text (None: Python's standard library).
+    """The demo's new directory, templates, and text (None: Python's standard library).
 
-    `store` is where the workspaces keep everything; None is a directory in each.
+    `store` is the store of the workspaces; None is a directory in each.
     """
 
     directory: Path
@@ -44,10 +43,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One command, run in `directory`; it must end with status `expect`.
+    """One command, run in `directory`, which must end with status `expect`.
 
-    `{name}` in `argv` stands for the id that an earlier command's first line ended with, and that its `keeps` names.
-    `says` is what a person sees before it. `compiled`: it needs DeepSpeed's compiled optimizer.
+    `{name}` in `argv` stands for an id: the last word in the first line of an earlier command with that name in
+    `keeps`. `says` is printed before the command. `compiled`: the command needs DeepSpeed's compiled optimizer.
     """
 
     argv: tuple[str, ...]
@@ -58,56 +57,56 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
 
     def typed(self, before: Path | None, ids: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the lines one types in directory `before`; an id that is not in `ids` is its name in capitals."""
+        """Return the lines to type in directory `before`. An id that is not in `ids` is its name in capitals."""
         move = () if self.directory == before else (f"cd {shlex.quote(str(self.directory))}",)
         return (*move, shlex.join(_filled(self.argv, ids)))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands in order; `path` is what must be on PATH to type them, if it is not there already."""
+    """The commands in order. `path` must be added to PATH to type them; None if it is there."""
 
     options: Options
     commands: tuple[Command, ...]
     path: Path | None
 
     def lines(self) -> list[str]:
-        """Return everything as it will be typed; ids, which are not known yet, by their names in capitals."""
+        """Return all lines to type. Ids, which are not known yet, are their names in capitals."""
         directories = [None, *(command.directory for command in self.commands)]
         steps = zip(self.commands, directories, strict=False)
         return [*self.start(), *(line for command, before in steps for line in command.typed(before, {}))]
 
     def start(self) -> tuple[str, ...]:
-        """Return what must be typed first: nothing where `m5ws` is found already."""
+        """Return the lines to type first; none if `m5ws` is on PATH."""
         return (f'export PATH={shlex.quote(str(self.path))}:"$PATH"',) if self.path is not None else ()
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The workspaces that were made, and the seconds that all of it took."""
+    """The new workspaces, and the duration in seconds."""
 
     workspaces: tuple[Path, ...]
     seconds: float
 
 
 def free_directory(parent: Path) -> Path:
-    """Return the first of `m5ws-demo`, `m5ws-demo-2`, … in `parent` that is not there."""
+    """Return the first of `m5ws-demo`, `m5ws-demo-2`, … that does not exist in `parent`."""
     names = (f"m5ws-demo-{number}" if number > 1 else "m5ws-demo" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())
 
 
 def plan(options: Options) -> Plan:
-    """Return what will be run. Raises UsageError for a directory in use or an unknown text, MissingExtra, M5Error."""
+    """Return the commands. Raises UsageError for a directory in use or an unknown text, MissingExtra, M5Error."""
     root = options.directory.absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise UsageError(f"{root} is there already", hint="The demo makes a new directory: name another one.")
+        raise UsageError(f"{root} already exists", hint="The demo needs a new directory: choose another name.")
     if options.text is not None and not options.text.exists():
-        raise UsageError(f"there is no {options.text}")
+        raise UsageError(f"no such file or folder: {options.text}")
     _check_installed("gpt-deepspeed" in options.templates)
     commands = [command for name in options.templates for command in _template(name, root, options)]
     return Plan(options=options, commands=tuple(commands), path=_missing_from_path())
 
 
 def execute(planned: Plan, show: Callable[[str], None]) -> Done:
-    """Run the commands, showing each before its output; `show` prints a line on stdout. Raises DemoFailed."""
+    """Run the commands, each printed before its output. `show` prints a line on stdout. Raises DemoFailed."""
     began = time.monotonic()
     root = planned.options.directory.absolute()
     root.mkdir(parents=True, exist_ok=True)
@@ -133,7 +132,7 @@ def execute(planned: Plan, show: Callable[[str], None]) -> Done:
 
 
 def _check_installed(deepspeed: bool) -> None:
-    """Raise MissingExtra or M5Error now for what a command would miss minutes later."""
+    """Raise MissingExtra or M5Error now for requirements of later commands."""
     extras = {"tokenizers": "templates", "torch": "train", "mlflow": "mlflow"}
     if deepspeed:
         extras["deepspeed"] = "deepspeed"
@@ -141,19 +140,19 @@ def _check_installed(deepspeed: bool) -> None:
         if importlib.util.find_spec(module) is None:
             raise MissingExtra("the demo", extra)
     if shutil.which("git") is None:
-        raise M5Error("git is not installed", hint="The demo makes a git repository, as a project would.")
+        raise M5Error("git is not installed", hint="The demo creates a git repository. Install git.")
 
 
 def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
-    """Yield what is shown of one template: all of it for the first, the proof alone for those after it."""
+    """Yield the commands of one template: all of them for the first one, fewer for the others."""
     here, nproc = root / name, ("--nproc", str(options.nproc))
     first = name == options.templates[0]
     compiled = name == "gpt-deepspeed"
     how = "DeepSpeed ZeRO, its optimizer on the CPU" if compiled else "FSDP2"
-    # The others are shorter: what they show is that it works by another trainer, too.
+    # The others only show another trainer, so they are shorter.
     short = () if first else ("--set", "steps=12")
 
-    def told(words: str) -> str:
+    def of_first(words: str) -> str:
         return words if first else ""
 
     kept = ("--store", options.store) if options.store else ()
@@ -164,25 +163,25 @@ def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
     )
     text = () if options.text is None else (str(options.text.absolute()),)
     yield Command(
-        says=told("Its data: real text, and a tokenizer trained on it."),
+        says=of_first("Prepare the data: real text, and a tokenizer trained on it."),
         argv=("python", "prepare.py", *text),
         directory=here,
     )
     yield Command(
-        says=told("Pin it all: code, config, tokenizer, data, environment. The digest names every byte."),
+        says=of_first("Pin code, config, tokenizer, data and environment. The digest covers every byte."),
         argv=("m5ws", "snapshot", "-m", "first"),
         directory=here,
         keeps="snapshot",
     )
     yield Command(
-        says=told(f"Train from the snapshot alone, on {options.nproc} processes."),
+        says=of_first(f"Train from the snapshot, on {options.nproc} processes."),
         argv=(*_QUIET, "run", "{snapshot}", *nproc, *short),
         directory=here,
         keeps="run",
         compiled=compiled,
     )
     yield Command(
-        says=told("Train again, and compare every step and the whole state, bit for bit."),
+        says=of_first("Train again, and compare every step and the whole state, bit for bit."),
         argv=(*_QUIET, "reproduce", "{run}"),
         directory=here,
         compiled=compiled,
@@ -193,7 +192,7 @@ def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
 
 def _change(here: Path, compiled: bool) -> Iterator[Command]:
     yield Command(
-        says="Train again with one number changed: the verdict must name it, and the first step that differs.",
+        says="Train again with one number changed. The verdict names the change and the first step that differs.",
         argv=(*_QUIET, "reproduce", "{run}", "--set", "learning_rate=0.002"),
         directory=here,
         keeps="replay",
@@ -206,12 +205,12 @@ def _change(here: Path, compiled: bool) -> Iterator[Command]:
 
 
 def _run(command: Command, ids: dict[str, str], show: Callable[[str], None]) -> None:
-    """Run a command to its end, its output passed on; keep the id it prints. Raises DemoFailed."""
+    """Run a command to its end, pass on its output, and keep the id that it prints. Raises DemoFailed."""
     argv = _executable(_filled(command.argv, ids))
     if command.keeps is None:
         status = subprocess.run(argv, cwd=command.directory, check=False).returncode
     else:
-        # stderr stays what it is, so that progress is live on a terminal.
+        # stderr is not redirected, so that progress is live on a terminal.
         with subprocess.Popen(argv, cwd=command.directory, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for number, line in enumerate(process.stdout):
@@ -222,7 +221,7 @@ def _run(command: Command, ids: dict[str, str], show: Callable[[str], None]) -> 
     if status != command.expect:
         raise DemoFailed(
             f"`{shlex.join(_filled(command.argv, ids))}` ended with status {status}, not {command.expect}",
-            hint=f"It was run in {command.directory}, which stays as it is.",
+            hint=f"Look at its files in {command.directory}.",
         )
 
 
@@ -235,7 +234,7 @@ def _is_id(word: str) -> bool:
 
 
 def _executable(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command with the programs of this installation, whatever PATH has."""
+    """Return the command with the programs of this installation, whatever is on PATH."""
     programs = {"m5ws": (sys.executable, "-P", "-m", "m5ws"), "python": (sys.executable,)}
     return (*programs.get(argv[0], argv[:1]), *argv[1:])
 
@@ -247,9 +246,9 @@ def _missing_from_path() -> Path | None:
 
 
 class _Build:
-    """The compilation of DeepSpeed's CPU optimizer, in the background from now on.
+    """The compilation of DeepSpeed's CPU optimizer, in the background.
 
-    It is never killed: the lock that a killed one leaves would keep the next one waiting. It ends by itself.
+    It is never killed, because its lock would then block the next compilation.
     """
 
     def __init__(self, log: Path) -> None:
@@ -260,9 +259,9 @@ class _Build:
             )
 
     def finish(self, show: Callable[[str], None]) -> None:
-        """Wait until it is compiled. Raises DemoFailed."""
+        """Wait for the compilation. Raises DemoFailed."""
         if self._process.poll() is None:
-            show("(DeepSpeed's CPU optimizer is being compiled, once for this machine.)")
+            show("(Compiling DeepSpeed's CPU optimizer, once for this machine.)")
         if self._process.wait() != 0:
-            said = self._log.read_text(errors="replace")[-2000:]
-            raise DemoFailed(f"DeepSpeed's CPU optimizer could not be compiled:\n{said}", hint=f"See {self._log}.")
+            output = self._log.read_text(errors="replace")[-2000:]
+            raise DemoFailed(f"DeepSpeed's CPU optimizer could not be compiled:\n{output}", hint=f"See {self._log}.")

@@ -1,6 +1,6 @@
-"""A new workspace: an `m5ws.toml` that says every setting, and a template's files.
+"""A new workspace: an `m5ws.toml` with every setting, and a template's files.
 
-Nothing of the user's is ever written over: if one file of the plan is there already, none is written.
+User files are never overwritten. If one file of the plan exists, none is written.
 """
 
 import difflib
@@ -20,13 +20,13 @@ _SKIPPED = frozenset({"__pycache__", ".m5ws", ".git", ".venv", ".pytest_cache", 
 
 
 class FilesExist(M5Error):
-    """Files that `init` would write are there already."""
+    """Files that `init` writes already exist."""
 
-    hint = "Nothing was changed. Choose another directory, or move these away."
+    hint = "Nothing was changed. Choose another directory, or move these files away."
 
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to be written: `path` below the workspace, and its whole content."""
+    """A file to write: `path` below the workspace, and its content."""
 
     path: str
     data: bytes
@@ -34,7 +34,7 @@ class NewFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `init` will write below `root`; `kept` names ignore files of the user's that stay as they are."""
+    """The files that `init` writes below `root`. `kept` lists existing ignore files that stay unchanged."""
 
     root: Path
     template: str | None
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def templates(folder: Path | None = None) -> list[str]:
-    """Return the names of the templates in `folder`, or of those that this m5ws has."""
+    """Return the names of the templates in `folder`, or of m5ws's own."""
     root = folder or templates_dir()
     if not root.is_dir():
         return []
@@ -51,7 +51,7 @@ def templates(folder: Path | None = None) -> list[str]:
 
 
 def templates_dir() -> Path:
-    """Return where templates are: inside the installed package, or beside it in a checkout."""
+    """Return the directory of templates: inside the installed package, or beside it in a checkout."""
     package = Path(m5ws.__file__).parent
     installed = package / "_templates"
     return installed if installed.is_dir() else package.parent / "templates"
@@ -60,11 +60,11 @@ def templates_dir() -> Path:
 def plan(
     root: Path, template: str | None = None, folder: Path | None = None, store: Mapping[str, str] | None = None
 ) -> Plan:
-    """Return what a new workspace at `root` needs; `folder` holds the templates, if not those of this m5ws.
+    """Return the files of a new workspace at `root`. `folder` has the templates, if not m5ws's own.
 
-    `store` is what m5ws.toml is to say of the store, by key.
+    `store` has keys and values for the store's section in m5ws.toml.
 
-    Raises FilesExist with every file that is in the way, NotFound for a template that there is not.
+    Raises FilesExist with every existing file, NotFound for an unknown template.
     """
     files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
@@ -81,27 +81,27 @@ def plan(
 
 
 def apply(planned: Plan) -> None:
-    """Write the planned files, each only if nothing is there. Raises FilesExist if one has appeared meanwhile."""
+    """Write the planned files, each only if it does not exist. Raises FilesExist if one has appeared meanwhile."""
     planned.root.mkdir(parents=True, exist_ok=True)
-    # m5ws.toml goes last: the directory is a workspace only when the rest is there.
+    # m5ws.toml is written last, so the directory is a workspace only if it is complete.
     for file in sorted(planned.files, key=lambda file: file.path == CONFIGURATION):
         target = planned.root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o777 if file.executable else 0o666)
         except FileExistsError as error:
-            raise FilesExist(f"{target} was made by somebody else meanwhile", hint="Look at it; try again.") from error
+            raise FilesExist(f"{target} was created meanwhile", hint="Check the file, then try again.") from error
         with open(descriptor, "wb") as writer:
             writer.write(file.data)
 
 
 def in_git(root: Path) -> bool:
-    """Return whether `root` lies in a git working tree, which is what makes code states nameable."""
+    """Return True if `root` is in a git working tree, so that snapshots have a commit."""
     return any((above / ".git").exists() for above in (root, *root.absolute().parents))
 
 
 def _in_the_way(root: Path, path: str) -> str | None:
-    """Return what is at `path` already, or the file that stands where a directory of `path` must be."""
+    """Return `path` if it exists, or the file in place of one of its directories; else None."""
     if os.path.lexists(root / path):
         return path
     for above in Path(path).parents:
@@ -120,7 +120,7 @@ def _template_dir(name: str, folder: Path) -> Path:
 
 
 def _template_files(directory: Path) -> Iterator[NewFile]:
-    """Yield a template's files; links into the folder that templates share are followed."""
+    """Yield a template's files. Links into the shared folder of templates are followed."""
     for folder, folders, names in os.walk(directory, followlinks=True):
         folders[:] = sorted(set(folders) - _SKIPPED)
         for name in sorted(names):
@@ -134,30 +134,30 @@ def _template_files(directory: Path) -> Iterator[NewFile]:
 
 
 def _with_store(file: NewFile, store: Mapping[str, str]) -> NewFile:
-    """Return an m5ws.toml that says of the store what is given; comments and all else stay."""
-    said = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in store.items())
+    """Return an m5ws.toml with these keys in the store's section. Comments and other sections stay."""
+    keys = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in store.items())
     text = file.data.decode()
     if "\n[store]\n" in text:
-        text = text.replace("\n[store]\n", f"\n[store]\n{said}", 1)
+        text = text.replace("\n[store]\n", f"\n[store]\n{keys}", 1)
     else:
-        text = f"{text.rstrip()}\n\n[store]\n{said}"
+        text = f"{text.rstrip()}\n\n[store]\n{keys}"
     return msgspec.structs.replace(file, data=text.encode())
 
 
 def _configuration(root: Path) -> str:
-    # json's escapes are TOML's: the name of any directory becomes a valid string.
+    # JSON's escapes are valid in TOML, so any directory name becomes a valid string.
     name = msgspec.json.encode(os.fsencode(root.absolute().name).decode("utf-8", "replace")).decode()
     return _TEXT.replace("@NAME@", name)
 
 
 _TEXT = """\
-# What `m5ws snapshot` pins and how `m5ws run` trains. Commented lines show the defaults.
-# A key that m5ws does not know is an error. docs/reference/configuration.md has all of them.
+# Settings for `m5ws snapshot` and `m5ws run`. Commented lines show defaults or examples.
+# An unknown key is an error. docs/reference/configuration.md has all keys.
 
 name = @NAME@
 
 [store]
-# A directory, relative to this file or absolute; or a bucket, s3://bucket/prefix, to which the other keys belong.
+# A directory, relative to this file or absolute; or s3://bucket/prefix. Most other keys are only for S3.
 # url = ".m5ws/store"
 # region = "eu-west-1"
 # endpoint_url = "https://s3.example.org"
@@ -166,17 +166,17 @@ name = @NAME@
 # storage_class = "INTELLIGENT_TIERING"
 # integrity = "signed"
 # stall_s = 20.0
-# Copies of what is read from a remote store. Empty: m5ws in the user's cache directory. A limit of 0 keeps none.
+# Cache of a remote store. Empty: m5ws in the user's cache directory. A limit of 0 disables the cache.
 # cache = ""
 # cache_limit = "50 GiB"
 
 [code]
-# All that git tracks, and what it neither tracks nor ignores, is captured as it is in the working tree.
-# Patterns as in .gitignore, for files that are left out all the same.
+# A snapshot has the working tree's state of all files that git does not ignore.
+# Patterns as in .gitignore, for files to leave out in addition.
 # exclude = []
 
 [config]
-# YAML, JSON or TOML files whose keys `m5ws diff` compares and `m5ws run --set key=value` changes.
+# YAML, JSON or TOML files. `m5ws diff` compares their keys; `m5ws run --set key=value` changes them.
 # files = ["config.yaml"]
 
 [tokenizer]
@@ -185,24 +185,25 @@ name = @NAME@
 # probe = "The quick brown fox jumps over 13 lazy dogs."
 
 [data]
-# Files or folders that are pinned by content, whether git ignores them or not; and what DVC tracks.
+# Files or folders to pin by content, even if git ignores them. dvc: also pin files that DVC tracks.
 # paths = []
 # dvc = true
 
 [environment]
-# What you ask for: lock files, container image (by digest), versions by name. What is there is observed.
+# Required environment: lock files, container image (by digest), versions by name.
 # locks = ["constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml"]
 # image = "registry.example.org/train@sha256:..."
 # wanted = { nccl = "2.27.3" }
-# Environment variables whose values are recorded. No others are.
+# Environment variables to record. No others are recorded.
 # variables = []
-# Distributions that may be installed from files outside the workspace, editable or not. Others are refused.
+# Distributions that may be installed from files outside the workspace, such as editable ones.
 # allow_local = []
 
 [determinism]
 # "strict" makes an operation without a deterministic version an error, "warn" a warning, "off" allows it.
 # "portable" is "strict", with the same bits on every x86-64 processor with AVX2.
 # level = "strict"
+# CPU threads of each rank.
 # threads = 1
 # python_hash_seed = 0
 # tf32 = false
@@ -211,6 +212,7 @@ name = @NAME@
 # nccl_algo = "Ring"
 
 [run]
+# The script and its launch.
 # command = ["train.py"]
 # trainer = "torchrun"
 # nproc = 1
@@ -219,33 +221,33 @@ name = @NAME@
 # checkpoint_every = 100
 # checkpoint_minutes = 30
 # fingerprint_every = 100
-# Folders the script writes to; what is in them is kept when the run ends.
+# Folders that the script writes to. Their files are stored at the end of the run.
 # outputs = []
-# Where the scripts are at work: a private folder outside any checkout. Empty: m5ws/work in the user's state directory.
+# Parent of work directories: private, outside any checkout. Empty: m5ws/work in the user's state directory.
 # work_dir = ""
 # ignore = []
 # environment = { NAME = "value" }
 
 [checkpoint]
-# The training waits for the copy of its state alone; with false, until the checkpoint is published.
+# true: training waits only for the copy of its state. false: until the checkpoint is published.
 # asynchronous = true
-# So many failed checkpoints in a row end the training; without it, none does.
+# Number of failed checkpoints in a row that ends the training. Without it, none does.
 # failures = 3
-# How long a run that is told to stop (Ctrl-C, SIGTERM, SIGUSR2) may take for its last checkpoint.
+# Seconds for the last checkpoint after a stop (Ctrl-C, SIGTERM, SIGUSR2).
 # deadline_s = 110
 
 [mlflow]
 # enabled = true
-# The default is a file in .m5ws; the variable MLFLOW_TRACKING_URI names a server for all workspaces.
+# Default: a file in .m5ws. The variable MLFLOW_TRACKING_URI sets a server for all workspaces.
 # tracking_uri = "http://mlflow.example.org:5000"
 # experiment = "name of this workspace"
 
 [retention]
-# Without these, `m5ws gc` keeps every checkpoint. With them: the last n of each run, and those at every nth step.
+# By default `m5ws gc` keeps all checkpoints. With these keys: each run's last n, and every nth step's.
 # last = 3
 # every = 1000
 
 [secrets]
-# Files that look like keys or passwords are refused. Patterns of those that are harmless.
+# Files that look like keys or passwords are refused. Patterns of harmless files.
 # allow = []
 """

@@ -1,8 +1,8 @@
-"""From the ranks' spools to the ledger: in order, once, and later if the store does not answer now.
+"""Delivery of the ranks' spools to the ledger: in order, once, and later if the store does not answer.
 
-What ranks say is read each second, for whoever watches. It is published at once where it matters (checkpoints, notices,
-settings, beginnings and ends, with all that was said before them), and steps after a while that grows with the
-attempt: a batch is a request to the store and a key in it for ever, for each rank, and a month has 2.6 million seconds.
+Spools are read every second. Checkpoints, notices, settings, starts and ends are published at once, with all earlier
+events. Steps wait for a time that grows with the attempt. Each batch costs, for each rank, a request and a permanent
+key, and a month has 2.6 million seconds.
 """
 
 import logging
@@ -19,20 +19,20 @@ from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import unsaved
 
 DELIVERED = "delivered"
-"""A file of this name in an attempt's directory says that the store has its ledger and results."""
+"""Name of a file in an attempt's directory. The file exists if the store has its ledger and results."""
 
 _INTERVAL_S = 1.0
 _SHARE = 200
-"""Steps wait for a two-hundredth of the time that the attempt has taken, …"""
+"""Steps wait for 1/200 of the attempt's duration, …"""
 _LONGEST_S = 60.0
-"""… or so long: what a machine that dies takes with it of them, and by how much others see them late."""
+"""… but at most this long. A machine that dies loses as much, and readers see steps that late."""
 _MOST_BYTES = 2**20
-"""So much of one rank is not kept waiting."""
+"""Waiting bytes of one rank that cause a publication."""
 _log = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Delivers one attempt's spools; what the ledger holds already, from an earlier supervisor, is left out."""
+    """Delivers one attempt's spools. Events that an earlier supervisor delivered are left out."""
 
     def __init__(
         self, repo: Repository, run: str, attempt: int, spools: Path, clock: Callable[[], float] = time.monotonic
@@ -50,10 +50,10 @@ class Delivery:
         self._warned = False
         self._failed = False
         self.batches = 0
-        """How many batches this published."""
+        """Number of published batches."""
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
-        """Return what is new as (rank, event), looked for once a second, and publish what is due; all if `final`."""
+        """Return new events as (rank, event), at most once a second. Publish the due ones; all if `final`."""
         now = self._clock()
         if not final and self._last_s is not None and now - self._last_s < _INTERVAL_S:
             return []
@@ -69,7 +69,7 @@ class Delivery:
         return said
 
     def finish(self) -> list[tuple[str, AnyEvent]]:
-        """Deliver the rest, after the last event; if nothing is left, nobody needs to look here again."""
+        """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered."""
         delivered = self.deliver(final=True)
         if self.complete and not unsaved.waiting(self._spools.parent):
             (self._spools.parent / DELIVERED).touch()
@@ -77,11 +77,11 @@ class Delivery:
 
     @property
     def complete(self) -> bool:
-        """Whether the ledger took everything that the last call that published found."""
+        """Return True if the ledger took all events of the last publication."""
         return not self._failed
 
     def heads(self) -> dict[str, Digest]:
-        """Return where each rank's chain ends, read from its whole spool."""
+        """Return the head of each rank's chain, computed from its whole spool."""
         found = {}
         for path in sorted(self._spools.glob("[0-9]*.spool")):
             head = genesis(self._run, self._attempt, path.stem)
@@ -95,7 +95,7 @@ class Delivery:
         return self._errors[0] if self._errors else None
 
     def _said(self, rank: str, path: Path) -> list[AnyEvent]:
-        """Return what a rank has said since the last look, but for the attempt's beginning: it was published before."""
+        """Return a rank's new events, without the start of the attempt, which is already published."""
         found = self._seen.setdefault(rank, SpoolReader(path)).read()
         self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))
         events = [ledger.decode_event(event) for event in found]
@@ -115,13 +115,13 @@ class Delivery:
             published = True
             self._warned = False
         except (M5Error, OSError) as error:
-            # Training goes on and the events stay in the spool; the next call tries again, in order.
+            # Training continues and the events stay in the spool. The next call tries again, in order.
             if not self._warned:
-                _log.warning("the store does not take the ledger; it is kept and delivered later: %s", error)
+                _log.warning("the store does not accept the ledger; events are kept and delivered later: %s", error)
             self._failed = self._warned = True
         finally:
             if not published:
-                # Ctrl-C comes here too, at any moment.
+                # Ctrl-C gets here too, at any moment.
                 self._writers.pop(rank, None)
                 self._readers.pop(rank, None)
 

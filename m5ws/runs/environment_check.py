@@ -1,7 +1,7 @@
-"""Comparison of the environment with the one that an attempt needs, before its launch.
+"""Comparison of the environment with the required one, before an attempt is launched.
 
-Every run needs the versions that its snapshot declares. A resumed run also needs the environment that the continued
-attempt observed. `reproduce` compares by the same rules.
+Every run requires the versions that its snapshot declares. A resumed run also requires the environment of the attempt
+that it continues. `reproduce` compares by the same rules.
 """
 
 from m5ws.environment import drift, recorded, usage
@@ -17,13 +17,13 @@ _NAMED = 5
 class EnvironmentDiffers(M5Error):
     """The environment is not the one that a run began in, or that its snapshot declares."""
 
-    hint = "`--env warn` goes on all the same; `--resume RUN --env rebuild` makes the environment of the run again."
+    hint = "`--env warn` continues anyway; `--resume RUN --env rebuild` rebuilds the environment of the run."
 
 
 def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
-    """Return all differences, the gravest first; in what no rank of that attempt loaded, as harmless.
+    """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
-    A first attempt without declared versions needs no environment.
+    A first attempt without declared versions has no required environment.
     """
     declared = snapshots.load(ports.repo, plan.run.snapshot).declared
     if plan.attempt == 1 and not declared.wanted and declared.image is None:
@@ -41,7 +41,7 @@ def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
 
 
 def refuse(found: tuple[Change, ...]) -> None:
-    """Raise EnvironmentDiffers if something differs that can change bits."""
+    """Raise EnvironmentDiffers for a difference that can change bits."""
     grave = [change for change in found if change.rating != "cannot"]
     if grave:
         more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
@@ -49,7 +49,7 @@ def refuse(found: tuple[Change, ...]) -> None:
 
 
 def _continued(plan: Plan) -> int:
-    """Return the attempt that a resume goes on with: the one that made its checkpoint; without one, the last."""
+    """Return the attempt that a resume continues: the one of its checkpoint, or the last."""
     if plan.resume is not None and plan.context.parent is None:
         return checkpoints.attempt_of(plan.resume)
     return plan.attempt - 1

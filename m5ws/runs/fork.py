@@ -1,6 +1,6 @@
-"""`run --from`: a new run that starts from a checkpoint of another one, with what is changed.
+"""`run --from`: a new run (a fork) that starts from a checkpoint of another run, with changes.
 
-A fork goes on as its parent but for what is said: the parent's snapshot and launch spec, unless others are named.
+A fork has its parent's snapshot and launch spec, except for the given changes.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from m5ws.snapshot.config import overrides
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to fork (`checkpoint` as checkpoint_names takes it), and what is changed by it."""
+    """A fork: the checkpoint, as `resolve` reads it, and the changes."""
 
     checkpoint: str
     snapshot: Digest | None = None
@@ -31,16 +31,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_run(repo: Repository, request: Request) -> Run:
-    """Return a fork that does not exist yet. Publishes its snapshot if that is a derived one.
+    """Return a new fork. Publishes its snapshot if it is a derived one.
 
-    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and where nothing is left
-    to do.
+    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and if no steps are left.
     """
     named = resolve.resolve(repo, request.checkpoint, state=True)
     if not resolve.holds_state(repo, named.run, named.name):
         raise UsageError(
-            f"checkpoint {named.name} of run {named.run} holds output files: no training can start from it",
-            hint="A script that uses m5ws.session makes checkpoints that a run can start from.",
+            f"checkpoint {named.name} of run {named.run} has only output files: no training can start from it",
+            hint="Only checkpoints of a script with m5ws.session can start a run.",
         )
     origin = runs.load(repo, named.run)
     snapshot = request.snapshot or origin.snapshot
@@ -63,24 +62,24 @@ def new_run(repo: Repository, request: Request) -> Run:
 
 
 def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:
-    """Return what a fork is given otherwise than its parent: its snapshot and its launch. Raises NotFound."""
+    """Return the differences between a fork and its parent in snapshot and launch. Raises NotFound."""
     assert fork.parent is not None
     origin = runs.load(repo, fork.parent.run)
     return (*diff.between_snapshots(repo, origin.snapshot, fork.snapshot), *diff.launch(origin.spec, fork.spec))
 
 
 def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:
-    """Raise UsageError if a run that does what its parent did has nothing left to do; the ranks find out otherwise."""
+    """Raise UsageError if an unchanged fork has no steps left. For changed ones, the ranks find out."""
     total = state.load_newest(repo, run_id).total_steps
     if total is not None and step >= total:
         raise UsageError(
             f"run {run_id} ends with step {total}: starting after step {step}, nothing is left to do",
-            hint="Give it more steps (--set steps=…, or what the script calls them), or start from an earlier step.",
+            hint="Raise the number of steps (--set steps=…, or the script's own key), or start from an earlier step.",
         )
 
 
 def _spec(spec: LaunchSpec, options: run.Options) -> LaunchSpec:
-    """Return the parent's launch spec with what is given. Raises UsageError for a command that holds a secret."""
+    """Return the parent's launch spec with the given options. Raises UsageError if the command contains a secret."""
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in run.Options.__struct_fields__ if name in fields}
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})

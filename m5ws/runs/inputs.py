@@ -1,4 +1,4 @@
-"""The files that an attempt is given: whether it left them alone, and what becomes of them afterwards."""
+"""The input files of an attempt: detection of changes, and removal after the attempt."""
 
 import os
 from contextlib import suppress
@@ -13,7 +13,7 @@ def stamps(work: Path) -> dict[Path, Stamp]:
 
 
 def untouched(work: Path, given: dict[Path, Stamp]) -> set[Path]:
-    """Return the inputs that are as they were."""
+    """Return the unchanged inputs."""
     return {path for path, known in given.items() if _is(work, path, known)}
 
 
@@ -24,10 +24,7 @@ def modified(work: Path, given: dict[Path, Stamp]) -> list[str]:
 
 
 def remove(work: Path, given: dict[Path, Stamp]) -> None:
-    """Remove the inputs that are as they were, which the store has, and folders that are empty then.
-
-    What the script wrote stays: nobody else may have it.
-    """
+    """Remove unchanged inputs, which the store has, and folders that are then empty. Files of the script stay."""
     for path, known in given.items():
         if _is(work, path, known):
             with suppress(OSError):
@@ -39,7 +36,7 @@ def remove(work: Path, given: dict[Path, Stamp]) -> None:
 
 
 def _is(work: Path, path: Path, known: Stamp) -> bool:
-    """Return whether an input is as it was, in its own place: not behind a link that the script made of a folder."""
+    """Return True if an input is unchanged and in its own place, not behind a link that the script made of a folder."""
     try:
         return stamp(path.lstat()) == known and path.parent.resolve() == work.resolve() / path.parent.relative_to(work)
     except OSError:

@@ -1,9 +1,8 @@
-"""What an attempt leaves when its supervisor is killed, or when the store or the tracker does not answer.
+"""Delivery of data that an attempt left on its machine: after a kill, or if the store or tracker did not answer.
 
-All of it is on the machine of the attempt, below `.m5ws/runs`, and is delivered by whoever comes next in that
-workspace, unless the run is alive: its supervisor holds the lock `lock`, and torchrun `ranks` until its last rank ends.
-Who does not have an attempt's own spools never writes into its chains: from elsewhere an attempt that lives and one
-that was killed look alike.
+All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A
+supervisor holds the lock `lock`, and torchrun holds `ranks` until its last rank ends. A process without an attempt's
+own spools never writes into its chains, because from elsewhere a killed attempt looks like one that is alive.
 """
 
 import logging
@@ -33,18 +32,18 @@ from m5ws.runs.outputs import unrecorded, unsaved
 from m5ws.tracking.interface import Tracker
 
 TRACKED = "tracked"
-"""A file of this name in an attempt's directory says that the tracker has all of the run."""
+"""Name of a file in an attempt's directory. The file exists if the tracker has all of the run."""
 
 VERDICT = "verdict"
-"""A verdict that the store did not take, in a run's directory."""
+"""Name of a file in a run's directory: a verdict that the store did not take."""
 
 UNTOLD = "untold"
-"""A file of this name in a run's directory says that the tracker lacks the run's verdict, or joint verdict."""
+"""Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
 
 TRACKING_S = 60.0
 _RANKS_S = 60.0
 _OWNER = "owner"
-"""A file of this name in an attempt's directory says its own inode: in a copy of the directory it says another's."""
+"""Name of a file in an attempt's directory with its own inode. In a copied directory the number does not match."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,23 +53,23 @@ class Running(UsageError):
 
 @contextmanager
 def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
-    """Hold a run: no other supervisor, and no rank of an earlier attempt, is alive. Raises Running.
+    """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises Running.
 
-    The ranks of a supervisor that was killed get `wait_s` seconds to end. The second lock is inherited by what is
-    launched while it is held.
+    The ranks of a killed supervisor get `wait_s` seconds to end. Processes that are launched in the block inherit the
+    second lock.
     """
     run = run_dir.name
     with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
         if not locks.acquire(supervisor.fileno()):
-            raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` follows it.")
+            raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` prints its output.")
         if not locks.acquire(ranks.fileno(), wait_s):
-            raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or end them.")
+            raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or kill them.")
         os.set_inheritable(ranks.fileno(), True)
         yield
 
 
 def own(directory: Path) -> None:
-    """Mark the directory of an attempt that is about to begin as the one that its spools are written in."""
+    """Mark the directory of a new attempt as the place of its spools."""
     with (directory / _OWNER).open("w") as file:
         file.write(str(os.fstat(file.fileno()).st_ino))
 
@@ -78,22 +77,22 @@ def own(directory: Path) -> None:
 def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
     """Return True if the spools of the stored attempt are in this directory.
 
-    Another machine may have begun the attempt after a plan was made here, and the directory may be a copy.
+    Another machine may have begun the attempt after it was planned here, or the directory may be a copy.
     """
     spooled = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
     stored = next(ledger.read(repo, run, attempt, LAUNCHER), None) if spooled else None
     if stored is None or bytes(stored.events[0]) != spooled[0]:
         return False
     mark = directory / _OWNER
-    # Directories of older builds have no mark.
+    # Directories of older versions have no mark.
     return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
 
 
 def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: unsaved.Opener | None = None) -> None:
-    """Deliver what is left of an attempt that nobody supervises, and end it if a kill left it without an end.
+    """Deliver the remaining events of an attempt without a supervisor, and end it if it was killed before its end.
 
-    Of an attempt whose own spools are elsewhere, do nothing. With an `opener`, results that the store did not take are
-    published too.
+    If the attempt's own spools are elsewhere, do nothing. With an `opener`, also publish results that the store did
+    not take.
     """
     work_directories.end(directory)
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
@@ -109,11 +108,7 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     end = next((event for event in reversed([*events]) if isinstance(event, AttemptEnded)), None)
     if end is None:
         ended = AttemptEnded(
-            time_s=time.time(),
-            outcome="failed",
-            exit_code=137,
-            message="m5ws was killed while it supervised",
-            heads=left.heads(),
+            time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=left.heads()
         )
         missing = unrecorded.events(repo, run, attempt)
         ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
@@ -128,7 +123,7 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
 
 
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest attempt of a run, if it has no end and its spools are not here: it may be alive on `host`."""
+    """The newest attempt of a run, if it has no end and its spools are not here. It may be alive on `host`."""
 
     run: str
     attempt: int
@@ -161,15 +156,15 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
     raise Running(
         f"run {run} may be alive: attempt {found.attempt} on {found.host} has no end, "
-        f"and gave its last sign of life {ago} (h:mm:ss) ago",
-        hint=f"`m5ws run --resume {run} --take-over` goes on with it here; an attempt that is alive is then stopped.",
+        f"and its last sign of life is {ago} (h:mm:ss) old",
+        hint=f"`m5ws run --resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
     )
 
 
 def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
-    """Deliver what runs on this machine left; those that are alive, and what cannot be delivered, are passed over.
+    """Deliver the data that runs left on this machine. Skip runs that are alive or cannot be delivered.
 
-    `opener` opens the store with a last checkpoint that was kept; without it, what was kept stays.
+    `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
     """
     for run_dir in sorted((home / "runs").glob("*")):
         attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
@@ -184,7 +179,7 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
         except Running:
             continue
         except (M5Error, OSError) as error:
-            _log.warning("what run %s left could not be delivered: %s", run_dir.name, error)
+            _log.warning("cannot deliver the remaining data of run %s: %s", run_dir.name, error)
 
 
 def keep_verdict(home: Path, verdict: Verdict) -> None:
@@ -204,7 +199,7 @@ def _publish_verdict(repo: Repository, path: Path) -> None:
 
 @contextmanager
 def telling(run_dir: Path) -> Iterator[None]:
-    """Mark a run's verdict as one that the tracker lacks, until the block ends without an error."""
+    """Mark a run's verdict as missing in the tracker, until the block ends without an error."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / UNTOLD).touch()
     yield
@@ -217,7 +212,7 @@ def untold(home: Path) -> list[Path]:
 
 
 def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
-    """Tell the tracker the verdicts that it did not take; return what it still lacks."""
+    """Write the missing verdicts to the tracker. Return the problems that remain."""
     for mark in untold(home):
         run = mark.parent.name
         if (mark.parent / VERDICT).exists():
@@ -229,13 +224,13 @@ def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
                 if (joint := runs.joint(repo, run)) is not None:
                     tracker.write_joint(joint)
         except (M5Error, OSError) as error:
-            # The others would fail alike, each after as long.
+            # The others would fail in the same way, each after the same time.
             return [f"the tracker lacks the verdict of run {run}: {error}"]
     return []
 
 
 def catch_up(tracker: Tracker, home: Path) -> list[str]:
-    """Tell the tracker what it missed of runs on this machine that have ended; return what it still misses."""
+    """Deliver ended runs of this machine to the tracker, if it lacks them. Return the problems that remain."""
     problems = []
     for run_dir in sorted((home / "runs").glob("*")):
         attempt = max(run_dir.glob("[0-9][0-9][0-9][0-9]"), default=None)

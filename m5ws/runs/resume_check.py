@@ -1,7 +1,7 @@
-"""Steps that a resumed attempt repeats, held against what earlier attempts recorded: free evidence.
+"""Comparison of the steps that a resumed attempt repeats with the records of earlier attempts.
 
-A restart goes back to a checkpoint, so the steps between it and the kill are done twice. If the restore was
-exact they are equal in bits; if they are not, this says so the moment it happens, and at which step.
+A resume goes back to a checkpoint, so the steps between that checkpoint and the kill are done twice. After an exact
+restore they are equal in bits. If they differ, this reports the first such step at once.
 """
 
 from m5ws.records.ledger import AnyEvent, State, Step
@@ -12,7 +12,7 @@ _MOST = 3
 
 
 class RepeatedSteps:
-    """Compares one attempt's events with its predecessors'; `steps` counts the comparisons that were equal."""
+    """Compares one attempt's events with those of earlier attempts. `steps` counts the equal ones."""
 
     def __init__(self, repo: Repository, run: str, attempt: int) -> None:
         earlier = load(repo, run, before_attempt=attempt, folded=False)
@@ -21,7 +21,7 @@ class RepeatedSteps:
         self.steps = 0
 
     def compare(self, rank: str, event: AnyEvent) -> list[str]:
-        """Return what differs between this event and the same one of an earlier attempt, in words; mostly nothing."""
+        """Return the differences between this event and the same one of an earlier attempt; mostly none."""
         if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
             return []
         if isinstance(event, Step):
@@ -43,7 +43,7 @@ class RepeatedSteps:
         names = [name for name in before.quantities if event.quantities.get(name) != before.quantities[name]]
         if before.batch != event.batch:
             names.insert(0, "batch")
-        return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from attempt before"] if names else []
+        return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []
 
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None

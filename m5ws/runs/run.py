@@ -1,7 +1,7 @@
-"""`run`: from a snapshot to a launch. `plan` returns what will happen as a record; `supervise` does it.
+"""The plan of an attempt, from a snapshot to a launch. `plan` returns a record, and `supervise` executes it.
 
-Every attempt starts from a fresh materialisation of the run's snapshot, never from the author's checkout
-(promise 3); a resumed attempt goes on from the newest checkpoint that counts, a fork that has none from its parent's.
+Every attempt starts from a fresh materialisation of the run's snapshot, never from the author's checkout (promise 3).
+A resumed attempt continues from the newest valid checkpoint. A fork without one starts from its parent's.
 """
 
 import importlib.util
@@ -33,11 +33,11 @@ from m5ws.tracking.interface import Tracker
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
 SAVE_GRACE_S = 20.0
-"""Given to ranks, beyond what their last checkpoint may take, to end."""
+"""Seconds that ranks have to end, in addition to the deadline of their last checkpoint."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says of a run; None leaves it to `m5ws.toml`."""
+    """The options of the command line. If one is None, `m5ws.toml` decides."""
 
     command: tuple[str, ...] = ()
     trainer: Trainer | None = None
@@ -50,9 +50,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt, ready to be executed. `directory` is its own; `resume` names the checkpoint it starts from.
+    """An attempt, ready for execution, with its own `directory`. It starts from the checkpoint `resume`.
 
-    `outputs`: without such a checkpoint, files of an earlier attempt that the script is given.
+    `outputs`: if there is no such checkpoint, output files of an earlier attempt to restore.
     """
 
     run: Run
@@ -62,27 +62,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     request: LaunchRequest
     resume: str | None = None
     inherits: tuple[str, ...] = ()
-    """The checkpoints that counted when it was planned. What an old attempt publishes after that does not count."""
+    """The checkpoints that were valid at planning. Later publications of older attempts are ignored."""
     outputs: Stored | None = None
 
     @property
     def from_scratch(self) -> bool:
-        """Whether an attempt that is not the first has nothing to go on from."""
+        """Return True if an attempt other than the first has nothing to resume from."""
         return self.attempt > 1 and self.resume is None and self.outputs is None
 
 
 def spec(settings: RunSettings, options: Options) -> LaunchSpec:
-    """Return the launch spec: options over settings. Raises UsageError if there is no command or no process."""
+    """Return the launch spec, with options before settings. Raises UsageError if there is no command or no process."""
     command = options.command or settings.command
     if not command:
-        raise UsageError("there is nothing to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
+        raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
     refuse_secrets(command, settings.environment)
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
     trainer = options.trainer or settings.trainer
     if trainer == "python" and nproc > 1:
-        raise UsageError(f"Python alone starts 1 process, not {nproc}", hint="`--trainer torchrun` starts many.")
+        raise UsageError(f"--trainer python starts 1 process, not {nproc}", hint="`--trainer torchrun` starts several.")
     return LaunchSpec(
         command=command,
         trainer=trainer,
@@ -97,18 +97,18 @@ def spec(settings: RunSettings, options: Options) -> LaunchSpec:
 
 
 def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
-    """Raise UsageError for what looks like a secret in what becomes part of the run's record, and of MLflow's page."""
+    """Raise UsageError for text like a secret in values that the run's record and MLflow's page contain."""
     for position, word in enumerate(command):
         if secret_scan.masked(word) != word:
             raise UsageError(
                 f"argument {position} of the command looks like a secret, and would be stored with the run",
-                hint="Hand secrets over in environment variables: the ranks inherit them, and they are not recorded.",
+                hint="Pass secrets in environment variables. The ranks inherit them, and they are not recorded.",
             )
     for name, value in environment.items():
         if secret_scan.named_secret(name) or secret_scan.masked(value) != value:
             raise UsageError(
                 f"[run] environment.{name} looks like a secret, and would be stored with the run",
-                hint="Set it in the shell instead: the ranks inherit it, and it is not recorded.",
+                hint="Set the variable in the shell. The ranks inherit it, and it is not recorded.",
             )
 
 
@@ -121,7 +121,7 @@ def new_run(
     parent: Parent | None = None,
     run_id: str | None = None,
 ) -> Run:
-    """Return a run that does not exist yet; with `reproduces`, one that repeats another, with `parent` a fork."""
+    """Return a new run. With `reproduces`, it replays another run; with `parent`, it is a fork."""
     return Run(
         id=run_id or runs.new_id(),
         snapshot=snapshot_id,
@@ -147,9 +147,8 @@ def plan(
 ) -> Plan:
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
-    `home` is the workspace's `.m5ws`; `environment` what the processes will inherit; `saving` and `checkpoint_at`
-    are of `Context`; `python` starts the ranks. Raises NotFound if the checkpoint that a fork starts from is not in the
-    store.
+    `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are those of
+    `Context`. `python` starts the ranks. Raises NotFound if the store lacks the checkpoint of a fork.
     """
     if python == sys.executable:
         _require(run.spec)
@@ -159,7 +158,7 @@ def plan(
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts else []
-    # The newest is never retired; gc may be retiring earlier ones at this moment.
+    # gc never deletes the newest. It may be deleting earlier ones at this moment.
     resume = next((label for label in reversed(valid) if resolve.holds_state(repo, run.id, label)), None)
     directory = home / "runs" / run.id / f"{attempt:04d}"
     context = msgspec.structs.replace(
@@ -188,22 +187,22 @@ def plan(
 
 
 def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:
-    """Raise UsageError if the command is not a script of the snapshot: better now than in every rank."""
+    """Raise UsageError if the command is not a script of the snapshot, before every rank fails."""
     script = command[0]
     if script in ("python", "python3"):
-        raise UsageError("the command begins with `python`", hint="Give the script alone: m5ws run -- train.py …")
+        raise UsageError("the command begins with `python`", hint="Leave out `python`: m5ws run -- train.py …")
     if script.startswith("-"):
         return
     if os.path.isabs(script):
-        raise UsageError(f"{script} is not in the snapshot", hint="Give the script's path in the workspace.")
+        raise UsageError(f"{script} is not in the snapshot", hint="Give the path relative to the workspace.")
     wanted = os.fsencode(os.path.normpath(script))
     parts = dict.fromkeys(snapshot.trees.values())
     if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
-        raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists what it has.")
+        raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists its parts.")
 
 
 def _require(launch: LaunchSpec) -> None:
-    """Raise MissingExtra if what the script is launched with is not installed; nothing is imported to find out."""
+    """Raise MissingExtra if the launcher's library is not installed. Nothing is imported."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("launching a training script", "train")
     if launch.trainer == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
@@ -211,14 +210,14 @@ def _require(launch: LaunchSpec) -> None:
 
 
 def resumed(repo: Repository, run_id: str) -> Run:
-    """Return a run that can go on. Raises NotFound, UsageError if it has finished; one that is unsaved has not."""
+    """Return a run that can be resumed. Raises NotFound, and UsageError if it has finished; an unsaved one has not."""
     from m5ws.runs import state
 
     run = runs.load(repo, run_id)
     if not ledger.attempts(repo, run_id):
-        raise NotFound(f"run {run_id} has not started", hint="Start a new one: m5ws run.")
+        raise NotFound(f"run {run_id} has not started", hint="Start a new run with `m5ws run`.")
     if state.load_newest(repo, run_id).standing == "finished":
-        raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` says what it came to.")
+        raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` shows its result.")
     return run
 
 
@@ -252,18 +251,18 @@ def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
         found = bindings.named(repo.objects, where, parent.digest, f"runs/{context.run}/run")
     except NotFound as error:
         raise NotFound(
-            f"checkpoint {parent.name}, which the run starts from, is not in the store",
-            hint="`m5ws pull` brings a run with the checkpoint that it starts from.",
+            f"the checkpoint {parent.name}, from which the run starts, is not in the store",
+            hint="`m5ws pull` copies a run together with that checkpoint.",
         ) from error
     if found.step != parent.step:
-        raise CorruptObject(f"run {context.run} says that it starts from {parent.name}, which is another checkpoint")
+        raise CorruptObject(f"checkpoint {parent.name} does not match the record of run {context.run}")
     return msgspec.structs.replace(context, resume=parent.digest, parent=parent)
 
 
 def _request(
     context: Context, directory: Path, environment: Mapping[str, str], tracker: Tracker | None, python: str
 ) -> LaunchRequest:
-    """Render the launch; the same command line for FSDP and DeepSpeed, whose scripts run under torchrun."""
+    """Return the launch request. Scripts for FSDP and DeepSpeed have the same command line, under torchrun."""
     spec = context.spec
     tracking = tracker.environment() if tracker is not None else {}
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.nproc))
@@ -271,7 +270,7 @@ def _request(
     prepare: tuple[str, ...] = ()
     if spec.trainer == "deepspeed":
         prepare = (python, "-m", "m5ws.training.backends.deepspeed.cpu_adam")
-    # A scheduler tells torchrun to end, which then waits so long before it kills the ranks.
+    # When a scheduler ends torchrun, torchrun waits this long before it kills the ranks.
     patience_s = math.ceil(context.saving.deadline_s + SAVE_GRACE_S)
     waits = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s)} if starter else {}
     return LaunchRequest(
@@ -284,9 +283,9 @@ def _request(
 
 
 def rank_environment(context: Context, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what is added to the inherited environment: settings that fix bits, and where the context is.
+    """Return the variables added to the inherited environment: settings that fix bits, and the context's path.
 
-    Paths into the author's checkout leave PYTHONPATH, or a rank would import code that was never pinned.
+    Paths in the author's checkout are removed from PYTHONPATH, or a rank would import unpinned code.
     """
     added = determinism.environment(context.determinism) | {
         CONTEXT_VARIABLE: str(directory / "context"),

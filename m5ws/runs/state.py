@@ -1,6 +1,6 @@
-"""What a run has come to: its ledger, folded. Pure, and never stored, so it can never disagree with the ledger.
+"""The state of a run: its ledger, folded. It is computed and never stored, so it always matches the ledger.
 
-The newest attempt's launcher says how a run stands; rank 0 says how far it came.
+The newest attempt's launcher determines the standing, and rank 0 the last step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ Standing = Literal["created", "running", "finished", "failed", "interrupted", "u
 
 
 class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. `standing` is "running" until its launcher says how it ended; times are seconds since the epoch."""
+    """One attempt. `standing` is "running" until the launcher has recorded the end. Times: seconds since the epoch."""
 
     attempt: int
     standing: Standing = "running"
@@ -50,7 +50,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """A run so far: its attempts, and the step that the newest of them reached."""
+    """The state of a run: its attempts, and the last step of the newest one."""
 
     run: str
     attempts: tuple[AttemptState, ...] = ()
@@ -65,7 +65,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The last step that is known to be done: a resumed attempt counts from where it resumed."""
+        """The last step known to be done. A resumed attempt counts from its resume."""
         return self.newest.last_step if self.newest else 0
 
     @property
@@ -74,7 +74,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def published(self) -> dict[str, CheckpointPublished]:
-        """What the ledger records of checkpoints, by their names."""
+        """The recorded checkpoints by name."""
         return {event.name: event for one in self.attempts for event in one.checkpoints}
 
     @property
@@ -83,7 +83,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(repo: Repository, run_id: str) -> RunState:
-    """Return the state of a run, from its whole ledger. Raises CorruptObject where a chain is broken."""
+    """Return the state of a run from its whole ledger. Raises CorruptObject if a chain is broken."""
     numbers = ledger.attempts(repo, run_id)
     ranks = concurrency.each(lambda attempt: ledger.ranks(repo, run_id, attempt), numbers)
     chains = {attempt: dict[str, list[AnyEvent]]() for attempt in numbers}
@@ -95,7 +95,7 @@ def load(repo: Repository, run_id: str) -> RunState:
 
 
 def _telling(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
-    """Return what of a whole chain makes a difference to a state: of many steps the last alone."""
+    """Return the events of a chain that matter for the state. Of all steps, only the last one does."""
     found: list[AnyEvent] = []
     step: list[AnyEvent] = []
     for batch in ledger.read(repo, run_id, attempt, rank):
@@ -108,10 +108,9 @@ def _telling(repo: Repository, run_id: str, attempt: int, rank: str) -> list[Any
 
 
 def load_newest(repo: Repository, run_id: str) -> RunState:
-    """Return how a run stands and how far it came, for a list of many.
+    """Return a run's standing and last step, for a list of many runs.
 
-    It is told by its newest attempt's launcher and the end of rank 0's chain, however long that is; nothing else is
-    in it.
+    Only the newest attempt's launcher and the end of rank 0's chain are read. Nothing else is in the state.
     """
     newest = max(ledger.attempts(repo, run_id), default=None)
     if newest is None:
@@ -131,7 +130,7 @@ def _last(repo: Repository, run_id: str, attempt: int) -> list[AnyEvent]:
 
 
 def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:
-    """Return what the events of one attempt, by rank, add up to."""
+    """Return the state of one attempt from its events by rank."""
     state = AttemptState(attempt=attempt)
     for rank, events in chains.items():
         for event in events:

@@ -1,8 +1,7 @@
-"""Executes a plan: materialises, launches, and turns the ranks' spools into the run's ledger as it grows.
+"""Execute a plan: materialise, launch, and deliver the ranks' spools to the run's ledger as they grow.
 
-A run is never failed by its bookkeeping (promise 7): ranks write to local spools only, and what the store
-does not take now is kept there and delivered later, in order, once. The tracker follows the ledger from a
-process of its own.
+Bookkeeping never fails a run (promise 7). Ranks write only to local spools. Events that the store does not take stay
+there and are delivered later, in order, once. The tracker follows the ledger in a process of its own.
 """
 
 import logging
@@ -58,17 +57,18 @@ _POLL_S = 0.1
 UNSAVED_STATUS = 5
 """Exit status of an attempt whose results are not all in the store."""
 _SUCCESSOR_S = 30.0
-"""Between two looks for a later attempt. What the ranks publish is refused from the moment it begins."""
+"""Interval of checks for a newer attempt. Its start alone already makes the store refuse this attempt's publications.
+"""
 
 Watch = Callable[[str, AnyEvent], bool | None]
-"""Called with (rank, event) in the order of each rank; returning True asks for the attempt to be stopped."""
+"""Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The outside, as the operations on runs need it. `tracker` is None where tracking is switched off.
+    """The outside world of operations on runs. `tracker` is None if tracking is disabled.
 
-    `python` starts the ranks: this interpreter, or one that the launcher finds in an environment that was made again.
-    `work_root` is the folder below which attempts are at work, `history` that of the commits around the workspace.
+    `python` starts the ranks: this interpreter, or the one of a rebuilt environment. Work directories of attempts are
+    below `work_root`. `history` has the commits of the repository around the workspace.
     """
 
     repo: Repository
@@ -82,10 +82,10 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended.
+    """The result of an attempt.
 
-    `untracked` says what the tracker could not be told yet, if anything; `delivered` whether the store has the
-    whole ledger, `asked` whether the user stopped it, `superseded` whether a later attempt has begun elsewhere.
+    `untracked` lists the data that the tracker lacks. `delivered`: the store has the complete ledger. `asked`: the
+    user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
     """
 
     run: str
@@ -102,7 +102,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
     """Run one attempt to its end. Raises Running if the run is alive, Fenced if the attempt has begun elsewhere.
 
-    Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted; what was published stays.
+    Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted. Published data stays.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
         _refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
-        # What is there was left by a supervisor that was killed before its attempt began.
+        # An existing directory was left by a supervisor that was killed before its attempt began.
         work_directories.remove(plan.directory)
         shutil.rmtree(plan.directory, ignore_errors=True)
         snapshot = snapshots.load(ports.repo, plan.run.snapshot)
@@ -135,7 +135,7 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
 
 
 def _placed(plan: Plan, work: WorkDirectory) -> Plan:
-    """Return a plan whose processes start in a work directory, and hear of no other current directory."""
+    """Return the plan with a work directory. Processes start there, and see no other current directory."""
     seen, asked = str(work.seen), plan.request
     request = msgspec.structs.replace(
         asked, cwd=seen, mount=work.mount, environment=asked.environment | {"PWD": seen}, unset=(*asked.unset, "OLDPWD")
@@ -144,13 +144,13 @@ def _placed(plan: Plan, work: WorkDirectory) -> Plan:
 
 
 def _refuse_stale(repo: Repository, plan: Plan) -> None:
-    """Raise Fenced if the attempt was begun after it was planned: its number and its checkpoint are another's."""
+    """Raise Fenced if the attempt has begun after it was planned: its number and checkpoint are taken."""
     if plan.attempt in ledger.attempts(repo, plan.run.id):
         raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
 
 
 def _followed(tracker: Tracker | None, run: str) -> Following | None:
-    """Have the tracker follow a run; a run is never failed by that, whatever is wrong with the tracker."""
+    """Start following a run in the tracker. An error of the tracker never fails a run."""
     try:
         return tracker.follow(run) if tracker is not None else None
     except (M5Error, OSError) as error:
@@ -159,17 +159,17 @@ def _followed(tracker: Tracker | None, run: str) -> Following | None:
 
 
 def _prepare(tracker: Tracker | None) -> None:
-    """Have an embedded tracker make its tables now, or the ranks' first calls would race to make them."""
+    """Let an embedded tracker create its tables now. Otherwise the ranks' first calls race to create them."""
     if tracker is None:
         return
     try:
         tracker.migrate()
     except (M5Error, OSError) as error:
-        _log.warning("the tracker is not ready, and will be told later: %s", error)
+        _log.warning("the tracker is not ready; events are delivered to it later: %s", error)
 
 
 def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
-    """Return all variables a rank sees; the observer records those of its allow-list, so that no secret is kept."""
+    """Return all variables of a rank. The observer records those of its allow-list, so no secret is kept."""
     inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
     return inherited | plan.request.environment
 
@@ -186,7 +186,7 @@ def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Pro
 
 
 def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
-    """Publish the run, if it is new, and the event that begins the attempt and fences all earlier ones."""
+    """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
     if plan.attempt == 1:
         runs.publish(ports.repo, plan.run)
     observed = ports.observer.observe(rank_variables(ports, plan))
@@ -203,14 +203,14 @@ def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
     writer = ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER)
     if writer.seq:
         raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
-    # From here on no checkpoint of an earlier attempt is accepted that is not listed here.
+    # From here on, only the listed checkpoints of earlier attempts are valid.
     writer.append([codec.encode(started)], repair=put)
     for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
     if (message := attempt_environments.notice(ports.repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
     if plan.attempt > 1:
-        # Attempts that were killed on other machines; here their leftovers were finished.
+        # For attempts that were killed on other machines. Those of this machine are finished already.
         for event in unrecorded.of_earlier(ports.repo, plan.run.id, plan.attempt):
             spool.append(event)
 
@@ -252,7 +252,7 @@ class _Attempt:
             exit_code = self._follow(process, follower)
             outcome = "finished" if exit_code == 0 else "failed"
             if self._stopping and self._successor is None:
-                outcome, message = "interrupted", "stopped by m5ws, which needed no more of it"
+                outcome, message = "interrupted", "stopped by m5ws, because no more steps were needed"
         except KeyboardInterrupt:
             self._asked = True
             exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S)
@@ -266,24 +266,24 @@ class _Attempt:
         self._seen(self._delivery.deliver(final=True))
         if self._superseded() and self._successor is not None:
             later = self._successor
-            outcome, message = "interrupted", f"superseded by attempt {later.attempt}, which began on {later.host}"
+            outcome, message = "interrupted", f"superseded by attempt {later.attempt} on {later.host}"
         if outcome == "finished" and self._began_anew():
             exit_code, outcome = 1, "failed"
-            message = "the script did not start from the checkpoint that the run is a fork of: it uses no m5ws.session"
+            message = "the script did not restore the fork's checkpoint, because it uses no m5ws.session"
         for path in inputs.modified(work, given):
-            self._notice("input-modified", f"{path} was changed by the run: its inputs are not the snapshot's any more")
+            self._notice("input-modified", f"{path} was changed by the run, so its inputs differ from the snapshot")
         self._record_published()
         work_directories.keep_links(self._work)
         self._keep_outputs()
         if outcome == "finished" and self._unsaved is not None:
             exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
         if outcome == "finished" or self._stopping:
-            # A replay that was stopped never goes on.
+            # A replay that was stopped is never resumed.
             inputs.remove(work, given)
         return self._end(outcome, exit_code, message, follower)
 
     def _give_outputs(self, work: Path) -> None:
-        """Restore the output files of an earlier attempt, if the plan names them. Raises M5Error."""
+        """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error."""
         if self._plan.outputs is not None:
             message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
             self._notice(outputs.RESTORED, message)
@@ -299,28 +299,28 @@ class _Attempt:
             if (self._seen(events) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
                 process.stop(SAVE_GRACE_S)
-            # A script with a session goes on from its checkpoints.
+            # Not for a script with a session, which resumes from its checkpoints.
             if self._last_step == 0 and (problem := self._copying.copy()) is not None:
                 self._notice("limit", f"the output files were not copied: {problem}")
         return exit_code
 
     def _is_time_to_look(self) -> bool:
-        """Ask the store now and then; return whether a later attempt has begun."""
+        """Check for a newer attempt at intervals. Return True if one has begun."""
         if time.monotonic() - self._looked_s < _SUCCESSOR_S:
             return False
         self._looked_s = time.monotonic()
         return self._superseded()
 
     def _superseded(self) -> bool:
-        """Return whether a later attempt is known to have begun: a store that does not answer says nothing."""
+        """Return True if a newer attempt is known to have begun. If the store does not answer, return False."""
         try:
             self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
         except (M5Error, OSError) as error:
-            _log.warning("whether a later attempt of run %s has begun is not known: %s", self._plan.run.id, error)
+            _log.warning("cannot check for a newer attempt of run %s: %s", self._plan.run.id, error)
         return self._successor is not None
 
     def _seen(self, events: list[tuple[str, AnyEvent]]) -> bool:
-        """Hand on what was delivered; return whether the watcher wants the attempt to stop."""
+        """Pass on delivered events. Return True if the watcher stops the attempt."""
         stop = False
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
@@ -336,7 +336,7 @@ class _Attempt:
         return stop
 
     def _began_anew(self) -> bool:
-        """Return whether a fork is known not to have restored its parent's checkpoint: it is no fork then."""
+        """Return True if a fork is known not to have restored its parent's checkpoint, so that it is no fork."""
         return self._plan.context.parent is not None and not self._restored and self._delivery.complete
 
     def _notice(self, kind: str, message: str) -> None:
@@ -344,20 +344,20 @@ class _Attempt:
         self._spool.append(notice)
 
     def _record_published(self) -> None:
-        """Name the checkpoints that a rank published and was killed before it could say so."""
+        """Record the checkpoints that a rank published just before it was killed."""
         repo, run, attempt = self._ports.repo, self._plan.run.id, self._plan.attempt
-        # Ctrl-C may have come between the delivery of an event and the look at it.
+        # Ctrl-C may have come between the delivery of an event and its processing.
         known = () if self._asked else self._published
         try:
             for event in unrecorded.events(repo, run, attempt, known) if self._delivery.complete else ():
                 self._spool.append(event)
         except (M5Error, OSError) as error:
-            _log.warning("the checkpoints of run %s could not be looked through: %s", run, error)
+            _log.warning("cannot list the checkpoints of run %s: %s", run, error)
 
     def _keep_outputs(self) -> None:
-        """Store what the script wrote to its declared folders; note what is not stored."""
+        """Store the files in the folders of `[run] outputs`. Files that are not stored are noted in the ledger."""
         if self._unsaved is not None:
-            # Late output files alone do not make the attempt whole, where no copy of the checkpoint was kept.
+            # Without a copy of the checkpoint, late output files do not complete the attempt.
             (self._plan.directory / UNSAVED).mkdir(exist_ok=True)
         try:
             written = self._written()
@@ -369,14 +369,14 @@ class _Attempt:
             self._notice(outputs.NOT_STORED, self._unsaved)
 
     def _written(self) -> outputs.Outputs:
-        """Return what the attempt has written so far."""
+        """Return the output files that the attempt has written."""
         return outputs.collect(self._work.path, self._plan.run.spec.outputs, self._given, self._begun_ns)
 
     def _ingest_outputs(self, found: outputs.Outputs) -> None:
-        """Link what a script wrote to its declared folders to the run."""
+        """Publish output files of the run."""
         if not found.files:
             return
-        # Until they are stored, nobody takes the attempt for delivered.
+        # Until they are stored, the attempt counts as not delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
         saved_outputs.wait(waiting, found.files)
         stored = saved_outputs.publish(self._ports.repo, self._plan.run, self._plan.attempt, found.files)
@@ -385,7 +385,7 @@ class _Attempt:
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:
-            message = self._delivery.first_error() or f"the ranks ended with status {exit_code} and gave no reason"
+            message = self._delivery.first_error() or f"the ranks ended with status {exit_code} without an error"
         ended = AttemptEnded(
             time_s=time.time(),
             outcome=outcome,  # type: ignore[arg-type]
@@ -412,7 +412,7 @@ class _Attempt:
 
 
 def _stopped(process: Process | None, grace_s: float) -> int:
-    """Stop the ranks, at once if the user asks a second time, and return the exit status."""
+    """Stop the ranks and return the exit status. A second Ctrl-C stops them at once."""
     if process is None:
         return 130
     try:

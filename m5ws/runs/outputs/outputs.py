@@ -1,7 +1,7 @@
-"""The results of an attempt: files below the folders that `[run] outputs` names which the attempt itself wrote.
+"""The results of an attempt: the files that it wrote in the folders of `[run] outputs`.
 
-Files of the snapshot that are as they were are inputs, whatever folder they lie in. Links are followed: the content
-behind them is the result. All that the attempt left behind and that is not kept is listed.
+Unchanged files of the snapshot are inputs, in any folder. Links are followed; the result is the content behind them.
+All other files of the attempt are listed and not kept.
 """
 
 import os
@@ -19,23 +19,23 @@ NOT_KEPT = "outputs-not-kept"
 NOT_STORED = "outputs-not-stored"
 """Kinds of notices: results that are not kept, each by name; and that no result could be stored."""
 RESTORED = "outputs-restored"
-"""Kind of notice: files of an earlier attempt were given to the script."""
+"""Kind of notice: output files of an earlier attempt were restored."""
 _NEVER = {".git", ".m5ws"}
 _CACHE = "__pycache__"
 _LISTED = 20
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The `files` to keep, and in words what the attempt left behind that is not among them."""
+    """The `files` to keep, and the other files of the attempt, in words."""
 
     files: tuple[SourceFile, ...]
     not_kept: tuple[str, ...]
 
 
 def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_ns: int) -> Outputs:
-    """Return what an attempt left behind in `work`, whose inputs are `given` and whose start was at `begun_ns`.
+    """Return the outputs in `work` of an attempt with the inputs `given` and the start at `begun_ns`.
 
-    A file outside `work` that a link leads to is a result if it was changed since the start.
+    A file outside `work` behind a link is a result if it changed after the start.
     """
     root = work.resolve()
     untouched = {root / path.relative_to(work) for path in inputs.untouched(work, given)}
@@ -69,27 +69,27 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def _fault(root: Path, path: Path, untouched: set[Path], begun_ns: int) -> str | None:
-    """Return why a path is no result to keep: an empty text for an input as it was, None if it is a result."""
+    """Return the reason not to keep a path: empty for an unchanged input, None for a result."""
     if _NEVER.intersection(path.relative_to(root).parts):
-        return "not kept, for its name"
+        return "not kept, because of its name"
     real = Path(os.path.realpath(path))
     if real in untouched:
         return "" if path in untouched else "a link to an input"
     try:
         status = real.stat()
     except OSError:
-        return "" if path in untouched else "a link that leads nowhere"
+        return "" if path in untouched else "a broken link"
     if stat.S_ISDIR(status.st_mode):
-        return "a link that leads back to a folder around it"
+        return "a link to a folder around it"
     if not stat.S_ISREG(status.st_mode):
         return "neither a file nor a folder"
     if not real.is_relative_to(root) and status.st_ctime_ns < begun_ns:
-        return "a link to a file that was there before the run"
+        return "a link to a file from before the run"
     return None
 
 
 def _files(top: Path, *, follow: bool = True, above: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield all paths below `top` that are no folders, or `top` itself; links to folders are walked if asked for."""
+    """Yield all paths below `top` that are not folders, or `top` itself. With `follow`, links to folders are walked."""
     real = os.path.realpath(top)
     if not top.is_dir() or real in above or (top.is_symlink() and not follow):
         if os.path.lexists(top):

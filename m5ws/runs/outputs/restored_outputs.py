@@ -1,4 +1,4 @@
-"""Output files of a script that has no session: copied into the store while it runs, and back when it is resumed."""
+"""Output files of a script without a session: copied to the store while it runs, and restored at a resume."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files in the store: of which attempt, whether from its end, and the digest of their content."""
+    """Output files in the store: their attempt, whether they are final, and the digest of their content."""
 
     run: str
     attempt: int
@@ -50,7 +50,7 @@ class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def listing(repo: Repository, run: str, known: RunState) -> tuple[OutputsRow, ...]:
     """Return all output files of a run, in order of attempts. Raises NotFound, CorruptObject."""
-    # Older builds published what an attempt left as a checkpoint.
+    # Older versions published final output files as a checkpoint.
     labels = sorted({one.name for attempt in known.attempts for one in attempt.checkpoints if one.outputs})
     of_old = [(label, checkpoints.key(run, label), checkpoints.attempt_of(label)) for label in labels]
     stored = [(label, outputs.key(run, label), outputs.attempt_of(label)) for label in outputs.names(repo, run)]
@@ -77,7 +77,7 @@ def newest(repo: Repository, run: str) -> Stored | None:
     label = next(reversed(outputs.names(repo, run)), None)
     attempt = outputs.attempt_of(label) if label is not None else 0
     final = label is not None and outputs.is_final(label)
-    # Older builds published what an attempt left as a checkpoint.
+    # Older versions published final output files as a checkpoint.
     for name in sorted(checkpoints.valid(repo, run), key=checkpoints.attempt_of, reverse=True):
         made = checkpoints.attempt_of(name)
         if made < attempt or (made == attempt and final):
@@ -91,7 +91,7 @@ def newest(repo: Repository, run: str) -> Stored | None:
 
 
 def write(repo: Repository, stored: Stored, target: Path, progress: Progress | None = None) -> Tree:
-    """Write stored output files into `target`, which is absent or empty; return their tree.
+    """Write stored output files into `target`, which is missing or empty, and return their tree.
 
     Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
     """
@@ -102,9 +102,9 @@ def write(repo: Repository, stored: Stored, target: Path, progress: Progress | N
 
 
 def restore(repo: Repository, stored: Stored, work: Path) -> str:
-    """Put stored output files where the script wrote them, over those of the snapshot; return a message.
+    """Restore stored output files into the work directory, over those of the snapshot, and return a message.
 
-    Raises as `write`, and OSError.
+    Raises the errors of `write`, and OSError.
     """
     aside = work.with_name("restored")
     tree = write(repo, stored, aside)
@@ -113,11 +113,11 @@ def restore(repo: Repository, stored: Stored, work: Path) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
     files = f"{len(tree.entries):,} output files of attempt {stored.attempt}"
-    return f"{files} were given to the script, which has to go on from them by itself"
+    return f"{files} were restored; the script itself must continue from them"
 
 
 class Copying:
-    """Copies output files into the store every `minutes`, if they have changed; None: never."""
+    """Copies output files to the store every `minutes`, if they have changed; never if None."""
 
     def __init__(
         self, repo: Repository, run: Run, attempt: int, minutes: float | None, files: Callable[[], list[SourceFile]]
@@ -129,7 +129,7 @@ class Copying:
         self._number = 0
 
     def copy(self) -> str | None:
-        """Copy if it is time to; return what went wrong, or None."""
+        """Copy the files if it is time. Return the error, or None."""
         if self._interval_s is None or time.monotonic() - self._copied_s < self._interval_s:
             return None
         try:
@@ -148,7 +148,7 @@ class Copying:
                 outputs.publish(self._repo, copy)
                 self._content, self._number = found, self._number + 1
         except (M5Error, OSError) as error:
-            # Also a file that the script writes at this moment: the next copy has it.
+            # Such as a file that the script is writing. The next copy has it.
             return str(error)
         finally:
             self._copied_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Output files of a script in the store, as an attempt left them at its end; secrets in logs are masked."""
+"""Storing the final output files of an attempt. Secrets in logs are masked."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
-    """Store files; return the digest of the `Content` that names them. Raises M5Error, OSError."""
+    """Store files, and return the digest of the `Content` that lists them. Raises M5Error, OSError."""
     with _masked(files) as stored:
         written = trees.write_tree(repo.objects, repo.locations, stored)
     return repo.objects.put_record(
@@ -41,7 +41,7 @@ def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
 
 @contextmanager
 def _masked(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Yield files with a masked copy in the place of each log that contains what looks like a secret."""
+    """Yield the files, with a masked copy in place of each log that contains a secret."""
     with tempfile.TemporaryDirectory(prefix="m5ws-logs-") as folder:
         stored = list(files)
         for number, file in enumerate(files):
@@ -53,7 +53,7 @@ def _masked(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
 
 
 def _mask(log: Path, copy: Path) -> bool:
-    """Write a copy of a log with its secrets masked; return False if it has none."""
+    """Write a copy of a log with its secrets masked. Return False if it has none."""
     changed = False
     with log.open("rb") as source, copy.open("wb") as target:
         while lines := b"".join(source.readlines(_PIECE_BYTES)):
@@ -66,7 +66,7 @@ def _mask(log: Path, copy: Path) -> bool:
 
 
 def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile]) -> OutputsStored:
-    """Store files and publish them as what an attempt left; return the event. Raises M5Error, OSError."""
+    """Store files, publish them as the final output of an attempt, and return the event. Raises M5Error, OSError."""
     record = OutputFiles(
         run=run.id, snapshot=run.snapshot, attempt=attempt, moment=outputs.FINAL, content=content(repo, run, files)
     )
@@ -74,12 +74,12 @@ def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile
 
 
 def wait(record: Path, files: Sequence[SourceFile]) -> None:
-    """Write down, in the file `record`, which output files are to be stored later."""
+    """Write a list of output files, to be stored later, to the file `record`."""
     record.write_bytes(msgspec.msgpack.encode(Waiting(paths=tuple(file.path for file in files))))
 
 
 def publish_waiting(repo: Repository, run: Run, attempt: int, record: Path, work: Path) -> bool:
-    """Store the files that `wait` wrote down; return False if they are no longer there. Raises M5Error, OSError."""
+    """Store the files that `wait` listed. Return False if they no longer exist. Raises M5Error, OSError."""
     try:
         waiting = msgspec.msgpack.decode(record.read_bytes(), type=Waiting)
     except codec.UNREADABLE:

@@ -1,7 +1,7 @@
-"""Checkpoints and output files that were published and that no event names: a kill came between the two.
+"""Published checkpoints and output files without an event in the ledger, because of a kill in between.
 
-Such a checkpoint counts, and a resume begins from it. So whoever ends the attempt, or begins the next one, writes the
-event that is missing, and all that reads the ledger alone learns of it: histories, verdicts, MLflow.
+Such a checkpoint is valid, and a resume starts from it. So the process that ends the attempt, or begins the next one,
+writes the missing event. Then readers of the ledger see it: histories, verdicts, MLflow.
 """
 
 import time
@@ -18,10 +18,9 @@ from m5ws.repository.repository import Repository
 def events(
     repo: Repository, run: str, attempt: int, known: Collection[str] = ()
 ) -> Iterator[CheckpointPublished | OutputsStored]:
-    """Yield the events missing from the ledger: of an attempt's valid checkpoints, and of its output files.
+    """Yield the events missing in the ledger for an attempt's valid checkpoints and its output files.
 
-    Those in `known` are in the ledger. What cannot be read, the ledger or a checkpoint, is left to `fsck`: no run waits
-    for it.
+    Those in `known` are in the ledger. Unreadable ledgers and checkpoints are left to `fsck`, and fail no run.
     """
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
     yield from _missing(repo, run, made.difference(known), [attempt])
@@ -29,7 +28,7 @@ def events(
 
 
 def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
-    """Yield, as `events`, what the ledger lacks of all attempts before one: their machines may be gone."""
+    """Yield the missing events, as `events` does, of all attempts before one. Their machines may be gone."""
     earlier = [one for one in ledger.attempts(repo, run) if one < attempt]
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) < attempt}
     yield from _missing(repo, run, made, earlier)

@@ -1,7 +1,7 @@
-"""Results that the store did not take at the end of an attempt: kept on this machine, and published later.
+"""Results that the store did not take at the end of an attempt. They stay on this machine, and are published later.
 
-The last checkpoint lies in a store of its own beside the attempt's spools; output files lie where the script wrote
-them. Until both are published, the attempt has not finished.
+The last checkpoint is in a store of its own beside the attempt's spools. Output files stay in the work directory. The
+attempt has not finished until both are published.
 """
 
 import logging
@@ -19,7 +19,7 @@ from m5ws.repository.transfer import closure, transfer
 from m5ws.runs.outputs import saved_outputs
 
 OUTPUTS = "unsaved-outputs"
-"""A file of this name in an attempt's directory lists output files that the store did not take."""
+"""Name of a file in an attempt's directory: the list of output files that the store did not take."""
 
 Opener = Callable[[Path], Repository]
 """Opens a store in a directory. Raises NotFound if there is none."""
@@ -33,12 +33,12 @@ def waiting(directory: Path) -> bool:
 
 
 def publish(repo: Repository, run: str, attempt: int, directory: Path, opener: Opener) -> bool:
-    """Publish what an attempt kept; return True if all that was due is in the store then. Raises M5Error, OSError.
+    """Publish the kept results of an attempt. Return True if the store then has all of them. Raises M5Error, OSError.
 
-    Nothing is published once a newer attempt has begun: it does the same steps again.
+    Nothing is published if a newer attempt has begun, because it repeats the steps.
     """
     if max(ledger.attempts(repo, run), default=0) > attempt:
-        _log.warning("run %s has a newer attempt: what attempt %d had kept is not stored", run, attempt)
+        _log.warning("run %s has a newer attempt: the kept results of attempt %d are not stored", run, attempt)
         return False
     complete = True
     if (directory / UNSAVED).exists():
@@ -51,13 +51,13 @@ def publish(repo: Repository, run: str, attempt: int, directory: Path, opener: O
 
 
 def remove(directory: Path) -> None:
-    """Remove the copies of results that are in the store, or that no attempt needs."""
+    """Remove the kept results that are in the store, or that no attempt needs."""
     shutil.rmtree(directory / UNSAVED, ignore_errors=True)
     (directory / OUTPUTS).unlink(missing_ok=True)
 
 
 def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opener) -> bool:
-    """Copy each checkpoint in a folder and publish it; return False if the folder has none that is whole."""
+    """Copy and publish the checkpoints in a folder. Return False if it has no complete one."""
     try:
         source = opener(folder)
     except NotFound:

@@ -1,6 +1,6 @@
-"""What m5ws asks of MLflow, and the verdicts it writes there.
+"""Queries to MLflow, and the verdicts that m5ws writes there.
 
-MLflow's errors become `TrackerError` by type here; whoever calls decides what a tracker that is down costs.
+MLflow's errors become `TrackerError`. The caller decides on the reaction to a tracker that is down.
 """
 
 import re
@@ -25,16 +25,16 @@ _SYSTEM = "system/"
 
 
 class TrackerError(M5Error):
-    """MLflow did not answer, or refused."""
+    """MLflow did not answer, or refused the request."""
 
     exit_code = 3
-    hint = "Is the tracking server up? [mlflow] tracking_uri in m5ws.toml says where it is."
+    hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
 
 
 def resolve(tracking_uri: str, text: str) -> str | None:
-    """Return the m5ws run of an MLflow run id or of its page's URL; None if it is neither or not m5ws's.
+    """Return the m5ws run of an MLflow run id or of its page's URL; None if there is none.
 
-    Text of another form costs nothing. Raises TrackerError, MissingExtra.
+    Text of another form causes no request. Raises TrackerError, MissingExtra.
     """
     text = text.strip()
     named = _RUN_ID.fullmatch(text) or _IN_URL.search(text)
@@ -47,12 +47,11 @@ def resolve(tracking_uri: str, text: str) -> str | None:
 
 
 def script_metrics(tracking_uri: str, run_id: str) -> dict[str, list[tuple[int, str]]]:
-    """Return what a run's script logged itself: metric name to (step, `float.hex()` of the value).
+    """Return the metrics that a run's script logged: metric name to (step, `float.hex()` of the value).
 
-    All of the history, of all MLflow runs that the script started, without what m5ws delivered and without
-    MLflow's own measurements of the machine. Sorted by step, then value, each pair once: MLflow keeps
-    milliseconds and no order within one, so what is logged without a step is a set and nothing more.
-    Raises TrackerError, MissingExtra.
+    The result has the complete history of all MLflow runs of the script, without m5ws's own metrics and MLflow's
+    measurements of the machine. It is sorted by step, then value, without duplicates. MLflow stores milliseconds and
+    no order within one, so values without a step are only a set. Raises TrackerError, MissingExtra.
     """
     from m5ws.tracking.mlflow.run_page import find
 
@@ -69,7 +68,7 @@ def script_metrics(tracking_uri: str, run_id: str) -> dict[str, list[tuple[int, 
 
 
 def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: Verdict) -> None:
-    """Put a verdict onto the pages of all its runs, as tags and in the description; a page that is missing is made.
+    """Write a verdict to the pages of all its runs, as tags and in the description. Missing pages are created.
 
     Raises TrackerError, MissingExtra.
     """
@@ -86,19 +85,19 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
 
 
 def write_joint(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
-    """Put what the store says of a run onto its page, with its newest joint verdict. Raises as `write_verdict`."""
+    """Write a run's verdicts and newest joint verdict to its page. Raises as `write_verdict`."""
     from m5ws.tracking.mlflow.run_page import Page
 
     repo = Repository.open(open_store(store_url))
     options = Options(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
     with client(tracking_uri) as mlflow:
         found = _pages(mlflow, options)
-        subject, said = tags.load(repo, run_id), runs.verdicts(repo, run_id)
-        Page(mlflow, found[0], found[1:]).judge(subject, said, runs.joint(repo, run_id))
+        subject, verdicts = tags.load(repo, run_id), runs.verdicts(repo, run_id)
+        Page(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
 
 
 def _pages(mlflow: Any, options: Options) -> list[str]:
-    """Return the MLflow runs of a run, the first of which is its page; that is made if it is missing."""
+    """Return the MLflow runs of a run. The first is its page, which is created if it is missing."""
     from m5ws.tracking.mlflow.run_page import find
 
     if not find(mlflow, options.run):
@@ -108,7 +107,7 @@ def _pages(mlflow: Any, options: Options) -> list[str]:
 
 @contextmanager
 def client(tracking_uri: str) -> Iterator[Any]:
-    """Yield an MLflow client; what MLflow raises inside is a TrackerError."""
+    """Yield an MLflow client. Errors of MLflow in the block become TrackerError."""
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -134,6 +133,6 @@ def _get(mlflow: Any, mlflow_id: str) -> Any:
 
 
 def _missing(tracking_uri: str) -> bool:
-    """Return whether the embedded store was never made; asking MLflow would make it."""
+    """Return True if the embedded store does not exist. A request would create it."""
     path = database(tracking_uri)
     return path is not None and not path.exists()

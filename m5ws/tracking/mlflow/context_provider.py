@@ -1,7 +1,7 @@
-"""MLflow's run-context plug-in: a run that a training script starts itself is tagged with its m5ws run.
+"""MLflow's run-context plug-in. It tags a run that a training script starts itself with its m5ws run.
 
-MLflow imports it in every process that uses MLflow, m5ws or not: so it imports next to nothing, never
-raises, and says nothing where M5WS_CONTEXT names no context.
+MLflow imports it in every process that uses MLflow, with or without m5ws. So it imports almost nothing, raises
+nothing, and returns no tags without M5WS_CONTEXT.
 """
 
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 class M5Context:
-    """A `RunContextProvider`, by shape: MLflow asks for no base class, and importing it costs a second."""
+    """A `RunContextProvider` without its base class: MLflow does not require it, and its import takes a second."""
 
     def in_context(self) -> bool:
-        """Return whether this process belongs to an m5ws run."""
+        """Return True if this process belongs to an m5ws run."""
         return bool(os.environ.get("M5WS_CONTEXT"))
 
     def tags(self) -> dict[str, str]:
-        """Return the tags that tie an MLflow run to its m5ws run, attempt, rank and snapshot."""
+        """Return the tags that link an MLflow run to its m5ws run, attempt, rank and snapshot."""
         from m5ws.errors import M5Error
         from m5ws.records import codec
         from m5ws.records.launch import Context

@@ -1,6 +1,6 @@
-"""The description that a person reads on a run's MLflow page, and what a verdict adds to it and to the tags.
+"""The description on a run's MLflow page, and the tags and lines that a verdict adds.
 
-m5ws writes between two markers only: what somebody typed around them in MLflow stays.
+m5ws writes only between two markers. Text around them stays.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ _CHARACTERS = 5000
 
 
 def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
-    """Return the description, in Markdown; `verdicts` are those that name the run, oldest first.
+    """Return the description in Markdown. `verdicts` are those that name the run, oldest first.
 
-    `joint` is the newest joint verdict on it.
+    `joint` is its newest joint verdict.
     """
     run, code = subject.run, subject.snapshot.code
     spec = run.spec
@@ -25,7 +25,7 @@ def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | No
     state = " with uncommitted changes" if code.commit and code.dirty else ""
     seed = "" if spec.seed is None else f", seed {spec.seed}"
     processes = f"{spec.nproc} process" + ("" if spec.nproc == 1 else "es")
-    # MLflow shows the first lines and folds the rest away: what was found stands first.
+    # MLflow shows only the first lines, so the verdicts come first.
     lines = [_told_together(joint)] if joint is not None else []
     lines += [_told(subject, verdict) for verdict in reversed(verdicts)]
     lines += [
@@ -33,11 +33,11 @@ def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | No
         f"`{' '.join(spec.command)}` by {spec.trainer}, {processes}{seed}.",
     ]
     if run.reproduces:
-        lines.append(f"It repeats run `{run.reproduces}`.")
+        lines.append(f"Replay of run `{run.reproduces}`.")
     if run.parent is not None:
-        lines.append(f"It starts after step {run.parent.step} of run `{run.parent.run}`.")
+        lines.append(f"Starts after step {run.parent.step} of run `{run.parent.run}`.")
     lines += [
-        f"Attempt {attempt} ran in another environment than the first: {differs}."
+        f"Attempt {attempt} ran in another environment than the first one: {differs}."
         for attempt, differs in subject.environments.items()
     ]
     if subject.annotation and subject.annotation.message:
@@ -47,7 +47,7 @@ def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | No
 
 
 def placed(existing: str | None, text: str) -> str:
-    """Return the description with m5ws's part replaced by `text`, or put before what is there."""
+    """Return the description with m5ws's part replaced by `text`. Without such a part, put `text` first."""
     part = f"{BEGIN}\n\n{text}\n\n{END}"
     if not existing:
         return part
@@ -59,9 +59,9 @@ def placed(existing: str | None, text: str) -> str:
 
 
 def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> dict[str, str]:
-    """Return the tags of what has been found about a run; the newest verdict's, and who reproduced it.
+    """Return the tags of a run's verdicts: the newest verdict, and the replays.
 
-    `m5ws.reproduced_by` names only replays that did reproduce it, `m5ws.replayed_by` all.
+    `m5ws.reproduced_by` has only replays that reproduced the run, `m5ws.replayed_by` has all.
     """
     if not verdicts:
         return {}
@@ -81,8 +81,8 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
     if joint is not None:
         if joint.created_s >= newest.created_s:
             tags["m5ws.verdict"] = joint.outcome
-        told = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}
-        tags |= {f"m5ws.segments.{name.replace(' ', '_')}": value[:_CHARACTERS] for name, value in told.items()}
+        steps = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}
+        tags |= {f"m5ws.segments.{name.replace(' ', '_')}": value[:_CHARACTERS] for name, value in steps.items()}
     return tags
 
 
@@ -98,12 +98,12 @@ def first(divergence: Divergence | None) -> str:
 
 
 def again(recheck: Recheck | None) -> str:
-    """Return what a second replay came to, in one line."""
+    """Return the result of a second replay in one line."""
     if recheck is None:
         return "none"
-    told = "the replays differ" if recheck.first else "the replays agree" if recheck.repeats else f"{recheck.reason}"
+    result = "the replays differ" if recheck.first else "the replays agree" if recheck.repeats else f"{recheck.reason}"
     where = f" first at {first(recheck.first)}" if recheck.first else ""
-    return f"{recheck.replay or 'not begun'}: {told}{where}"
+    return f"{recheck.replay or 'not begun'}: {result}{where}"
 
 
 def _told_together(joint: JointVerdict) -> str:
@@ -122,7 +122,7 @@ def _told(subject: Subject, verdict: Verdict) -> str:
         lines.append(f"- replayed by `{verdict.replay}`, and again by {again(verdict.recheck)}")
     if verdict.explanation is not None:
         place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
-        lines.append(f"- looked into: {place.words if place is not None else 'nothing that differs'}; cause: {causes}")
+        lines.append(f"- examined: {place.words if place is not None else 'no difference'}; cause: {causes}")
     if verdict.course is not None:
         lines.append(f"- {verdict.course}")
     if verdict.compared:
@@ -140,7 +140,7 @@ def _change(change: Change) -> str:
     line = f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
     if (change.part, change.name) != ("code", "commit") or not change.detail:
         return line
-    # The commits between both sides, as code: their messages are not Markdown of m5ws's.
+    # The commits between both sides, as code, because their messages may contain Markdown.
     commits = [f"  - `{one.replace('`', '')}`" for one in change.detail.splitlines()[1:]]
     return "\n".join([line, *commits])
 

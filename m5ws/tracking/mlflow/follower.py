@@ -1,13 +1,13 @@
-"""The process that brings a run's ledger into MLflow, started beside the run or by hand afterwards.
+"""The process that delivers a run's ledger to MLflow, started with the run or later by hand.
 
     MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.follower --store URL --run RUN --experiment NAME [--once]
 
-The address is no argument, since it may hold a password and everybody on a machine sees arguments.
+The address is a variable and no argument, because it may contain a password and all users see arguments.
 
-It only reads the store, so nothing it meets can fail the run (promise 7). It reads the ledger once for each write to
-its standard input, so that a run of many ranks with nothing new costs no requests. When standard input ends, which the
-end of the supervisor brings about whatever way that ends, it makes one last pass, and exits with 0 if everything is
-delivered. MLflow is not imported before there is something to say.
+It only reads the store, so no error here can fail the run (promise 7). It reads the ledger once for each write to its
+standard input, so an idle run of many ranks causes no requests. At the end of standard input, which comes with any end
+of the supervisor, it makes a last pass. It exits with 0 if everything is delivered. MLflow is imported only when there
+is data to deliver.
 """
 
 import argparse
@@ -51,13 +51,13 @@ from m5ws.tracking.mlflow.uri import artifacts_dir
 _URI = "MLFLOW_TRACKING_URI"
 _FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
 _ADOPT_S = 30.0
-"""So long a script has to start its own MLflow run, which is then the run's page, before one is made."""
+"""Seconds that a script has to start its own MLflow run, which becomes the run's page. Then one is created."""
 _MOST_BYTES = 65_536
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to follow and where to deliver it; `once`: deliver what is there, and end."""
+    """The run to follow and the MLflow to deliver to. `once`: deliver existing events, and end."""
 
     store: str
     run: str
@@ -70,12 +70,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """The command line that starts a follower with these options."""
         named = {"--store": self.store, "--run": self.run}
         words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
-        # -P: the current directory may hold a folder that is called mlflow.
+        # -P: the current directory may contain a folder named mlflow.
         return [sys.executable, "-P", "-m", "m5ws.tracking.mlflow.follower", *words, *["--once"] * self.once]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is set for that command line."""
+        """The variables for that command line."""
         return {_URI: self.tracking_uri}
 
 
@@ -88,16 +88,16 @@ class Tail:
         self._closed: set[int] = set()
 
     def poll(self) -> Iterator[tuple[int, str, AnyEvent]]:
-        """Yield what is new: (attempt, rank, event)."""
+        """Yield new events as (attempt, rank, event)."""
         attempts = ledger.attempts(self._repo, self._run)
         for attempt in attempts:
             if attempt not in self._closed:
                 yield from self._attempt(attempt)
-        # An attempt that was not the newest before it was read grows no more.
+        # An attempt that was not the newest before it was read does not grow.
         self._closed.update(attempts[:-1])
 
     def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
-        # The launcher first: whoever sees its last event then sees all that the ranks wrote before it.
+        # The launcher first. A reader of its last event then reads all earlier events of the ranks.
         for rank in sorted(ledger.ranks(self._repo, self._run, attempt), key=lambda rank: rank != ledger.LAUNCHER):
             for batch in ledger.read(self._repo, self._run, attempt, rank, self._last.get((attempt, rank))):
                 self._last[attempt, rank] = batch
@@ -106,7 +106,7 @@ class Tail:
 
 
 class Follower:
-    """Delivers one run. `advance` may raise anything MLflow raises, and may then be called again."""
+    """Delivers one run. `advance` may raise any error of MLflow, and may then be called again."""
 
     def __init__(self, options: Options, connect: Callable[[str], Any] | None = None) -> None:
         self._options = options
@@ -130,7 +130,7 @@ class Follower:
         self.refused: list[str] = []
 
     def advance(self, *, last: bool = False, look: bool = True) -> None:
-        """Read new events, if `look`, and deliver all. `last`: the supervisor is gone, so nothing will follow."""
+        """Read new events if `look`, and deliver all. `last`: the supervisor has ended, so nothing follows."""
         for attempt, rank, event in self._tail.poll() if look else ():
             with self._skipping(f"an event of rank {rank}"):
                 self._take(attempt, rank, event)
@@ -140,7 +140,7 @@ class Follower:
             try:
                 self._deliver(last)
             except BaseException:
-                self._page = None  # what MLflow has is asked again
+                self._page = None  # query MLflow's state again
                 raise
 
     def page_due_s(self) -> float | None:
@@ -150,7 +150,7 @@ class Follower:
 
     @property
     def undelivered(self) -> str:
-        """What is known to be missing in MLflow, in words."""
+        """The data known to be missing in MLflow, in words."""
         steps = len(self._queue)
         first = f", from step {self._queue[0].step}" if steps else ""
         return f"run {self._options.run}: {steps} steps{first}, {len(self._checkpoints) - self._listed} checkpoints"
@@ -160,7 +160,7 @@ class Follower:
         self._latest_s = max(self._latest_s, event.time_s)
         match event:
             case RankStarted():
-                self._subject = None  # a rank has said what it found
+                self._subject = None  # a rank has recorded its facts
             case AttemptStarted():
                 self._subject = None
                 self._attempt, self._ended = attempt, None
@@ -189,7 +189,7 @@ class Follower:
         while self._queue:
             for _ in range(self._send(page, [*_front(self._queue)])):
                 self._queue.popleft()
-        # Last: hundreds of checkpoints take seconds, and what a person waits for is there by then.
+        # Checkpoints come last, because hundreds of them take seconds.
         self._settle(page, last)
         if self._listed < len(self._checkpoints):
             with self._skipping("checkpoints"):
@@ -234,7 +234,7 @@ class Follower:
         return self._page
 
     def _describe(self, page: Any, subject: tags.Subject, last: bool) -> None:
-        """Describe the run anew where what is known of it has changed."""
+        """Write the description of the run again if its facts have changed."""
         known = (subject, len(self._notices), last)
         if known != self._described:
             # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
@@ -248,7 +248,7 @@ class Follower:
         if self._ended is not None:
             page.settle(_STATUS[self._ended.outcome], int(self._ended.time_s * 1000))
         elif last and not self._options.once:
-            # The supervisor is gone and left no word: nothing is running any more.
+            # The supervisor has ended without an event, so nothing is running.
             page.settle("KILLED", int(self._latest_s * 1000))
 
 
@@ -295,17 +295,17 @@ def main(arguments: Sequence[str]) -> int:
     again = shlex.join(msgspec.structs.replace(options, once=True).argv)
     uri = secret_scan.masked(options.tracking_uri)
     print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
-    print(f"because of {type(failure).__name__}: {failure}", file=sys.stderr)
+    print(f"error: {type(failure).__name__}: {failure}", file=sys.stderr)
     print(f"Deliver it later: {_URI}={shlex.quote(uri)} {again}", file=sys.stderr)
     return 1
 
 
 class _Terminated(BaseException):
-    """SIGTERM: whoever waits for the last pass waits no longer. MLflow catches any Exception, so it is none."""
+    """SIGTERM: the caller no longer waits for the last pass. Not an Exception, because MLflow catches those."""
 
 
 def _prepare_process() -> None:
-    # MLflow asks its servers again by itself for minutes, and reports how it is used; neither is wanted here.
+    # By default MLflow retries for minutes and sends telemetry.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -315,13 +315,13 @@ def _prepare_process() -> None:
 
     def terminated(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _Terminated("it did not answer in time")
+        raise _Terminated("MLflow did not answer in time")
 
     signal.signal(signal.SIGTERM, terminated)
 
 
 def _front(queue: deque[Point]) -> Iterator[Point]:
-    """Yield at most as many points as one call could take, and all that were delivered before."""
+    """Yield as many points as one call can take, and all that were delivered before."""
     for index, point in enumerate(queue):
         if index >= 1000:
             return
@@ -329,7 +329,9 @@ def _front(queue: deque[Point]) -> Iterator[Point]:
 
 
 def _wait(limit_s: float | None) -> tuple[bool, bool]:
-    """Wait for standard input, for at most `limit_s` seconds; return (True if there may be news, True if it ended)."""
+    """Wait for input for at most `limit_s` seconds. Return (True if there may be new events, True at the end of
+    input).
+    """
     if sys.stdin is None:
         return True, True
     if not select.select([sys.stdin], [], [], limit_s)[0]:

@@ -1,7 +1,7 @@
-"""Checkpoints as MLflow's external models: what they are and whose, while the weights stay in the m5ws store.
+"""Checkpoints as MLflow's external models: a checkpoint's name and run. The weights stay in the m5ws store.
 
-A model is known by the digest of its checkpoint's record. MLflow is asked once which ones it has, so that a
-publication may be repeated after any kill, and costs two calls a checkpoint and one for all of them.
+A model has the digest of its checkpoint's record. MLflow's models are queried once, so a publication may be repeated
+after any kill. It costs two requests a checkpoint, and one for all of them.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ _NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run made: a checkpoint, or output files, which have no step of their own (`step` is None).
+    """A result of a run: a checkpoint, or output files, which have no step (`step` is None).
 
-    `after` is the step at which the page lists it, `record` the digest of its record.
+    The page lists it at the step `after`. `record` is the digest of its record.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def params(self) -> dict[str, str]:
-        """The parameters of the model, beside the run's id."""
+        """The parameters of the model, in addition to the run's id."""
         kind, _, name = self.name.partition("-")
         return {kind: name} | ({"step": str(self.step)} if self.step is not None else {})
 
 
 def made(event: CheckpointPublished | OutputsStored, last_step: int) -> Made:
-    """Return the model that an event describes; output files are listed after the last step."""
+    """Return the model that an event describes. Output files are listed after the last step."""
     if isinstance(event, OutputsStored):
         name = f"outputs-{event.name}"
         return Made(name=name, record=event.record, content=event.content, step=None, after=last_step)
@@ -63,7 +63,7 @@ class Models:
         self._linked: set[str] = set()
 
     def publish(self, run: Run, made: Sequence[Made]) -> bool:
-        """List checkpoints and output files, each one once; return False where MLflow is of before it had models."""
+        """List checkpoints and output files, each once. Return False if MLflow is too old to have models."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -82,7 +82,7 @@ class Models:
         return True
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
-        """Return the models that MLflow has, by their checkpoint's digest, and note which ones the page lists."""
+        """Return MLflow's models by their checkpoint's digest, and remember those that the page lists."""
         if self._known is None:
             query = f"tags.`{RUN_TAG}` = '{run.id}'"
             found = pages(
@@ -109,13 +109,13 @@ class Models:
                 CHECKPOINT_TAG: made.record,
                 **({STEP_TAG: str(made.step)} if made.step is not None else {}),
                 "m5ws.content": made.content,
-                # MLflow's own mark of a model whose files are elsewhere.
+                # MLflow's own mark of a model with files elsewhere.
                 "mlflow.model.isExternal": "true",
             },
         )
 
     def _link(self, found: Sequence[tuple[str, int]]) -> None:
-        """List models among what the MLflow run made, at their steps."""
+        """List models as outputs of the MLflow run, at their steps."""
         from mlflow.entities import LoggedModelOutput
 
         new = [LoggedModelOutput(model_id, step) for model_id, step in found if model_id not in self._linked]

@@ -1,7 +1,7 @@
-"""The ledger's steps as MLflow points: one a step, its quantities' means over the ranks, in order.
+"""The ledger's steps as MLflow points: one a step, with the mean of each quantity over the ranks, in order.
 
-A pure fold: the same ledger gives the same points in the same order, whenever and in whatever portions
-it is read. So how far a delivery came is one pair, the attempt and step of the last point.
+The fold is pure: the same ledger gives the same points in the same order, whenever and in any portions it is read. So
+the progress of a delivery is one pair: attempt and step of the last point.
 """
 
 import math
@@ -15,17 +15,17 @@ from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, RankStar
 from m5ws.tracking.mlflow.params import metric_name
 
 PREFIX = "m5ws/"
-"""Begins the names of all metrics that m5ws delivers: what a script logs itself stays apart from them."""
+"""Prefix of all metrics that m5ws delivers. It separates them from the script's own metrics."""
 TOKENS_PER_S = f"{PREFIX}tokens_per_s"
 STEP_S = f"{PREFIX}step_s"
 
 Skipping = Callable[[str], AbstractContextManager[None]]
 Position = tuple[int, int]
-"""(attempt, step): where a point stands in the order of delivery."""
+"""(attempt, step): the place of a point in the order of delivery."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one attempt. `time_ms` is when its lowest rank finished it; `values` by metric name."""
+    """One step of one attempt. `time_ms`: its lowest rank finished the step then. `values`: by metric name."""
 
     attempt: int
     step: int
@@ -38,12 +38,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Points:
-    """Joins what the ranks recorded. A step is a point when all ranks have it.
+    """Joins the records of the ranks. A step becomes a point when all ranks have recorded it.
 
-    When an attempt is over, ranks that recorded nothing no longer count, and a step that a kill cut short
-    is no point: its mean would be over other ranks than its neighbours'. The ledger still has it.
-    A resumed attempt repeats steps: one that is equal in bits to what an earlier attempt recorded is the
-    same point and is not given again; one that is not equal is given too.
+    After an attempt, ranks without records no longer count. A step that a kill interrupted is no point, because its
+    mean would be over fewer ranks than its neighbours'. The ledger still has it. A resumed attempt repeats steps. A
+    repeated step with equal bits is the same point and is not given again; one with other bits is.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class Points:
         self._given: dict[int, int] = {}
 
     def add(self, attempt: int, rank: str, event: AnyEvent) -> None:
-        """Take one event of a chain. Each chain's events come in order; chains may come in any."""
+        """Take one event of a chain. Events of one chain come in order; chains come in any order."""
         match event:
             case AttemptStarted():
                 self._over.update(range(1, attempt))
@@ -103,12 +102,12 @@ def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point,
         if tokens := sum(one.tokens for one in ranks):
             values[TOKENS_PER_S] = tokens / seconds
     point = Point(attempt=attempt, step=step, time_ms=int(ranks[0].time_s * 1000), values=values)
-    # Of each step 8 bytes are kept. What a collision of 64 bits would cost is a step that is not sent a second time.
+    # 8 bytes are kept for each step. After a collision of 64 bits, a repeated step would not be sent again.
     return point, hash(tuple((name, *found) for name, found in texts.items()))
 
 
 def _mean(texts: list[str]) -> float:
-    """Return the mean; of equal bits exactly these, which adding and dividing need not give."""
+    """Return the mean. For equal bits, return exactly these bits, which addition and division may not give."""
     numbers = [exact.decode(text) for text in texts]
     if len(set(texts)) == 1:
         return numbers[0]

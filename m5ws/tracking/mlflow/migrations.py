@@ -1,7 +1,7 @@
-"""The embedded tracking store, made ready before anything uses it.
+"""The schema of the embedded tracking store, prepared before use.
 
-MLflow makes or upgrades a database's schema in whichever process opens it first, and processes that
-open it together break each other's migration: so m5ws does it once, under a lock, and remembers.
+MLflow creates or upgrades a database's schema in the process that opens it first. Processes that open it at the same
+time break each other's migration. So m5ws migrates once, under a lock, and records it.
 
     python -P -m m5ws.tracking.mlflow.migrations TRACKING_URI EXPERIMENT
 """
@@ -22,16 +22,17 @@ EXTRA = "mlflow"
 
 
 class SchemaError(M5Error):
-    """MLflow could not make or upgrade its database."""
+    """MLflow could not create or upgrade its database."""
 
-    hint = "MLflow's own message is above; training does not need it: [mlflow] enabled = false turns it off."
+    hint = "MLflow's own message is above. Training does not need MLflow: [mlflow] enabled = false disables it."
 
 
 def migrate(tracking_uri: str, experiment: str) -> None:
-    """Bring an embedded store to the installed MLflow's schema and make the experiment; others are left alone.
+    """Bring an embedded store to the installed MLflow's schema, and create the experiment. Other stores stay
+    unchanged.
 
-    Costs milliseconds when it is done already. An existing database is copied before it is upgraded.
-    Raises MissingExtra, SchemaError.
+    Takes milliseconds if it is done already. An existing database is copied before an upgrade. Raises MissingExtra,
+    SchemaError.
     """
     path = database(tracking_uri)
     if path is None:
@@ -67,16 +68,16 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _in_a_process(tracking_uri: str, experiment: str) -> None:
-    """Do it in a process of its own: importing MLflow costs seconds and hundreds of megabytes."""
+    """Migrate in another process, because importing MLflow takes seconds and hundreds of megabytes."""
     argv = [sys.executable, "-P", "-m", "m5ws.tracking.mlflow.migrations", tracking_uri, experiment]
     quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"}
     done = subprocess.run(argv, env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SchemaError(f"{done.stderr.strip()}\nMLflow's database {tracking_uri} could not be made ready")
+        raise SchemaError(f"{done.stderr.strip()}\nMLflow's database {tracking_uri} could not be prepared")
 
 
 def main(tracking_uri: str, experiment: str) -> None:
-    """Make or upgrade the schema, then the experiment."""
+    """Create or upgrade the schema, then the experiment."""
     from mlflow import MlflowClient
     from mlflow.db import upgrade
 
@@ -84,7 +85,7 @@ def main(tracking_uri: str, experiment: str) -> None:
 
     artifacts = artifacts_dir(tracking_uri)
     if artifacts is not None:
-        os.chdir(artifacts.parent)  # MLflow puts the files of its default experiment where it is started
+        os.chdir(artifacts.parent)  # MLflow puts files of its default experiment in the current directory
     upgrade.main([tracking_uri], standalone_mode=False)
     open_experiment(MlflowClient(tracking_uri), experiment, artifacts)
 

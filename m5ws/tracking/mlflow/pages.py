@@ -1,11 +1,11 @@
-"""What MLflow answers in pages, one after the other."""
+"""Iteration over MLflow's paged answers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 
 def pages(fetch: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Yield everything; `fetch` is given the token of the page it is to return."""
+    """Yield all items. `fetch` takes the token of a page and returns the page."""
     token = None
     while True:
         page = fetch(token)

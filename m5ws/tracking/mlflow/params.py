@@ -1,7 +1,7 @@
 """Parameters of an MLflow run: the flat keys of the config files, and the launch spec.
 
-MLflow keeps a parameter for good and refuses odd names and long values, so both are fitted here; the
-snapshot has the whole config, MLflow a view of it.
+MLflow never changes a parameter, and refuses odd names and long values. So names and values are adapted here. The
+snapshot has the whole config.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _ODD = re.compile(r"[^/\w.\- :]")
 
 
 def params(repo: Repository, subject: Subject) -> dict[str, str]:
-    """Return parameter names and values; those of several config files begin with the file's path."""
+    """Return parameter names and values. With several config files, names begin with the file's path."""
     files = trees.located(repo.objects, repo.locations, subject.snapshot.config).entries
     found: dict[str, str] = {}
     for entry in files:
@@ -36,7 +36,7 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
 
 
 def metric_name(text: str) -> str:
-    """Return a name that MLflow takes for a parameter or metric; too long a one is told apart by a digest."""
+    """Return a name that MLflow accepts for a parameter or metric. A long name is cut and gets a digest."""
     name = _ODD.sub("_", text)
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     name = "/".join(parts) or "_"

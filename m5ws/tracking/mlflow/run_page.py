@@ -1,7 +1,7 @@
-"""One m5ws run's page in MLflow: found or made, and brought up to what the ledger says.
+"""The page of one m5ws run in MLflow. It is found or created, and brought up to date with the ledger.
 
-Every call may be repeated after any kill: tags, parameters, datasets and status are set to what they
-should be, and for metrics and checkpoints MLflow itself is asked how far an earlier delivery came.
+Every call may be repeated after any kill. Tags, parameters, datasets and status are set to their final values. For
+metrics and checkpoints, MLflow is queried for the progress of an earlier delivery.
 """
 
 import itertools
@@ -21,17 +21,17 @@ from m5ws.tracking.mlflow.pages import pages
 from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
 
 DELIVERED_TAG = "m5ws.delivered"
-"""Attempt and step of the last point, as `attempt:step`; written in the same call as the point's metrics."""
+"""Attempt and step of the last point, as `attempt:step`, written in the same call as the point's metrics."""
 _NOTHING: Position = (0, 0)
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""By this MLflow's UI shows an experiment's runs as training, not as calls of a language model."""
+"""With this tag MLflow's UI shows the runs as training, and not as calls of a language model."""
 _METRICS = 1000
 _PARAMS = 100
 _TAGS = 100
 
 
 class Page:
-    """The MLflow run of an m5ws run, and the other ones that its script started, if any."""
+    """The MLflow run of an m5ws run, and the other MLflow runs that its script started."""
 
     def __init__(self, client: Any, run_id: str, others: Sequence[str] = ()) -> None:
         self._client = client
@@ -43,10 +43,10 @@ class Page:
         self._before: Point | None = None
         self._doubtful = True
         self._models: Models | None = None
-        self._told_of_no_models = False
+        self._has_no_models = False
 
     def keep(self) -> None:
-        """Mark this MLflow run as the one that is delivered to, whichever others appear."""
+        """Mark this MLflow run as the delivery target, for when others appear."""
         if DELIVERED_TAG not in self._run.data.tags:
             self._client.set_tag(self.run_id, DELIVERED_TAG, _written(_NOTHING))
 
@@ -70,12 +70,12 @@ class Page:
             self._log_datasets(run, subject)
 
     def _lineage(self, run: Run) -> dict[str, str]:
-        """Return the tag by which MLflow puts a fork below its parent, if that has a page here."""
+        """Return the tag by which MLflow shows a fork below its parent, if the parent has a page here."""
         found = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
 
     def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
-        """Set what has been found about the run, and nothing else."""
+        """Set the verdicts of the run, and nothing else."""
         tags = description.verdict_tags(subject.run.id, verdicts, joint)
         text = description.note(subject, verdicts, joint)
         for run_id in (self.run_id, *self.others):
@@ -83,10 +83,10 @@ class Page:
             self._set(run, tags | {mlflow_subject.NOTE_TAG: description.placed(_note_of(run), text)}, {})
 
     def send(self, points: Sequence[Point]) -> int:
-        """Deliver a batch from the front of `points`, in order, and return how many points are done with.
+        """Deliver a batch from the front of `points`, in order, and return the number of points that are done.
 
-        Points up to `position` were delivered before. The first batch after that may be in MLflow already,
-        whole or in part, if its sender was killed before it saw the answer.
+        Points up to `position` were delivered before. The first batch after them may be in MLflow already, completely
+        or in part, if its sender was killed before the answer.
         """
         from mlflow.entities import Metric, RunTag
 
@@ -108,17 +108,17 @@ class Page:
         return done + len(batch)
 
     def publish(self, subject: Subject, made: Sequence[Made]) -> None:
-        """List checkpoints and output files as models; where MLflow knows no models, say so in a tag, once."""
+        """List checkpoints and output files as models. If MLflow has no models, set a tag about it, once."""
         if self._models is None:
             self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
-        if self._told_of_no_models or self._models.publish(subject.run, made):
+        if self._has_no_models or self._models.publish(subject.run, made):
             return
         if self._run.data.tags.get(MODELS_TAG) != NO_MODELS:
             self._client.set_tag(self.run_id, MODELS_TAG, NO_MODELS)
-        self._told_of_no_models = True
+        self._has_no_models = True
 
     def settle(self, status: str, end_ms: int | None) -> None:
-        """Set the run's status, and when it ended if it did."""
+        """Set the run's status, and the end if it has ended."""
         if end_ms is None and status != self._status[0]:
             self._client.update_run(self.run_id, status=status)
         elif end_ms is not None and (status, end_ms) != self._status:
@@ -126,7 +126,7 @@ class Page:
         self._status = (status, end_ms)
 
     def _known(self, batch: Sequence[Point]) -> set[tuple[str, int, int]]:
-        """Return which rows of `batch` MLflow has. Its history is read only if its newest values leave it open."""
+        """Return the rows of `batch` in MLflow. Its history is read only if its newest values are not conclusive."""
         latest = self._client.get_run(self.run_id).data.metrics
         keys = {key for point in batch for key in point.values}
         expected = self._before.values if self._before else {}
@@ -136,7 +136,7 @@ class Page:
         return {(one.key, one.step, one.timestamp) for one in found}
 
     def _set(self, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
-        """Write tags that differ from MLflow's, and parameters it lacks: it never lets one be changed."""
+        """Write tags that differ from MLflow's, and missing parameters. MLflow never changes a parameter."""
         from mlflow.entities import Param, RunTag
 
         changed = [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]
@@ -163,9 +163,9 @@ class Page:
 
 
 def find(client: Any, run_id: str) -> list[str]:
-    """Return the ids of the MLflow runs of an m5ws run: first the one it is delivered to, then by age.
+    """Return the ids of the MLflow runs of an m5ws run: the delivery target first, then by age.
 
-    Looks in all experiments, as a script may choose its own.
+    All experiments are searched, because a script may choose its own.
     """
     experiments = [one.experiment_id for one in pages(lambda token: client.search_experiments(page_token=token))]
     query = f"tags.`{RUN_TAG}` = '{run_id}'"
@@ -182,7 +182,7 @@ def order(run: Any) -> tuple[int, int, int, str]:
 
 
 def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> Page:
-    """Return the run's page: the one that is there, or the one its script started, or a new one."""
+    """Return the run's page: the existing one, or the one that its script started, or a new one."""
     found = find(client, subject.run.id)
     if not found:
         created = client.create_run(
@@ -198,7 +198,7 @@ def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Sub
 
 
 def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
-    """Return the experiment's id; made if it is not there, with its files in `artifacts`."""
+    """Return the experiment's id. A missing one is created, with its files in `artifacts`."""
     from mlflow.exceptions import MlflowException
 
     existing = client.get_experiment_by_name(name)
@@ -208,7 +208,7 @@ def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
         location = artifacts.as_uri() if artifacts else None
         return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
     except MlflowException:
-        # Another process was first; if not, asking again says what is wrong.
+        # Another process was first. If not, the next query raises the error.
         existing = client.get_experiment_by_name(name)
         if existing is None:
             raise
@@ -216,7 +216,7 @@ def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
 
 
 def _batch(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield the points, never a part of one, that fit into one call."""
+    """Yield the points that fit into one call. Points are never split."""
     rows = 0
     for index, point in enumerate(points):
         rows += len(point.values)
@@ -245,7 +245,7 @@ def _note_of(run: Any) -> str | None:
 
 
 def _of_the_script(key: str, present: Mapping[str, str]) -> bool:
-    """Return whether a tag of MLflow's own is there already: what the script's process said of itself stays."""
+    """Return True if a tag of MLflow's own exists already. Values from the script's process stay."""
     return key in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") and key in present
 
 

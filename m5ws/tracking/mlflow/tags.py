@@ -1,7 +1,7 @@
-"""What MLflow is told of a run besides its steps: one-line tags, the run's name and its datasets.
+"""MLflow's facts about a run besides its steps: one-line tags, the run's name and its datasets.
 
-All of it is a pure function of what the store holds, so that it can be written again at any time and is
-the same. What is absent has the value "absent", never no tag: the comparison page then shows it.
+All of it is a pure function of the store, so it can be written again at any time with the same result. An absent fact
+has the value "absent", so that MLflow's comparison page shows it.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what it stands on. `facts` are those of its newest attempt, as its ranks saw them.
+    """A run with its snapshot. `facts` are those of its newest attempt, as its ranks observed them.
 
-    `environments`: by attempt, how its environment can give other bits than the first one's.
+    `environments`: by attempt, the differences of its environment from the first one's that can change bits.
     """
 
     run: Run
@@ -47,7 +47,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset as MLflow lists it: its digest cut to MLflow's 36 characters, the whole one in `tags`."""
+    """A dataset as MLflow lists it: the digest cut to MLflow's 36 characters, the full one in `tags`."""
 
     name: str
     digest: str
@@ -56,7 +56,7 @@ class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(repo: Repository, run_id: str) -> Subject:
-    """Return a run with its snapshot and what its newest attempt observed. Raises NotFound, CorruptObject."""
+    """Return a run with its snapshot and the facts of its newest attempt. Raises NotFound, CorruptObject."""
     run = runs.load(repo, run_id)
     attempt = max(ledger.attempts(repo, run_id), default=None)
     return Subject(
@@ -70,7 +70,7 @@ def load(repo: Repository, run_id: str) -> Subject:
 
 
 def tags(subject: Subject) -> dict[str, str]:
-    """Return the tags of a run: m5ws's own, and those of MLflow's that its pages know."""
+    """Return the tags of a run: m5ws's own, and MLflow's tags for its pages."""
     snapshot, facts = subject.snapshot, subject.facts
     own = {
         RUN_TAG: subject.run.id,
@@ -87,7 +87,9 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.driver": _text(facts.get("gpu.driver")),
         "m5ws.torch": _text(facts.get("torch")),
         "m5ws.gpu": _gpu(facts),
-        "m5ws.other_environment": _text("; ".join(f"attempt {n}: {said}" for n, said in subject.environments.items())),
+        "m5ws.other_environment": _text(
+            "; ".join(f"attempt {n}: {differences}" for n, differences in subject.environments.items())
+        ),
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
@@ -97,7 +99,7 @@ def tags(subject: Subject) -> dict[str, str]:
 
 
 def name(run: Run) -> str:
-    """Return what MLflow calls a run."""
+    """Return the name of a run in MLflow."""
     if run.name:
         return run.name
     return f"replay {run.id} of {run.reproduces}" if run.reproduces else f"run {run.id}"
@@ -121,15 +123,17 @@ def datasets(subject: Subject) -> list[DatasetInput]:
 
 
 def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
-    """Return the tag that counts and quotes what a person should see; none where there is nothing."""
-    said = [notice.message if notice.step is None else f"step {notice.step}: {notice.message}" for notice in notices]
-    return {"m5ws.notices": _one_line(f"{len(said)}: {'; '.join(said)}", 500)} if said else {}
+    """Return the tag that counts and quotes notices; none if there are no notices."""
+    messages = [
+        notice.message if notice.step is None else f"step {notice.step}: {notice.message}" for notice in notices
+    ]
+    return {"m5ws.notices": _one_line(f"{len(messages)}: {'; '.join(messages)}", 500)} if messages else {}
 
 
 def _annotation(repo: Repository, run: Run) -> Annotation | None:
-    """Return what was said of the snapshot when the run began: later words are about other runs."""
-    said = snapshots.annotations(repo, run.snapshot)
-    before = [one for one in said if one.created_s <= run.created_s] or said[:1]
+    """Return the snapshot's message when the run began. Later ones belong to other runs."""
+    annotations = snapshots.annotations(repo, run.snapshot)
+    before = [each for each in annotations if each.created_s <= run.created_s] or annotations[:1]
     return before[-1] if before else None
 
 
@@ -147,7 +151,7 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
 
 
 def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
-    """Yield each attempt that began in another environment than the first one, and how it differs."""
+    """Yield each attempt that began in another environment than the first one, with the differences."""
     for attempt in ledger.attempts(repo, run_id)[1:]:
         for event in ledger.events(repo, run_id, attempt, ledger.LAUNCHER):
             if isinstance(event, Notice) and event.kind == OTHER_ENVIRONMENT:
@@ -160,24 +164,24 @@ def _first(repo: Repository, run_id: str, attempt: int, rank: str) -> AnyEvent |
 
 
 def _source(subject: Subject) -> dict[str, str]:
-    """Return the tags by which MLflow's pages show where a run came from."""
-    said, code = subject.annotation, subject.snapshot.code
+    """Return the tags by which MLflow's pages show the origin of a run."""
+    annotation, code = subject.annotation, subject.snapshot.code
     source = {
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": " ".join(subject.run.spec.command),
         "mlflow.source.git.commit": code.commit,
         "mlflow.source.git.dirty": str(code.dirty).lower() if code.commit else None,
-        "mlflow.source.git.branch": said and said.branch,
-        "mlflow.source.git.repoURL": said and said.remote,
-        "mlflow.user": said and said.author,
+        "mlflow.source.git.branch": annotation and annotation.branch,
+        "mlflow.source.git.repoURL": annotation and annotation.remote,
+        "mlflow.user": annotation and annotation.author,
     }
     return {key: value for key, value in source.items() if value}
 
 
 def _data(snapshot: Snapshot) -> str:
-    """Return each dataset's name and the start of its digest, without a space: MLflow breaks a line at one.
+    """Return each dataset's name and the start of its digest, without spaces, at which MLflow would break the line.
 
-    Many are one digest of all, so that no difference is lost behind what is cut off.
+    Many datasets become one digest, so that cutting hides no difference.
     """
     line = ",".join(f"{one.name}={(one.hash or one.tree)[:_SHORT]}" for one in snapshot.datasets)
     if len(line) <= 500:

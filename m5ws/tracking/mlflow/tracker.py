@@ -1,7 +1,7 @@
-"""MLflow as a `Tracker`: the pages of runs, followed from the ledger by a process of its own.
+"""MLflow as a `Tracker`. A process of its own follows the ledger and writes the pages of runs.
 
-Nothing here imports MLflow: starting a run costs it nothing, and a training rank shares no lock, thread
-or second with it. What MLflow says is asked in mlflow_query, when somebody asks.
+This module does not import MLflow, so starting a run does not cost its import. A training rank shares no lock, thread
+or second with it. Queries are in `client`, which is imported on use.
 """
 
 import os
@@ -19,7 +19,7 @@ from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
 _LAST_WORDS_S = 5.0
 _QUIET = (
     "env",
-    # Unless told otherwise, the server reports how it is used, and starts seven processes for jobs nobody asks for.
+    # By default the server sends telemetry, and starts seven processes for jobs.
     "MLFLOW_DISABLE_TELEMETRY=true",
     "DO_NOT_TRACK=true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false",
@@ -27,17 +27,17 @@ _QUIET = (
 
 
 class Following:
-    """`Following`: a follower process. It ends by itself if this process dies, whatever way."""
+    """A follower process. It ends by itself if this process dies in any way."""
 
     def __init__(self, options: Options) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — it lives as long as this
-        # A session of its own: Ctrl-C in the terminal stops the run, not what delivers how it ended.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — open as long as this object
+        # In a session of its own, so that Ctrl-C in the terminal does not stop the delivery of the run's end.
         self._process = subprocess.Popen(
             options.argv,
             env={**os.environ, **options.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=self._said,
+            stderr=self._output,
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -45,29 +45,29 @@ class Following:
 
     def wake(self) -> None:
         stdin = self._process.stdin
-        # A full pipe means that it has not come to the earlier calls. One that has ended is reported by `close`.
+        # A full pipe means that earlier calls are still unread. `close` reports a follower that has ended.
         with suppress(BlockingIOError, BrokenPipeError):
             if stdin is not None and not stdin.closed:
                 os.write(stdin.fileno(), b"\n")
 
     def close(self, timeout_s: float) -> bool:
-        """Say that the run is over and wait; True if all of it is in MLflow. May be called again."""
+        """Announce the end of the run and wait. Return True if all of it is in MLflow. May be called again."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         for stop in (self._process.terminate, self._process.kill):
             try:
                 return self._process.wait(timeout_s) == 0
             except subprocess.TimeoutExpired:
-                stop()  # it says what is missing, and ends
+                stop()  # it prints the missing data, and ends
                 timeout_s = _LAST_WORDS_S
         self._process.wait()
         return False
 
     @property
     def problem(self) -> str:
-        """What the follower had to say, for people; empty if nothing."""
-        self._said.seek(0)
-        return self._said.read().decode(errors="replace").strip()
+        """The follower's error output, for people; empty if there is none."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace").strip()
 
 
 class Mlflow:
@@ -119,13 +119,13 @@ class Mlflow:
         installed()
         artifacts = artifacts_dir(self.tracking_uri)
         where = ("--default-artifact-root", artifacts.as_uri()) if artifacts else ()
-        # A variable, since the address may hold a password and everybody on a machine sees arguments.
+        # In a variable, because the address may contain a password and all users see arguments.
         database = f"MLFLOW_BACKEND_STORE_URI={self.tracking_uri}"
         serve = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
         return (*_QUIET, database, sys.executable, "-P", "-m", "mlflow", "server", *serve, *where)
 
     def options(self, run: str, *, once: bool = False) -> Options:
-        """Return what a follower of `run` is started with."""
+        """Return the options of a follower of `run`."""
         return Options(
             store=self._store_url, run=run, tracking_uri=self.tracking_uri, experiment=self.experiment, once=once
         )
