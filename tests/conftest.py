@@ -1,4 +1,4 @@
-"""Fixtures that every part uses, and the loud account of what could not run."""
+"""Fixtures of all parts, and the summary of tests that could not run."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ _LOUD = "NOT TESTED: "
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long drawing takes says what else the machine does, and nothing of m5ws.
+# The time to draw an example depends on the load of the machine, and not on m5ws.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -53,7 +53,7 @@ def _state_home(session_directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def fork_parents() -> Iterator[ForkParents]:
-    """What ranks are forked from, for all launches of a worker."""
+    """The processes from which ranks are forked, for all launches of a worker."""
     with ForkParents() as parents:
         yield parents
 
@@ -86,7 +86,7 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "Rewrite the files of tests/data/golden with what the command line prints now."
+    text = "Rewrite the files of tests/data/golden with the present output."
     parser.addoption(golden.FLAG, action="store_true", help=text)
     parser.addoption("--campaign-seed", type=int, help="Seed of a campaign that takes one; drawn if it is not given.")
     parser.addoption("--campaign-count", type=int, help="How much a campaign that takes a count is to do.")

@@ -1,9 +1,11 @@
-"""Plants faults in the core, one at a time, and checks that the tests of that part find each.
+"""Plant faults in the core, one at a time, and check that the tests of that part find each.
 
-Called as: run_mutations.py [--only N]. The project's files are copied to a temporary folder, and faults are planted in
-the copy alone. First the tests pass there without a fault: else a test that fails would show nothing. A fault is found
-when a test fails. A collection error does not count. The table of what was found is Markdown; the exit status is 1 if
-a fault was not found. The tests are some of those that `make test` runs, by the folder and module that a fault is in.
+Called as: run_mutations.py [--only N]. The project's files are copied to a temporary folder, and faults are planted
+only in the copy. First the tests must pass there without a fault, or a failing test would prove nothing.
+
+A fault is found when a test fails. A collection error does not count. The table of results is Markdown. The exit
+status is 1 if a fault was not found. The tests are some of those that `make test` runs, by the folder and module of
+the fault.
 """
 
 import argparse
@@ -131,7 +133,7 @@ MUTATIONS = (
         ("training/test_session.py",),
     ),
     Mutation(
-        "restored tensors are not held against what was saved",
+        "restored tensors are not compared with the saved ones",
         "m5ws/training/loop/recorder.py",
         '            checkpointing.prove("tensors", *_on_their_ranks(tensors, loaded.fingerprints), loaded.step)\n',
         "",
@@ -152,7 +154,7 @@ MUTATIONS = (
         ("snapshot/test_snapshot_refusals.py",),
     ),
     Mutation(
-        "gc deletes what a writer asked it to keep",
+        "gc deletes objects that a writer keeps",
         "m5ws/repository/gc/execute.py",
         "            if digest not in kept and digest not in found.reach.digests\n",
         "            if digest not in found.reach.digests\n",
@@ -170,14 +172,14 @@ MUTATIONS = (
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one fault: the first test that failed, or None."""
+    """The result of one fault: the first test that failed, or None."""
 
     by: str | None
     seconds: float
 
 
 def main(arguments: list[str]) -> int:
-    """Plant the faults, print what found them, and return 1 if one was not found."""
+    """Plant the faults, print the tests that found them, and return 1 if one was not found."""
     parser = argparse.ArgumentParser(description="Plant faults in the core, and check that tests find them.")
     parser.add_argument("--only", type=int, metavar="N", choices=range(1, len(MUTATIONS) + 1), help="only fault N")
     only = parser.parse_args(arguments).only
@@ -223,7 +225,7 @@ def _environment(copy: Path) -> dict[str, str]:
 
 
 def _check_is_imported(copy: Path) -> None:
-    """End with an error unless what is imported is the copy."""
+    """Exit with an error unless the copy is imported."""
     command = [sys.executable, "-c", "import m5ws; print(m5ws.__file__)"]
     run = subprocess.run(command, cwd=copy, env=_environment(copy), check=True, capture_output=True, text=True)
     if not Path(run.stdout.strip()).resolve().is_relative_to(copy.resolve()):
@@ -242,7 +244,7 @@ def _plant(copy: Path, one: Mutation) -> Found:
     path = copy / one.file
     text = path.read_text()
     if (count := text.count(one.old)) != 1:
-        sys.exit(f"{one.file} has what is to be replaced {count} times, not once:\n{one.old}")
+        sys.exit(f"{one.file} contains the text to replace {count} times, not once:\n{one.old}")
     began_s = time.monotonic()
     try:
         _write(path, text.replace(one.old, one.new))
@@ -251,12 +253,12 @@ def _plant(copy: Path, one: Mutation) -> Found:
         _write(path, text)
     seconds = time.monotonic() - began_s
     failed = _FAILED.search(run.stdout)
-    # 1: tests ran, and some failed. What cannot be collected ends with another status.
+    # 1: tests ran, and some failed. A collection error has another status.
     return Found(failed[1].removeprefix("tests/") if failed and run.returncode == 1 else None, seconds)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a module, and remove what was compiled of it: that is told apart by whole seconds and sizes only."""
+    """Write a module, and remove its compiled file, which Python compares only by whole seconds and size."""
     path.write_text(text)
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 

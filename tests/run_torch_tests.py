@@ -1,8 +1,8 @@
-"""Runs PyTorch's own tests of checkpoint storage with the repository's writer and reader put in.
+"""Run PyTorch's own tests of checkpoint storage with the repository's writer and reader.
 
 Called as: run_torch_tests.py FOLDER FILE…, where FOLDER is test/distributed/checkpoint of PyTorch's repository, at the
-version that is installed here. They need expecttest. `--torch` runs them with torch's own writer and reader, to tell
-what fails by itself. docs/torch-tests.md has what came of it.
+installed version. The tests need expecttest. `--torch` runs them with torch's own writer and reader, to find tests
+that fail without m5ws. docs/torch-tests.md has the results.
 """
 
 import os

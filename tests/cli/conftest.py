@@ -24,7 +24,7 @@ from tests.support.workspace.checkouts import commit_all, write
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one call of the command line did."""
+    """Status and output of one call of the command line."""
 
     status: int
     out: str
@@ -76,7 +76,7 @@ def home(place: Path) -> Repository:
 
 
 class Made(msgspec.Struct, frozen=True):
-    """The ids of what `made` put into the store."""
+    """The ids of the objects that `made` stored."""
 
     snapshot: str
     changed: str

@@ -1,4 +1,4 @@
-"""`m5ws checkpoint`: what is listed, shown, compared and exported, and what is said where that cannot be."""
+"""`m5ws checkpoint`: lists, details, comparisons, exports, and errors."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_ls_says_what_each_added_to_the_store(m5: M5, two: tuple[str, str], made
     assert m5("checkpoint", "keep", f"{made.run}@4").status == 0
     rows = {row["step"]: row for row in m5("checkpoint", "ls", made.run, "--json").document["checkpoints"]}
     assert list(rows) == [3, 4, 6]
-    assert rows[3]["size_bytes"] == 0 and rows[3]["when_s"] == 1004.0, "what the ledger says, not the store's clock"
+    assert rows[3]["size_bytes"] == 0 and rows[3]["when_s"] == 1004.0, "the time is the ledger's, not the store's"
     assert rows[4]["new_bytes"] == rows[4]["size_bytes"] > 1_600_000
     assert rows[6]["size_bytes"] == rows[4]["size_bytes"]
     assert rows[6]["new_bytes"] < 4000, "the tensor that did not change costs nothing"

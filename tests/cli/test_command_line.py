@@ -1,4 +1,4 @@
-"""The command line itself: what it loads, how it fails, how it completes."""
+"""The command line itself: its imports, errors and completion."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_a_store_of_a_newer_m5ws_is_named(m5: Any, place: Path) -> None:
 
 
 def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is a bug would be mended, not tested: so one is made.
+    # A planted bug.
     monkeypatch.setattr("m5ws.projects.init.plan", lambda *_, **__: 1 / 0)
     done = m5("init")
     assert done.status == 70

@@ -1,4 +1,4 @@
-"""The reference pages say what the code does: every command, option, setting, variable and exit code."""
+"""The reference pages match the code: every command, option, setting, variable and exit code."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""`m5ws gc` and `m5ws checkpoint keep`: a plan, a grace period, and what is printed when it cannot be done."""
+"""`m5ws gc` and `m5ws checkpoint keep`: plan, grace period, and refusals."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.support.records import planted
 
 @pytest.fixture
 def left(home: Repository, made: Made, place: Path) -> Repository:
-    """The store of `made`, with what a killed writer left, and rules that retire one checkpoint."""
+    """The store of `made` with data of a killed writer, and rules that retire one checkpoint."""
     with open(place / "m5ws.toml", "a", encoding="utf-8") as settings:
         settings.write("[retention]\nlast = 1\n")
     home.objects.put(b"left by a killed writer")

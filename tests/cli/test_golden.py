@@ -261,7 +261,7 @@ _SCENES = (
         """,
     ),
     Scene(
-        "what is to run",
+        "the command of a run",
         """
         run <snapshot>
         run <snapshot> -- python train.py

@@ -1,4 +1,4 @@
-"""`m5ws prefetch`: what starts afterwards needs nothing of the store but its references."""
+"""`m5ws prefetch`: afterwards, only references are read from the store."""
 
 import shutil
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_all_that_starts_from_a_run_is_in_the_cache(made: Any, home: Repository,
     far = CountingStore(home.store)
     repo = Repository.open(Cached(far, tmp_path / "near", 2**30))
     prefetch.apply(repo, prefetch.plan(repo, "run", made.run))
-    # References are asked of the store always: what they say is all that is read of it.
+    # References are always read from the store. Nothing else is.
     far.gets.clear()
     snapshot = snapshots.load(repo, made.snapshot)
     assert snapshots.packings(repo, snapshot) and far.gets == _references(far)

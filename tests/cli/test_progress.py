@@ -145,7 +145,7 @@ def test_a_terminal_gets_a_live_line_and_a_notice_one_of_its_own() -> None:
 
 
 def _read(descriptor: int) -> bytes:
-    """What a terminal's other side said; nothing once it is closed."""
+    """Return the output at the other side of a terminal; nothing once it is closed."""
     try:
         return os.read(descriptor, 4096)
     except OSError:

@@ -1,4 +1,4 @@
-"""run and reproduce with real processes, as somebody types them: what is printed where, and the exit status."""
+"""run and reproduce with real processes, as a user types them: output on each stream, and the exit status."""
 
 import json
 import os

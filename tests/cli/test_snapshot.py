@@ -81,7 +81,7 @@ def test_it_loads_nothing_heavy(place: Path) -> None:
 
 
 def _counted(folder: Path, place: Path, *words: str) -> tuple[str, list[str]]:
-    """Return what a `m5ws snapshot` that is started in `folder` prints, and the git commands that ran, sorted."""
+    """Return the output of a `m5ws snapshot` in `folder`, and the git commands that it ran, sorted."""
     real, log = shutil.which("git"), place.parent / "git.log"
     log.write_text("")
     wrapper = place.parent / "bin" / "git"

@@ -31,7 +31,7 @@ HOSTILE = "\x1b]0;P\x07\x1b[2J\x1b[8m\x9b31m\x08\r\x7f\u202e\u2066|\u2028\tend"
 RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 OWN_STYLES = re.compile(r"\x1b\[(?:1|3[1-7]|0)m")
 EXAMPLES = ("7c1d00000002", "0" * 64, "0000000003-0001")
-"""What a text with a pattern can be: the id of a run, a digest, the name of a checkpoint."""
+"""Texts that match the patterns: the id of a run, a digest, the name of a checkpoint."""
 
 
 def hostile(kind: type[Any], **given: object) -> Any:
@@ -107,7 +107,7 @@ def store(home: Repository, place: Path, tmp_path: Path) -> dict[str, str]:
 def test_no_verb_that_reads_lets_a_text_control_the_terminal(
     m5: Any, store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Repository, place: Path
 ) -> None:
-    # As on a terminal: otherwise click takes colours out, and with them what was planted.
+    # As on a terminal. Otherwise click removes colours, and with them the planted text.
     monkeypatch.setitem(cli.context_settings, "color", True)
     one, two, run, replay = store.values()
     verbs: list[tuple[object, ...]] = [

@@ -60,7 +60,7 @@ def test_who_pulls_first_gets_a_store_cut_as_the_one_pulled_from(m5: Any, place:
     (elsewhere / "m5ws.toml").write_text("")
     assert m5("-C", elsewhere, "pull", "--all", "--from", place / ".m5ws" / "store").status == 0
     assert m5("-C", elsewhere, "ls", "--json").document["snapshots"]
-    # One that `init` made is empty, and made anew; one that holds something is cut in its own way, which is said.
+    # A store of `init` is empty and is created again. One with objects keeps its chunk sizes, which is an error.
     fresh = tmp_path / "fresh"
     assert m5("init", fresh).status == 0 and m5("-C", fresh, "ls").status == 0
     for words in (("--dry-run",), ()):

@@ -11,7 +11,7 @@ from m5ws.projects import init
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of templates with one that links to what it shares with others."""
+    """A folder of templates. One of them links to files that it shares with others."""
     root = tmp_path / "templates"
     (root / "small" / "deep").mkdir(parents=True)
     (root / "shared" / "lib").mkdir(parents=True)

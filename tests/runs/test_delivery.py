@@ -1,4 +1,4 @@
-"""When the ledger is told: at once what matters, steps in fewer and larger batches the longer a run takes."""
+"""When the ledger is published: important events at once, steps in larger batches the longer a run takes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class _Training:
         self.steps = 0
 
     def through(self, store: ObjectStore) -> Delivery:
-        """Return what delivers the spools through another store."""
+        """Return a delivery of the spools through another store."""
         return Delivery(Repository(store, self.repo.format), _RUN, 1, self._spools, clock=lambda: self.now_s)
 
     def step(self, seconds: float) -> int:

@@ -23,7 +23,7 @@ _HOST = "node-17"
 
 
 class _Attempt:
-    """An attempt on the machine that it runs on: its directory below `home`, and what it has said so far."""
+    """An attempt on its own machine: its directory below `home`, and its events so far."""
 
     def __init__(self, repo: Repository, home: Path, number: int = 1) -> None:
         self.repo, self.number = repo, number
@@ -87,7 +87,7 @@ def _nothing(one: Path, other: Path) -> None:
 
 
 def _without_mark(one: Path, other: Path) -> None:
-    """As a copy of what an older m5ws left, but for its spools."""
+    """Make it look like a copy of an older m5ws's directory, without the spools."""
     _copy(one, other)
     for mark in (other / "runs").rglob("owner"):
         mark.unlink()
@@ -117,7 +117,7 @@ def test_from_elsewhere_nothing_is_written_into_a_living_attempt(
         assert "--take-over" in refused.value.hint
         found = recovery.elsewhere(repo, _RUN, other)
         assert found is not None and found.host == _HOST and 0 <= time.time() - found.last_s < 61
-    # Where it belongs, it is its own, and what it left is delivered and ended.
+    # On its own machine, its remaining events are delivered and it is ended.
     assert recovery.elsewhere(repo, _RUN, here) is None
     recovery.deliver(repo, here)
     if name != "planned":

@@ -1,4 +1,4 @@
-"""What becomes of an attempt's inputs: only what is as it was, and in its own place, is removed."""
+"""Inputs after an attempt: only those that are unchanged and in their own place are removed."""
 
 import os
 from pathlib import Path

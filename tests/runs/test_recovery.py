@@ -1,4 +1,4 @@
-"""Promise 7: what a kill, a full disk or a closed store leaves is kept, and delivered later, in order, once."""
+"""Promise 7: after a kill, a full disk or a closed store, events are kept and delivered later, in order, once."""
 
 import fcntl
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_two_processes_cannot_begin_the_same_attempt(repo: Repository) -> None:
 
 
 def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:
-    """Attempt 1 reaches step 9; attempt 2 goes back to 4 and dies at once; attempt 3 repeats what only 1 did."""
+    """Attempt 1 reaches step 9. Attempt 2 goes back to 4 and dies at once. Attempt 3 repeats steps of attempt 1."""
     for attempt, last in ((1, 9), (2, 4)):
         directory = _begun(repo, tmp_path, attempt, "0000000004-0001" if attempt > 1 else None)
         _steps(directory, attempt, 1 if attempt == 1 else 5, last)

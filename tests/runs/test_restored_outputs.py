@@ -129,7 +129,7 @@ def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
     finals = [_publish(begun, tmp_path, None)]
     planted.begin(begun, _RUN, 2)
     _publish(begun, tmp_path, 0, attempt=2)
-    # What an attempt left at its end is evidence; the newest files are those that a resume restores.
+    # Final output files are evidence. A resume restores the newest files.
     assert _collect(begun, rules) == (0, 1)
     assert outputs.names(begun, _RUN) == ["0001-final", "0002-000000"]
     finals.append(_publish(begun, tmp_path, None, attempt=2))

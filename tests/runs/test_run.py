@@ -1,4 +1,4 @@
-"""What is refused before a run is launched, or becomes part of its record."""
+"""Refusals before a run is launched, and the plan of a run."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
         repo, run.new_run(taken.id, run.spec(here.settings.run, run.Options())), here.home, here.root, environment
     )
     assert (planned.attempt, planned.resume, planned.request.argv[-1]) == (1, None, "train.py")
-    # The checkout leaves the path, or ranks would import what was never pinned.
+    # The checkout is removed from the path, or ranks would import unpinned code.
     assert planned.request.environment["PYTHONPATH"] == str(tmp_path / "elsewhere")
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()

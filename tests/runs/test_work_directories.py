@@ -1,4 +1,4 @@
-"""Work directories: whose they are, when a number is free again, and what is removed with one."""
+"""Work directories: their owners, their numbers, and their removal."""
 
 import os
 import shutil
@@ -112,7 +112,7 @@ def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
-    with pytest.raises(UsageError, match="no work directory could be made") as raised:
+    with pytest.raises(UsageError, match="no work directory") as raised:
         _make(tmp_path, "a")
     assert "work_dir" in raised.value.hint and "XDG_STATE_HOME" in raised.value.hint
 

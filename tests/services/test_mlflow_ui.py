@@ -1,4 +1,4 @@
-"""MLflow's own pages in a real browser: two runs side by side are told apart by their pins, and by nothing else.
+"""MLflow's own pages in a real browser: two runs side by side differ in their pins, and in nothing else.
 
 M5WS_SCREENSHOTS=docs/images makes the test write the pictures of docs/how-to/compare-runs-in-mlflow.md.
 """

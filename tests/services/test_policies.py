@@ -1,4 +1,4 @@
-"""What each policy of docs/reference/policies allows and denies, tried by real users of a real Ceph."""
+"""The permissions of each policy of docs/reference/policies, tried by real users of a real Ceph."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ class Bucket:
 
 
 class Tries:
-    """What a user can try on a bucket; each returns "ok" or the refusal."""
+    """Requests of a user to a bucket. Each returns "ok" or the refusal."""
 
     def __init__(self, client: Any, bucket: str) -> None:
         self._client = client
@@ -115,7 +115,7 @@ def test_a_researcher_publishes_and_deletes_nothing(roles: Bucket) -> None:
 
 
 def test_what_one_publishes_others_read_but_not_the_owner_of_the_bucket_without_a_role(roles: Bucket) -> None:
-    """An object belongs to who wrote it; the policy speaks of it all the same, to those whom it names."""
+    """An object belongs to the user that wrote it. The policy still applies to the users that it names."""
     assert roles.tries("researcher").create("team/new") == "ok"
     assert roles.tries("reader").get("team/new") == roles.tries("operator").get("team/new") == "ok"
     assert roles.tries("operator").delete("team/new") == "ok"
@@ -132,13 +132,13 @@ def test_an_operator_publishes_and_deletes(roles: Bucket) -> None:
 @pytest.fixture
 def ceph_16(ceph: Ceph) -> None:
     if "version 16.2." not in ceph.version:
-        loud_skip(f"what the pages say of Ceph 16.2: here is {ceph.version}")
+        loud_skip(f"the pages describe Ceph 16.2, and this is {ceph.version}")
 
 
 def test_ceph_16_does_not_know_the_condition_that_keeps_a_researcher_from_overwriting(
     ceph_16: None, roles: Bucket
 ) -> None:
-    """On AWS this is 403; docs/how-to/access.md says what protects on a server like this one."""
+    """On AWS this is 403. docs/how-to/access.md has the protection for a server like this one."""
     assert roles.tries("researcher").overwrite("team/there") == "ok"
 
 

@@ -1,6 +1,6 @@
-"""docs/reference/servers.md says what the servers do that are here: each cell is asked of the server itself.
+"""docs/reference/servers.md matches the servers that are installed: each cell is tested with the server.
 
-`PYTHONPATH=. python tests/services/test_servers.py` writes the cells anew.
+`PYTHONPATH=. python tests/services/test_servers.py` writes the cells again.
 """
 
 import re
@@ -53,7 +53,7 @@ def test_the_page_has_a_row_for_each_check() -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_ceph_does_what_the_page_says(ceph: Ceph, name: str) -> None:
     if "version 16.2." not in ceph.version:
-        loud_skip(f"what the pages say of Ceph 16.2: here is {ceph.version}")
+        loud_skip(f"the pages describe Ceph 16.2, and this is {ceph.version}")
     assert CHECKS[name](of_ceph(ceph)) == cells(name)[1]
 
 

@@ -32,19 +32,19 @@ pytestmark = pytest.mark.services
 
 RATES = (0.1, 0.5, 0.9)
 SOAK_OPERATIONS = 1000
-# What a client waits for, against what the proxy makes it wait: stalls must be noticed by the client, not ended for it.
+# The client's stall limit and the proxy's stall. The client must notice a stall before the proxy ends it.
 _CLIENT_STALL_S = 1.0
 _PROXY_STALL_S = 120.0
 
 
 def opener(ceph: Ceph, endpoint: str, *, budget_s: float) -> Open:
-    """Return what opens the S3 store of a new bucket through `endpoint`, as a client of its own each time."""
+    """Return a function that opens the S3 store of a new bucket through `endpoint`, each time as another client."""
     bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))
     url = f"s3://{bucket}/team/store?endpoint_url={endpoint}&region={REGION}&stall_s={_CLIENT_STALL_S}"
     location: Any = importlib.import_module("m5ws.store.s3.location")
     retry: Any = importlib.import_module("m5ws.store.s3.retry")
     s3: Any = importlib.import_module("m5ws.store.s3.store")
-    # Pauses are short, since the proxy does not tire; the number of attempts is what it is with long ones.
+    # Pauses are short, because the proxy needs none. The number of attempts is the same as with long ones.
     patience = retry.Patience(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
 
     def opened() -> ObjectStore:
@@ -85,7 +85,7 @@ def campaign(
     budget_s: float = 30.0,
     drip_bytes_s: int = 1024,
 ) -> tuple[Result, Counters]:
-    """Run one campaign; return what its clients and its proxy have seen."""
+    """Run one campaign. Return the counts of its clients and its proxy."""
     with credentials(ceph), FaultProxy(f"127.0.0.1:{ceph.port}") as proxy:
         opened = opener(ceph, proxy.endpoint, budget_s=budget_s)
         proxy.change(Settings(rates=rates_of(kind, rate), seed=seed, stall_s=_PROXY_STALL_S, drip_bytes_s=drip_bytes_s))
@@ -110,7 +110,7 @@ def server(request: pytest.FixtureRequest) -> Ceph:
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
 def test_a_sample_of_faults_leaves_nothing_wrong(server: Ceph, rate: float) -> None:
-    # A drip is no slower here than what the client puts up with: one that is takes a minute to be given up.
+    # A drip here is as fast as the client accepts. A slower one takes a minute until the client gives up.
     result, seen = campaign(server, "mixed", rate, operations=100, seed=1, budget_s=20, drip_bytes_s=1 << 15)
     assert result.violations == [], result.line()
     assert result.succeeded and sum(result.by_operation.values()) == 100

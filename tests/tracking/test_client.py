@@ -1,4 +1,4 @@
-"""What m5ws asks of MLflow, and verdicts on both pages."""
+"""Queries to MLflow, and verdicts on both pages."""
 
 import math
 import socket

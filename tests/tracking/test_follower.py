@@ -61,12 +61,12 @@ def _wake(process: subprocess.Popen[bytes]) -> None:
 
 
 def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
-    """Do in this process what a follower does whose standard input has ended, or that is started with --once."""
+    """Deliver in this process, as a follower does with --once or at the end of its input."""
     Follower(tracker.options(run.id, once=once)).advance(last=True)
 
 
 def _until(true: Callable[[], object]) -> None:
-    """Wait for what a follower does; a test that waits in vain fails by the session's own limit."""
+    """Wait for a follower. A test that waits in vain fails by the session's time limit."""
     deadline = time.monotonic() + 90
     while not true():
         assert time.monotonic() < deadline, "the follower did not get there"

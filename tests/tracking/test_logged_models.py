@@ -95,7 +95,7 @@ def test_many_checkpoints_are_asked_for_once_and_linked_in_one_call(
 
 @pytest.fixture
 def old_server() -> Iterator[str]:
-    """What a server of before MLflow 3 answers where it has no such endpoint: a page that says so."""
+    """The answer of a server older than MLflow 3, which has no such endpoint: an error page."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -161,4 +161,4 @@ def test_a_fork_is_below_its_parent(repo: Repository, run: Run, tracker: Mlflow,
     tags = _page(client, fork).data.tags
     assert (tags["m5ws.parent_run"], tags["m5ws.parent_step"]) == (run.id, "2")
     assert tags["mlflow.parentRunId"] == _page(client, run).info.run_id
-    assert f"starts after step 2 of run `{run.id}`" in tags["mlflow.note.content"]
+    assert f"after step 2 of run `{run.id}`" in tags["mlflow.note.content"]

@@ -1,4 +1,4 @@
-"""Each fault of the fault proxy is seen by a plain client, as what it is; without faults there is no difference."""
+"""A plain client sees each fault of the fault proxy as that fault, and without faults no difference."""
 
 import http.client
 import json
@@ -107,7 +107,7 @@ def test_a_truncated_response_ends_anywhere(proxy: FaultProxy, request_line: str
 
 
 def _all_of(proxy: FaultProxy, request: bytes) -> bytes:
-    """Send bytes and return what comes until the connection ends. http.client takes half a head for a whole one."""
+    """Send bytes and return all bytes until the connection ends. http.client accepts half a head as a whole one."""
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -138,7 +138,7 @@ def test_a_corrupt_request_has_one_other_bit(server: TrivialServer, proxy: Fault
     connection = _always(proxy, "corrupt_request", seed=3)
     assert _put(connection) == 200
     _one_bit_differs(server.requests[0][2], BODY)
-    # What has no body cannot be corrupted, and is said to be left alone.
+    # A request without a body cannot be corrupted, and is counted as unchanged.
     assert _get(connection) == BODY
     assert proxy.counters.pointless == {"corrupt_request": 1}
 

@@ -1,4 +1,4 @@
-"""No file of m5ws imports itself by way of others, whoever moves what."""
+"""No file of m5ws imports itself through other files."""
 
 import grimp
 

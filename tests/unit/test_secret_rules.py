@@ -179,7 +179,7 @@ def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
 
 @pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)])
 def test_texts_that_are_installed_are_not_refused(every: int) -> None:
-    """At most one of 10,000 text files; two private keys that moto brings are what they look like."""
+    """At most one of 10,000 text files is refused. Two files of moto are real private keys."""
     keys = ("moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key")
     texts, refused = 0, []
     for path in sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*"))[::every]:

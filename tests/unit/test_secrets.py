@@ -1,4 +1,4 @@
-"""What looks like a secret is found with its line and never printed; ordinary code is left alone."""
+"""Text that looks like a secret is found with its line and never printed. Ordinary code is accepted."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from m5ws import secret_scan
 
-# Put together here, so that no line of this file looks like what it tests.
+# Joined here, so that no line of this file looks like a secret.
 PEM = "-----BEGIN {}PRIVATE KEY-----"
 TOKENS = {
     "a GitHub token": "gh" + "p_" + "a1B2" * 9,
