@@ -6,59 +6,37 @@ there and are delivered later, in order, once. The tracker follows the ledger in
 
 import logging
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.environment import attempt_environments, drift
 from m5ws.environment.interface import Observer
-from m5ws.errors import Fenced, M5Error
+from m5ws.errors import M5Error
 from m5ws.launch.interface import Launcher, Process
 from m5ws.progress import Progress
 from m5ws.records import codec
-from m5ws.records.launch import UNSAVED
-from m5ws.records.ledger import (
-    OTHER_ENVIRONMENT,
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    Notice,
-    State,
-)
-from m5ws.records.snapshot import Snapshot
-from m5ws.repository import checkpoints, runs, snapshots
-from m5ws.repository.files import trees
-from m5ws.repository.files.materialise import materialise
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, State
+from m5ws.repository import checkpoints, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
-from m5ws.runs import delivery, inputs, recovery, resume_check, work_directories
-from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories
 from m5ws.runs.run import SAVE_GRACE_S, Plan
 from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot.sources.interface import CommitHistory
 from m5ws.tracking.interface import Following, Tracker
-
-if TYPE_CHECKING:
-    from m5ws.filesystem import Stamp
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 UNSAVED_STATUS = 5
 """Exit status of an attempt whose results are not all in the store."""
 _SUCCESSOR_S = 30.0
-"""Interval of checks for a newer attempt. Its start alone already makes the store refuse this attempt's publications.
-"""
+"""Interval of checks for a newer attempt. The store refuses this attempt's publications even before a check."""
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
@@ -108,7 +86,7 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
     home.mkdir(parents=True, exist_ok=True)
     with recovery.alone(home):
         _prepare(ports.tracker)
-        _refuse_stale(ports.repo, plan)
+        attempt_start.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         # An existing directory was left by a supervisor that was killed before its attempt began.
@@ -121,32 +99,17 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
         try:
             run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
             work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
-            plan = _placed(plan, work)
-            _materialise(ports.repo, snapshot, work.path, progress)
+            plan = attempt_start.place(plan, work)
+            attempt_start.materialise_inputs(ports.repo, snapshot, work.path, progress)
             (plan.directory / "context").write_bytes(codec.encode(plan.context))
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
             with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
-                _start(ports, plan, spool)
+                attempt_start.publish(ports.repo, plan, ports.observer, rank_variables(ports, plan), spool)
                 if progress:
                     progress("starting the processes", 0, 0)
                 return _Attempt(ports, plan, spool, watch, work).supervise()
         finally:
             work_directories.end(plan.directory)
-
-
-def _placed(plan: Plan, work: WorkDirectory) -> Plan:
-    """Return the plan with a work directory. Processes start there, and see no other current directory."""
-    seen, asked = str(work.seen), plan.request
-    request = msgspec.structs.replace(
-        asked, cwd=seen, mount=work.mount, environment=asked.environment | {"PWD": seen}, unset=(*asked.unset, "OLDPWD")
-    )
-    return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
-
-
-def _refuse_stale(repo: Repository, plan: Plan) -> None:
-    """Raise Fenced if the attempt has begun after it was planned: its number and checkpoint are taken."""
-    if plan.attempt in ledger.attempts(repo, plan.run.id):
-        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
 
 
 def _followed(tracker: Tracker | None, run: str) -> Following | None:
@@ -174,47 +137,6 @@ def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
     return inherited | plan.request.environment
 
 
-def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
-    parts = dict.fromkeys(snapshot.trees.values())
-    materialise(
-        repo.objects,
-        repo.locations,
-        [trees.located(repo.objects, repo.locations, tree) for tree in parts],
-        work,
-        progress,
-    )
-
-
-def _start(ports: Ports, plan: Plan, spool: SpoolWriter) -> None:
-    """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
-    if plan.attempt == 1:
-        runs.publish(ports.repo, plan.run)
-    observed = ports.observer.observe(rank_variables(ports, plan))
-    started = AttemptStarted(
-        time_s=time.time(),
-        attempt=plan.attempt,
-        host=socket.gethostname(),
-        observed=(put := partial(ports.repo.objects.put_record, observed))(),
-        inherits=plan.inherits,
-        resume=plan.resume,
-    )
-    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
-    spool.append(started)
-    writer = ledger.Writer(ports.repo, plan.run.id, plan.attempt, LAUNCHER)
-    if writer.seq:
-        raise Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
-    # From here on, only the listed checkpoints of earlier attempts are valid.
-    writer.append([codec.encode(started)], repair=put)
-    for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
-        spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
-    if (message := attempt_environments.notice(ports.repo, plan.run.id, plan.attempt, observed)) is not None:
-        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
-    if plan.attempt > 1:
-        # For attempts that were killed on other machines. Those of this machine are finished already.
-        for event in unrecorded.of_earlier(ports.repo, plan.run.id, plan.attempt):
-            spool.append(event)
-
-
 class _Attempt:
     """The supervision of one launched attempt."""
 
@@ -229,25 +151,16 @@ class _Attempt:
         self._successor: AttemptStarted | None = None
         self._looked_s = time.monotonic()
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
-        self._published: set[str] = set()
         self._restored = False
-        self._given: dict[Path, Stamp] = {}
-        self._begun_ns = 0
-        self._unsaved: str | None = None
-        self._copying = restored_outputs.Copying(
-            ports.repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
-        )
+        self._results = results.Results(ports.repo, plan, work.path, spool, self._notice)
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
     def supervise(self) -> Result:
-        work = self._work.path
-        given = self._given = inputs.stamps(work)
-        self._begun_ns = work.stat().st_ctime_ns
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
-            self._give_outputs(work)
+            self._results.restore()
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process, follower)
             outcome = "finished" if exit_code == 0 else "failed"
@@ -270,23 +183,16 @@ class _Attempt:
         if outcome == "finished" and self._began_anew():
             exit_code, outcome = 1, "failed"
             message = "the script did not restore the fork's checkpoint, because it uses no m5ws.session"
-        for path in inputs.modified(work, given):
-            self._notice("input-modified", f"{path} was changed by the run, so its inputs differ from the snapshot")
-        self._record_published()
+        self._results.report_modified()
+        self._results.record_published(is_delivered=self._delivery.complete, is_stopped=self._asked)
         work_directories.keep_links(self._work)
-        self._keep_outputs()
-        if outcome == "finished" and self._unsaved is not None:
-            exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._unsaved
+        self._results.keep_outputs()
+        if outcome == "finished" and self._results.unsaved is not None:
+            exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._results.unsaved
         if outcome == "finished" or self._stopping:
             # A replay that was stopped is never resumed.
-            inputs.remove(work, given)
+            self._results.remove_inputs()
         return self._end(outcome, exit_code, message, follower)
-
-    def _give_outputs(self, work: Path) -> None:
-        """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error."""
-        if self._plan.outputs is not None:
-            message = restored_outputs.restore(self._ports.repo, self._plan.outputs, work)
-            self._notice(outputs.RESTORED, message)
 
     def _follow(self, process: Process, follower: Following | None) -> int:
         announced = 0
@@ -300,8 +206,8 @@ class _Attempt:
                 self._stopping = True
                 process.stop(SAVE_GRACE_S)
             # Not for a script with a session, which resumes from its checkpoints.
-            if self._last_step == 0 and (problem := self._copying.copy()) is not None:
-                self._notice("limit", f"the output files were not copied: {problem}")
+            if self._last_step == 0:
+                self._results.copy()
         return exit_code
 
     def _is_time_to_look(self) -> bool:
@@ -312,7 +218,7 @@ class _Attempt:
         return self._superseded()
 
     def _superseded(self) -> bool:
-        """Return True if a newer attempt is known to have begun. If the store does not answer, return False."""
+        """Return True if a newer attempt is known to have begun. An error of the store changes nothing."""
         try:
             self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
         except (M5Error, OSError) as error:
@@ -324,11 +230,7 @@ class _Attempt:
         stop = False
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
-            if isinstance(event, CheckpointPublished):
-                self._published.add(event.name)
-                self._unsaved = None
-            if isinstance(event, Notice) and event.kind == "save-failed":
-                self._unsaved = event.message
+            self._results.add(event)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice("inexact-resume", message)
@@ -342,46 +244,6 @@ class _Attempt:
     def _notice(self, kind: str, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
-
-    def _record_published(self) -> None:
-        """Record the checkpoints that a rank published just before it was killed."""
-        repo, run, attempt = self._ports.repo, self._plan.run.id, self._plan.attempt
-        # Ctrl-C may have come between the delivery of an event and its processing.
-        known = () if self._asked else self._published
-        try:
-            for event in unrecorded.events(repo, run, attempt, known) if self._delivery.complete else ():
-                self._spool.append(event)
-        except (M5Error, OSError) as error:
-            _log.warning("cannot list the checkpoints of run %s: %s", run, error)
-
-    def _keep_outputs(self) -> None:
-        """Store the files in the folders of `[run] outputs`. Files that are not stored are noted in the ledger."""
-        if self._unsaved is not None:
-            # Without a copy of the checkpoint, late output files do not complete the attempt.
-            (self._plan.directory / UNSAVED).mkdir(exist_ok=True)
-        try:
-            written = self._written()
-            for lines in written.not_kept:
-                self._notice(outputs.NOT_KEPT, lines)
-            repeated(lambda: self._ingest_outputs(written))
-        except (M5Error, OSError) as error:
-            self._unsaved = f"the output files were not stored: {error}"
-            self._notice(outputs.NOT_STORED, self._unsaved)
-
-    def _written(self) -> outputs.Outputs:
-        """Return the output files that the attempt has written."""
-        return outputs.collect(self._work.path, self._plan.run.spec.outputs, self._given, self._begun_ns)
-
-    def _ingest_outputs(self, found: outputs.Outputs) -> None:
-        """Publish output files of the run."""
-        if not found.files:
-            return
-        # Until they are stored, the attempt counts as not delivered.
-        waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, found.files)
-        stored = saved_outputs.publish(self._ports.repo, self._plan.run, self._plan.attempt, found.files)
-        waiting.unlink()
-        self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
         if outcome == "failed" and message is None:

@@ -128,6 +128,11 @@ def _no_config(root: Path, made: Made) -> None:
     (root / "config.yaml").unlink()
 
 
+def _calls(*lines: str) -> str:
+    """Return calls of m5ws, one a line."""
+    return "\n".join(lines)
+
+
 def _settings_scene(text: str, line: str, *more: str) -> Scene:
     """Return the scene of an m5ws.toml with this text."""
     title = ["m5ws.toml is", *(f"    {row}" for row in text.splitlines()), *more]
@@ -161,120 +166,120 @@ _MISSING = ("[data]\npaths = ['data']\n", "[tokenizer]\npath = 'tok'\n", "[confi
 _SCENES = (
     Scene(
         "verbs, options and arguments",
-        """
-        snapshto
-        nonsense
-        --nonsense
-        checkpoint nonsense
-        ls --nonsense
-        run --checkpoint-evry 5
-        show
-        checkpoint diff 7c1d00000001
-        checkpoint export 7c1d00000001 out
-        push --all
-        ls more
-        run --nproc 0
-        run --nproc two
-        run --trainer mpi
-        run --checkpoint-minutes 0
-        run --name
-        reproduce 7c1d00000001 --tolerance 2
-        reproduce 7c1d00000001 --env sometimes
-        certify --steps 1
-        gc --older-than soon
-        gc --grace -1d
-        ui --port 99999
-        completion powershell
-        -C nowhere ls
-        """,
+        _calls(
+            "snapshto",
+            "nonsense",
+            "--nonsense",
+            "checkpoint nonsense",
+            "ls --nonsense",
+            "run --checkpoint-evry 5",
+            "show",
+            "checkpoint diff 7c1d00000001",
+            "checkpoint export 7c1d00000001 out",
+            "push --all",
+            "ls more",
+            "run --nproc 0",
+            "run --nproc two",
+            "run --trainer mpi",
+            "run --checkpoint-minutes 0",
+            "run --name",
+            "reproduce 7c1d00000001 --tolerance 2",
+            "reproduce 7c1d00000001 --env sometimes",
+            "certify --steps 1",
+            "gc --older-than soon",
+            "gc --grace -1d",
+            "ui --port 99999",
+            "completion powershell",
+            "-C nowhere ls",
+        ),
     ),
     Scene(
         "ids and names",
-        """
-        show beef
-        show 7c1d
-        diff <snapshot> beef
-        reproduce beef
-        reproduce <snapshot>
-        reproduce 7c1d00000001 --snapshot beef
-        reproduce 7c1d00000001 --segment 9
-        reproduce 7c1d00000001 --from 7 --to 9
-        run beef
-        run --resume beef
-        run --resume 7c1d00000001
-        run --from 7c1d00000001@9
-        run --from 7c1d00000001@last
-        logs beef
-        logs 7c1d00000001 --rank 5
-        logs 7c1d00000001 --attempt 4
-        logs 7c1d00000002
-        checkpoint ls beef
-        checkpoint show 7c1d00000001@9
-        checkpoint keep 7c1d00000001@3-2
-        checkpoint export 7c1d00000001 . --format dcp
-        checkout beef out
-        checkout <snapshot> .
-        checkout <snapshot> train.py
-        prefetch beef
-        push beef --to other
-        pull 7c1d00000001 --from nowhere
-        pull 7c1d00000001 --from .m5ws/store
-        pull 7c1d00000001 --from ftp://example.org/store
-        attest beef
-        attest 7c1d00000001 -o train.py
-        attest 7c1d00000001 -o nowhere/verdict.json
-        verify nothing.json
-        verify train.py
-        bisect 7c1d00000001 beef
-        bisect 7c1d00000001 7c1d00000002
-        gc --execute beef
-        init
-        init --template no-such other
-        init --store ftp://example.org/store other
-        demo .
-        demo --text nowhere other
-        ui
-        """,
+        _calls(
+            "show beef",
+            "show 7c1d",
+            "diff <snapshot> beef",
+            "reproduce beef",
+            "reproduce <snapshot>",
+            "reproduce 7c1d00000001 --snapshot beef",
+            "reproduce 7c1d00000001 --segment 9",
+            "reproduce 7c1d00000001 --from 7 --to 9",
+            "run beef",
+            "run --resume beef",
+            "run --resume 7c1d00000001",
+            "run --from 7c1d00000001@9",
+            "run --from 7c1d00000001@last",
+            "logs beef",
+            "logs 7c1d00000001 --rank 5",
+            "logs 7c1d00000001 --attempt 4",
+            "logs 7c1d00000002",
+            "checkpoint ls beef",
+            "checkpoint show 7c1d00000001@9",
+            "checkpoint keep 7c1d00000001@3-2",
+            "checkpoint export 7c1d00000001 . --format dcp",
+            "checkout beef out",
+            "checkout <snapshot> .",
+            "checkout <snapshot> train.py",
+            "prefetch beef",
+            "push beef --to other",
+            "pull 7c1d00000001 --from nowhere",
+            "pull 7c1d00000001 --from .m5ws/store",
+            "pull 7c1d00000001 --from ftp://example.org/store",
+            "attest beef",
+            "attest 7c1d00000001 -o train.py",
+            "attest 7c1d00000001 -o nowhere/verdict.json",
+            "verify nothing.json",
+            "verify train.py",
+            "bisect 7c1d00000001 beef",
+            "bisect 7c1d00000001 7c1d00000002",
+            "gc --execute beef",
+            "init",
+            "init --template no-such other",
+            "init --store ftp://example.org/store other",
+            "demo .",
+            "demo --text nowhere other",
+            "ui",
+        ),
     ),
     Scene(
         "options that exclude or need each other",
-        """
-        run --resume 7c1d00000001 --nproc 2 --seed 3
-        run --restart data
-        run --from 7c1d00000001 -m words
-        run <snapshot> -m words
-        run --dry-run --resume 7c1d00000001 -- train.py
-        reproduce 7c1d00000001 --segment 1 --all-segments
-        reproduce 7c1d00000001 --segment 1 --seed 2 --set lr=1
-        reproduce 7c1d00000001 --segment 1 --tolerance 0.1
-        reproduce 7c1d00000001 --sample-seed 1
-        reproduce 7c1d00000001 --parallel 2
-        reproduce 7c1d00000001 --env warn --env fail
-        push --to other
-        push 7c1d00000001 --all --to other
-        logs 7c1d00000001 --follow --json
-        gc --take-over
-        gc --dry-run --execute beef
-        init --region eu-west-1 other
-        checkpoint export 7c1d00000001 out --format hf --tensors all
-        checkpoint export 7c1d00000001 out --format deepspeed
-        """,
+        _calls(
+            "run --resume 7c1d00000001 --nproc 2 --seed 3",
+            "run --restart data",
+            "run --from 7c1d00000001 -m words",
+            "run <snapshot> -m words",
+            "run --dry-run --resume 7c1d00000001 -- train.py",
+            "reproduce 7c1d00000001 --segment 1 --all-segments",
+            "reproduce 7c1d00000001 --segment 1 --seed 2 --set lr=1",
+            "reproduce 7c1d00000001 --segment 1 --tolerance 0.1",
+            "reproduce 7c1d00000001 --sample-seed 1",
+            "reproduce 7c1d00000001 --parallel 2",
+            "reproduce 7c1d00000001 --env warn --env fail",
+            "push --to other",
+            "push 7c1d00000001 --all --to other",
+            "logs 7c1d00000001 --follow --json",
+            "gc --take-over",
+            "gc --dry-run --execute beef",
+            "init --region eu-west-1 other",
+            "checkpoint export 7c1d00000001 out --format hf --tensors all",
+            "checkpoint export 7c1d00000001 out --format deepspeed",
+        ),
     ),
     Scene(
         "the command of a run",
-        """
-        run <snapshot>
-        run <snapshot> -- python train.py
-        run <snapshot> -- other.py
-        run <snapshot> -- ../train.py
-        run <snapshot> --trainer python --nproc 2 -- train.py
-        run <snapshot> -- train.py --token=<token>
-        run <snapshot> --set lr -- train.py
-        run <snapshot> --set lrr=1 -- train.py
-        run <snapshot> --set +lr=1 -- train.py
-        run <snapshot> --set lr=[1 -- train.py
-        run <snapshot> --set other.yaml:lr=1 -- train.py
-        """,
+        _calls(
+            "run <snapshot>",
+            "run <snapshot> -- python train.py",
+            "run <snapshot> -- other.py",
+            "run <snapshot> -- ../train.py",
+            "run <snapshot> --trainer python --nproc 2 -- train.py",
+            "run <snapshot> -- train.py --token=<token>",
+            "run <snapshot> --set lr -- train.py",
+            "run <snapshot> --set lrr=1 -- train.py",
+            "run <snapshot> --set +lr=1 -- train.py",
+            "run <snapshot> --set lr=[1 -- train.py",
+            "run <snapshot> --set other.yaml:lr=1 -- train.py",
+        ),
     ),
     *(_settings_scene(text, "ls") for text in _SETTINGS),
     *(_settings_scene(text, "snapshot", "and that file is missing") for text in _MISSING),
