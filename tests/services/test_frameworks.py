@@ -42,7 +42,7 @@ started: ${now:%Y-%m-%d %H:%M}
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """A script, its files, the file with the learning rate, its folder of outputs, and the files that it writes there."""
+    """A script, its files, the file with the learning rate, its folder of outputs, and its files there."""
 
     script: str
     files: Mapping[str, str]

@@ -36,7 +36,7 @@ def test_where_there_is_none_the_way_to_make_one_is_named(tmp_path: Path) -> Non
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"directory .*gone"):
+    with pytest.raises(NotFound, match=r"directory.*gone"):
         workspace.find(tmp_path / "gone", {})
 
 
