@@ -197,9 +197,9 @@ class Follower:
             self._listed = len(self._checkpoints)
 
     def _send(self, page: Any, points: Sequence[Point]) -> int:
-        """Send points from the front of the queue, and return how many need not be sent again.
+        """Send points from the front of the queue, and return the number of points that are done.
 
-        A point that MLflow refuses is left out, so that it holds up no other: it is found by halves.
+        A point that MLflow refuses is left out, so that later ones are delivered. It is found by halving the batch.
         """
         try:
             return int(page.send(points))
@@ -213,7 +213,7 @@ class Follower:
 
     @contextmanager
     def _skipping(self, part: str) -> Iterator[None]:
-        """Note an error that would be the same at the next try, and go on; let others through."""
+        """Record an error that a retry would not change, and continue. Other errors are raised."""
         try:
             yield
         except Exception as error:
@@ -237,11 +237,11 @@ class Follower:
         """Write the description of the run again if its facts have changed."""
         known = (subject, len(self._notices), last)
         if known != self._described:
-            # A run whose first attempt is going on cannot have been judged, and looking costs a read per run.
-            found = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
-            joint = runs.joint(self._repo, subject.run.id) if found else None
+            # A run in its first attempt has no verdict yet, and the check costs a read for each run.
+            verdicts = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
+            joint = runs.joint(self._repo, subject.run.id) if verdicts else None
             with self._skipping("description"):
-                page.describe(self._repo, subject, found, tags.notice_tag(self._notices), joint)
+                page.describe(self._repo, subject, verdicts, tags.notice_tag(self._notices), joint)
             self._described = known
 
     def _settle(self, page: Any, last: bool) -> None:

@@ -68,9 +68,9 @@ class Points:
     def take(
         self, skipping: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
     ) -> Iterator[Point]:
-        """Yield the points that have become ready; call it when all that is there has been added.
+        """Yield the points that are complete. Call it after all available events are added.
 
-        `skipping` is entered for each step by its name; if it swallows an error, the step is no point.
+        `skipping` is entered for each step by its name. If it swallows an error, the step is no point.
         """
         for attempt in sorted(self._pending):
             steps = self._pending[attempt]
