@@ -14,7 +14,7 @@ from m5ws.errors import M5Error
 from m5ws.records.launch import UNSAVED
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice
 from m5ws.repository.ledger.spool import SpoolWriter
-from m5ws.repository.publishing.publishing import repeated
+from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
 from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved
