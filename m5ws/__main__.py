@@ -68,7 +68,7 @@ def _begin_git() -> None:
         # The current directory was removed.
         return
     if root is not None:
-        git_start.begin_ahead(root, os.environ)
+        git_start.start_early(root, os.environ)
 
 
 if __name__ == "__main__":

@@ -238,10 +238,10 @@ class Workspace:
 
     def environments(self, *, containers: bool) -> Environments:
         """Return the builder of environments: container images, or virtual environments."""
-        from m5ws.environment.observe.observing import Orders
+        from m5ws.environment.observe.observing import ObserveRequest
         from m5ws.launch import local
 
-        orders = Orders(
+        orders = ObserveRequest(
             root=str(self.root),
             variable_names=self.settings.environment.variables,
             cache=str(self._user_cache / "machine"),

@@ -101,7 +101,7 @@ def _table(drifted: "tuple[Change, ...]", old: str) -> str:
     from m5ws.environment import drift
 
     rows = [
-        (change.name, _value(change.old), _value(change.new), drift.says(change.rating), change.detail or "")
+        (change.name, _value(change.old), _value(change.new), drift.effect(change.rating), change.detail or "")
         for change in drifted
     ]
     return _indented(output.table(("", old, "here", "effect", ""), rows))

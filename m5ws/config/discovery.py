@@ -1,4 +1,4 @@
-"""Where a workspace lies. As light as can be: the program looks before it imports anything else."""
+"""Location of the workspace. It imports only `os`, because the program needs it before any other import."""
 
 import os
 
@@ -8,9 +8,9 @@ STATE = ".m5ws"
 
 def nearest(start: str) -> str | None:
     """Return the nearest directory from `start` (absolute) upwards with an `m5ws.toml`, or None."""
-    here = start
-    while not os.path.isfile(os.path.join(here, FILE)):
-        here, below = os.path.dirname(here), here
-        if here == below:
+    folder = start
+    while not os.path.isfile(os.path.join(folder, FILE)):
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
             return None
-    return here
+    return folder

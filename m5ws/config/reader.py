@@ -1,7 +1,7 @@
-"""`m5ws.toml` as a `Settings` record, or all that is wrong with it at once, each with its line.
+"""`m5ws.toml` as a `Settings` record, or one error with all of its problems and their lines.
 
-A key that is unknown, has a value of the wrong kind, or could have no effect is an error: a misspelt
-setting that is quietly ignored is a run with other settings than its author thinks.
+An unknown key, a value of the wrong type and a key without effect are errors. If a misspelt key were ignored, the run
+would have other settings than its author thinks.
 """
 
 import difflib
@@ -20,7 +20,7 @@ Table = Mapping[str, object]
 
 
 def read(path: Path) -> Settings:
-    """Return what the file at `path` says. Raises ConfigError that names every problem and its line."""
+    """Return the settings in the file at `path`. Raises ConfigError, which names every problem and its line."""
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
@@ -28,16 +28,16 @@ def read(path: Path) -> Settings:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     problems = list(_problems(Settings, table, ())) or list(_useless(table))
     if problems:
-        found = sorted((line_of(text, key), says) for key, says in problems)
-        raise ConfigError("\n".join(f"{path}:{line}: {says}" for line, says in found))
+        lines = sorted((line_of(text, key), problem) for key, problem in problems)
+        raise ConfigError("\n".join(f"{path}:{line}: {problem}" for line, problem in lines))
     return msgspec.convert(table, Settings)
 
 
 def line_of(text: str, key: Key) -> int:
     """Return the line of valid TOML on which `key`'s statement begins, from 1.
 
-    The parser itself says it: the statement ends where the shortest prefix that parses and has the key
-    ends, and begins after the one before that parses.
+    The shortest prefix that parses and has the key ends with the statement. The longest shorter prefix that parses
+    ends before the statement.
     """
     lines = text.splitlines()
     start = 1
@@ -53,7 +53,7 @@ def line_of(text: str, key: Key) -> int:
 
 
 def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator[tuple[Key, str]]:
-    """Yield each key that `kind` does not know, and each value that is not of its key's type."""
+    """Yield each key that `kind` does not have, and each value of another type than its key's."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name, value in table.items():
         key = (*parent, name)
@@ -95,9 +95,9 @@ def _present(table: Table, key: Key) -> bool:
 
 def _useless(table: Table) -> Iterator[tuple[Key, str]]:
     settings = msgspec.convert(table, Settings)
-    for key, wrong, says in _RULES:
+    for key, wrong, problem in _RULES:
         if _present(table, key) and wrong(settings):
-            yield key, f"{'.'.join(key)!r} {says}"
+            yield key, f"{'.'.join(key)!r} {problem}"
 
 
 def _outside(path: str) -> bool:

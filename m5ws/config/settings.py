@@ -1,4 +1,4 @@
-"""What `m5ws.toml` can say, with every default. `workspace` parses it; everybody else gets this record."""
+"""Keys of `m5ws.toml` and their defaults. `workspace` has the file parsed, and hands out this record."""
 
 import re
 from typing import Literal
@@ -15,10 +15,10 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class StoreOptions(_Section, frozen=True, kw_only=True):
-    """How an S3 store is reached and written; a directory has none of it (store/s3/location.py).
+    """Options of a store in S3 (store/s3/location.py); a directory has none.
 
-    `integrity`: what lets the server refuse bytes that were damaged on the way. `stall_s`: seconds without progress
-    after which a transfer is abandoned and done again on a new connection.
+    `integrity`: how the server detects uploads that were damaged on the way. `stall_s`: seconds without progress after
+    which a transfer is cancelled and retried on a new connection.
     """
 
     region: str | None = None
@@ -33,8 +33,8 @@ class StoreOptions(_Section, frozen=True, kw_only=True):
 class StoreSettings(StoreOptions, frozen=True, kw_only=True):
     """`url`: a directory, relative to the workspace or absolute, or s3://bucket/prefix.
 
-    `cache`: where copies of remote objects are kept, the user's cache directory if empty; `cache_limit`: how much of
-    them, in bytes or as text ("50 GiB"), 0 for none.
+    `cache`: the directory for copies of remote objects; if empty, the user's cache directory. `cache_limit`: their
+    largest size in total, in bytes or as text ("50 GiB"); 0 switches the cache off.
     """
 
     url: str = ".m5ws/store"
@@ -43,12 +43,12 @@ class StoreSettings(StoreOptions, frozen=True, kw_only=True):
 
     @property
     def cache_limit_bytes(self) -> int | None:
-        """The limit in bytes; None if it is no size."""
+        """The limit in bytes; None if the text is not a size."""
         return size_bytes(self.cache_limit)
 
 
 class CodeSettings(_Section, frozen=True, kw_only=True):
-    """`exclude`: gitignore-style patterns of files that are not captured, beyond what git ignores."""
+    """`exclude`: gitignore-style patterns of files that are not captured, in addition to those that git ignores."""
 
     exclude: tuple[str, ...] = ()
 
@@ -60,23 +60,23 @@ class ConfigSettings(_Section, frozen=True, kw_only=True):
 
 
 class TokenizerSettings(_Section, frozen=True, kw_only=True):
-    """`path`: a file or folder; `probe`: the text whose token ids are pinned."""
+    """`path`: a file or folder. `probe`: the text whose token ids are pinned."""
 
     path: str | None = None
     probe: str = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x ** 2  # naïve 世界"
 
 
 class DataSettings(_Section, frozen=True, kw_only=True):
-    """`paths`: folders or files pinned by content, ignored by git or not; `dvc`: pin what DVC tracks too."""
+    """`paths`: folders or files pinned by content, also if git ignores them. `dvc`: pin DVC's datasets too."""
 
     paths: tuple[str, ...] = ()
     dvc: bool = True
 
 
 class EnvironmentSettings(_Section, frozen=True, kw_only=True):
-    """Declared environment. `variables`: names of environment variables that are recorded.
+    """Declared environment. `variables`: names of environment variables to record.
 
-    `allow_local`: distributions (patterns) that may be installed from files outside the workspace.
+    `allow_local`: name patterns of distributions that may be installed from files outside the workspace.
     """
 
     locks: tuple[str, ...] = ("constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml")
@@ -87,10 +87,11 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 
 
 class RunSettings(_Section, frozen=True, kw_only=True):
-    """Defaults of `m5ws run`. `outputs`: folders a script writes to, stored while it runs and when it ends.
+    """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
-    `work_dir`: where the scripts are at work, `m5ws/work` in the user's state directory if empty.
-    `ignore`: what of them `reproduce` does not judge, beside `ignored.DEFAULTS`: `glob` or `glob:key`.
+    `work_dir`: the folder in which scripts run; if empty, `m5ws/work` in the user's state directory.
+    `ignore`: output files, or keys in them, that `reproduce` does not judge, in addition to `ignored.DEFAULTS`. Each is
+    `glob` or `glob:key`.
     """
 
     command: tuple[str, ...] = ()
@@ -107,7 +108,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
 
 
 class MlflowSettings(_Section, frozen=True, kw_only=True):
-    """`tracking_uri` None is the workspace's own SQLite file, .m5ws/mlflow.db."""
+    """`tracking_uri` None stands for the workspace's own SQLite file, .m5ws/mlflow.db."""
 
     enabled: bool = True
     tracking_uri: str | None = None
@@ -115,14 +116,14 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
 
 
 class RetentionSettings(_Section, frozen=True, kw_only=True):
-    """Which checkpoints `gc` keeps: the `last` of a run, and those at steps that `every` divides. Without both: all."""
+    """Checkpoints that `gc` keeps: the `last` ones of a run, and those whose step `every` divides. Default: all."""
 
     last: int | None = None
     every: int | None = None
 
 
 SEARCH_RULES = "2"
-"""Changes with `secret_scan` and its rules, so that what older ones have passed is searched again."""
+"""Version of the rules of `secret_scan`. A new version has files searched again that an older one has passed."""
 
 
 class SecretsSettings(_Section, frozen=True, kw_only=True):
@@ -132,11 +133,11 @@ class SecretsSettings(_Section, frozen=True, kw_only=True):
 
 
 def size_bytes(text: str | int) -> int | None:
-    """Return a size in bytes, from "50 GiB", "1.5 TB" or a number of bytes; None if it is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B|B)?", str(text).strip())
-    if found is None:
+    """Return a size in bytes, from "50 GiB", "1.5 TB" or a number of bytes; None if the text is not a size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B|B)?", str(text).strip())
+    if match is None:
         return None
-    amount, unit, binary = found.groups()
+    amount, unit, binary = match.groups()
     return int(float(amount) * (1024 if binary else 1000) ** (" KMGT".index(unit) if unit else 0))
 
 

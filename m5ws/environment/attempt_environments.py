@@ -1,6 +1,4 @@
-"""The environments that attempts of runs had, held against each other: what each rank found inside, over what was
-observed before its launch.
-"""
+"""Comparison of the environments of attempts. Facts from inside a rank replace those from before its launch."""
 
 import logging
 from collections.abc import Sequence
@@ -44,20 +42,20 @@ def between_first(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
 def within(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
     """Return the drift from a run's first attempt to each later one that has one, by number."""
     first, *later = ledger.attempts(repo, run) or [0]
-    found = {attempt: between(repo, (run, first), (run, attempt)) for attempt in later}
-    return {attempt: changes for attempt, changes in found.items() if changes}
+    drifts = {attempt: between(repo, (run, first), (run, attempt)) for attempt in later}
+    return {attempt: changes for attempt, changes in drifts.items() if changes}
 
 
 def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str | None:
-    """Return how the environment of a later attempt that begins can give other bits than the first one's.
+    """Return the differences between a later attempt's environment and the first one's that can change bits.
 
-    None also where that cannot be read: no attempt fails for a notice.
+    None if there are none, or if the first environment cannot be read: no attempt fails because of a notice.
     """
     try:
         first, *_ = ledger.attempts(repo, run)
         return _notice(repo, run, first, observed) if first != attempt else None
     except (M5Error, OSError) as error:
-        _log.warning("the environment of the first attempt of run %s is not known: %s", run, error)
+        _log.warning("cannot read the environment of the first attempt of run %s: %s", run, error)
         return None
 
 
@@ -65,31 +63,31 @@ def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str |
     began = recorded.of_attempt(repo, run, first)
     if not _is_grave(drift(began, observed)):
         return None
-    changes = usage.ahead(Side(observed=began, usage=usage.of_run(repo, run)), observed)
+    changes = usage.before_launch(Side(observed=began, usage=usage.of_run(repo, run)), observed)
     grave = [title(change).removeprefix("environment ") for change in changes if change.rating != "cannot"]
     more = f"; and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
     return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
 
 
-def between(repo: Repository, one: Attempt, other: Attempt) -> tuple[Change, ...]:
-    """Return the drift between two attempts; a difference in what no rank loaded as one that cannot change bits.
+def between(repo: Repository, first: Attempt, second: Attempt) -> tuple[Change, ...]:
+    """Return the drift between two attempts. Differences in modules that no rank loaded cannot change bits.
 
-    A change that only some ranks see is returned with their numbers.
+    A change on only some ranks is returned with their numbers.
     """
-    old, new = _seen(repo, *one), _seen(repo, *other)
+    old, new = _by_rank(repo, *first), _by_rank(repo, *second)
     if not old or not new:
         if not old and not new:
             return ()
-        said = [None if not side else "recorded" for side in (old, new)]
-        change = rated("environment", "observed", said[0], said[1])
+        recorded_sides = [None if not side else "recorded" for side in (old, new)]
+        change = rated("environment", "observed", *recorded_sides)
         return (msgspec.structs.replace(change, detail="one of the runs never started: not comparable"),)
     common = sorted(old.keys() & new.keys())
-    loaded = _loaded(repo, one, other) if any(_is_grave(drift(old[rank], new[rank])) for rank in common) else None
-    found = [(change, rank) for rank in common for change in _drift(old[rank], new[rank], loaded)]
-    found.sort(key=lambda item: (item[0].rating == "can", item[0].rating == "cannot", item[0].name, repr(item[0])))
+    loaded = _loaded(repo, first, second) if any(_is_grave(drift(old[rank], new[rank])) for rank in common) else None
+    changes = [(change, rank) for rank in common for change in _drift(old[rank], new[rank], loaded)]
+    changes.sort(key=lambda item: (item[0].rating == "can", item[0].rating == "cannot", item[0].name, repr(item[0])))
     return tuple(
         _on_ranks(change, [rank for _, rank in group], len(common))
-        for change, group in groupby(found, key=lambda item: item[0])
+        for change, group in groupby(changes, key=lambda item: item[0])
     )
 
 
@@ -108,7 +106,7 @@ def _drift(old: Observed, new: Observed, loaded: tuple[Usage, Usage] | None) -> 
     if loaded is None:
         return changes
     return usage.judged(
-        changes, *(Side(observed=one, usage=used) for one, used in zip((old, new), loaded, strict=True))
+        changes, *(Side(observed=observed, usage=used) for observed, used in zip((old, new), loaded, strict=True))
     )
 
 
@@ -118,26 +116,26 @@ def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
     return msgspec.structs.replace(change, detail=f"on rank {', '.join(ranks)}: {change.detail}")
 
 
-def _seen(repo: Repository, run: str, attempt: int | None) -> dict[str, Observed]:
-    """Return the environment of each rank of an attempt: effective values replace those observed before.
+def _by_rank(repo: Repository, run: str, attempt: int | None) -> dict[str, Observed]:
+    """Return the environment of each rank of an attempt. Effective values in a rank replace the launcher's facts.
 
-    Where no rank came up, the one entry `launcher` is what was observed. Empty without an attempt.
+    If no rank started, the one entry `launcher` has the launcher's facts. Empty without an attempt.
     """
     if attempt is None:
         return {}
     started = _first(repo, run, attempt, ledger.LAUNCHER, AttemptStarted)
     observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
-    seen: dict[str, Observed] = {}
+    environments: dict[str, Observed] = {}
     for rank in ledger.ranks(repo, run, attempt):
-        found = _first(repo, run, attempt, rank, RankStarted) if rank != ledger.LAUNCHER else None
-        if found is not None:
-            facts = observed.facts | found.facts | {"world": str(found.world)}
-            seen[rank] = msgspec.structs.replace(observed, facts=facts)
-    return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
+        start = _first(repo, run, attempt, rank, RankStarted) if rank != ledger.LAUNCHER else None
+        if start is not None:
+            facts = observed.facts | start.facts | {"world": str(start.world)}
+            environments[rank] = msgspec.structs.replace(observed, facts=facts)
+    return environments or ({ledger.LAUNCHER: observed} if started is not None else {})
 
 
 def _first(repo: Repository, run: str, attempt: int, rank: str, kind: type[E]) -> E | None:
-    """Return the first event of a kind; a chain is read no further than that."""
+    """Return the first event of a kind. Later batches of the chain are not read."""
     for batch in ledger.read(repo, run, attempt, rank):
         for raw in batch.events:
             if isinstance(event := ledger.decode_event(raw), kind):

@@ -1,7 +1,7 @@
-"""Drift: what differs between a pinned and an observed environment, and what that can do to bits.
+"""Drift: differences between a pinned and an observed environment, rated by their effect on bits.
 
-The ratings are data, in drift_rules.toml beside this file, each with its reason and source. A name that no
-rule knows is rated `can`: only evidence makes a difference harmless.
+The ratings are data, in drift_rules.toml beside this file, each with its reason and source. A name without a rule is
+rated `can`: a difference is harmless only with evidence.
 """
 
 import tomllib
@@ -24,13 +24,13 @@ _ERROR = "torch.error"
 """Fact of an observation that could not start torch: facts that are missing beside it are unknown."""
 _UNSET = "variable."
 LOADED = "loaded."
-"""How the names of facts begin that are paths of loaded libraries."""
-_SAYS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
+"""Prefix of facts whose values are the paths of loaded libraries."""
+_EFFECTS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of the table: what a difference in the names that match can do, why, and who says so."""
+    """One rule of the table: the rating of differences in matching names, its reason and its source."""
 
     part: str
     pattern: str
@@ -40,7 +40,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fact that says which version of a library is loaded, and the distributions (a pattern) that bring it."""
+    """A fact with the loaded version of a library, and the pattern of the distributions that install it."""
 
     loaded: str
     installed: str
@@ -49,7 +49,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts (patterns of names) that count only in a process that has loaded a library (a fact `loaded.NAME`)."""
+    """Facts (name patterns) that count only in a process that has loaded a library (a fact `loaded.NAME`)."""
 
     library: str
     patterns: tuple[str, ...]
@@ -58,7 +58,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Distributions (a pattern) that are used without being imported."""
+    """Distributions (a name pattern) that are used without being imported."""
 
     distribution: str
     why: str
@@ -83,50 +83,50 @@ def rules() -> tuple[Rule, ...]:
 
 
 def pairs() -> tuple[Pair, ...]:
-    """Return what is held against what to find a loaded library that is not the installed one."""
+    """Return the pairs of loaded and installed versions that are compared."""
     return _table().pair
 
 
 def library_of(name: str) -> str | None:
-    """Return the fact `loaded.NAME` of the library without which a fact counts for nothing; None without one."""
-    found = (one for one in _table().library if any(fnmatchcase(name, pattern) for pattern in one.patterns))
-    return next((one.library for one in found), None)
+    """Return the fact `loaded.NAME` of the library that a fact depends on, None without one."""
+    libraries = (entry for entry in _table().library if any(fnmatchcase(name, pattern) for pattern in entry.patterns))
+    return next((entry.library for entry in libraries), None)
 
 
 def is_run(distribution: str) -> bool:
     """Return True if a distribution is used without being imported, as compilers are."""
-    return any(fnmatchcase(distribution, one.distribution) for one in _table().program)
+    return any(fnmatchcase(distribution, program.distribution) for program in _table().program)
 
 
 def rule(part: str, name: str) -> Rule:
-    """Return the first rule for `name`; the table's last one matches everything."""
+    """Return the first rule for `name`. The last rule of the table matches every name."""
     return next(rule for rule in rules() if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern))
 
 
-def _among(part: str, name: str) -> Rule | None:
-    """Return the first rule that a part has for `name` itself, without those for all parts."""
+def _part_rule(part: str, name: str) -> Rule | None:
+    """Return the first rule of a part for `name`, without rules for all parts."""
     return next((rule for rule in rules() if rule.part == part and fnmatchcase(name, rule.pattern)), None)
 
 
 def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
     """Return a change with its rating from the table, and the rule's reason as its detail."""
-    found = rule(part, name)
-    return Change(part=part, name=name, old=old, new=new, rating=found.rating, detail=found.why)
+    matching = rule(part, name)
+    return Change(part=part, name=name, old=old, new=new, rating=matching.rating, detail=matching.why)
 
 
 def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
     """Return every difference between two observed environments, the gravest first, then by name.
 
-    Distributions are named `distribution.NAME`, where they came from `origin.NAME`, and a library of which another
-    version is loaded than is installed `loaded NAME`, unless that was so before. A fact that only one side recorded is
-    not called a difference that changes bits: it is rated `can` at most, and its detail says what is missing.
+    Versions are named `distribution.NAME`, origins `origin.NAME`. `loaded NAME` is a library whose loaded version is
+    not the installed one, unless the pinned environment had the same difference. A fact that only one side recorded is
+    rated `can` at most.
     """
     facts = _facts(pinned.facts, observed.facts)
     installed = (
         rated("environment", f"distribution.{name}", old, new)
         for name, old, new in _different(pinned.distributions, observed.distributions)
     )
-    return ordered((*facts, *installed, *_origins(pinned, observed), *_mistaken(pinned, observed)))
+    return ordered((*facts, *installed, *_origins(pinned, observed), *_new_conflicts(pinned, observed)))
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
@@ -140,29 +140,29 @@ def worst(changes: Sequence[Change]) -> Rating | None:
 
 
 def describe(change: Change) -> str:
-    """Return a change as one line for people; a diff or list in its detail is left out."""
+    """Return a change as one line for people, without a diff or list in its detail."""
     detail = change.detail if change.detail and "\n" not in change.detail else None
-    return f"{title(change)} ({_SAYS[change.rating]}{f': {detail}' if detail else ''})"
+    return f"{title(change)} ({_EFFECTS[change.rating]}{f': {detail}' if detail else ''})"
 
 
-def says(rating: Rating) -> str:
+def effect(rating: Rating) -> str:
     """Return a rating in words."""
-    return _SAYS[rating]
+    return _EFFECTS[rating]
 
 
 def title(change: Change) -> str:
-    """Return what changed, from what to what, without its rating."""
+    """Return the name of a change with its old and new value, without the rating."""
     return f"{change.part} {change.name}: {_value(change.old)} → {_value(change.new)}"
 
 
 def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
-    """Return what was declared and is not there: wanted versions and the container image.
+    """Return the declared versions and the declared container image that the observed environment does not have.
 
-    A wanted name is a fact's (`nccl`, `cuda`, `efa`, …) or a distribution's; `2.27` is met by any 2.27.x. The old
-    value is the wanted one.
+    A declared name is a fact's (`nccl`, `cuda`, `efa`, …) or a distribution's. Any 2.27.x meets `2.27`. The old value
+    is the declared one.
     """
-    found = {name: _observed(name, observed) for name in declared.wanted}
-    wrong = [rated("declared", name, declared.wanted[name], value) for name, value in found.items()
+    values = {name: _observed(name, observed) for name in declared.wanted}
+    wrong = [rated("declared", name, declared.wanted[name], value) for name, value in values.items()
              if not _meets(declared.wanted[name], value)]  # fmt: skip
     image = observed.facts.get("container.image")
     if declared.image is not None and image != declared.image:
@@ -177,7 +177,7 @@ def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None])
         if name != _ERROR and any(facts.get(name) is None for facts in failed):
             continue  # unknown there, not absent
         change = rated("environment", name, old, new)
-        if alike and (under := _among(portable.RULES, name)) is not None:
+        if alike and (under := _part_rule(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(_UNSET) or (name in pinned and name in observed)
         if known or name.startswith("editable.") or change.rating == "cannot":
@@ -188,7 +188,7 @@ def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None])
 
 
 def _origins(pinned: Observed, observed: Observed) -> Iterator[Change]:
-    """Yield distributions of one version that came from other sources. Where nobody looked, nothing is known."""
+    """Yield distributions of equal version and different origin. Nothing if one side did not observe origins."""
     if pinned.origins is None or observed.origins is None:
         return
     old, new = ({name: str(origin) for name, origin in side.items()} for side in (pinned.origins, observed.origins))
@@ -199,39 +199,39 @@ def _origins(pinned: Observed, observed: Observed) -> Iterator[Change]:
             yield rated("environment", f"origin.{name}", before or index, after or index)
 
 
-def _mistaken(pinned: Observed, observed: Observed) -> Iterator[Change]:
-    before = {change.name: change for change in mistaken(pinned)}
-    for change in mistaken(observed):
+def _new_conflicts(pinned: Observed, observed: Observed) -> Iterator[Change]:
+    before = {change.name: change for change in conflicts(pinned)}
+    for change in conflicts(observed):
         if change != before.get(change.name):
             yield change
 
 
-def mistaken(observed: Observed) -> tuple[Change, ...]:
-    """Return libraries of which another version is loaded than is installed: what pip says of them is not so.
+def conflicts(observed: Observed) -> tuple[Change, ...]:
+    """Return libraries whose loaded version is not the version that pip installed.
 
     The old value is the installed version.
     """
-    found = []
+    changes = []
     for pair in _table().pair:
         installed, loaded = _installed(pair.installed, observed), observed.facts.get(pair.loaded)
         version = _plain(loaded) if loaded is not None else None
         if installed is not None and version is not None and not (_meets(version, installed)):
-            found.append(
+            changes.append(
                 msgspec.structs.replace(
                     rated("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
                 )
             )
-    return tuple(found)
+    return tuple(changes)
 
 
 def _installed(pattern: str, observed: Observed) -> str | None:
-    """Return the version of the distribution that a pattern names; None without one, or where it names several."""
-    named = [version for name, version in observed.distributions.items() if fnmatchcase(name, pattern)]
-    return named[0] if len(named) == 1 else None
+    """Return the version of the distribution that matches a pattern, None unless exactly one matches."""
+    versions = [version for name, version in observed.distributions.items() if fnmatchcase(name, pattern)]
+    return versions[0] if len(versions) == 1 else None
 
 
 def _plain(version: str) -> str:
-    """Return cuDNN's number as a version (91002 is 9.10.2; before 9, 8902 is 8.9.2), any other as it is."""
+    """Return cuDNN's number as a version (91002 is 9.10.2; before 9, 8902 is 8.9.2), other text unchanged."""
     if not version.isdigit() or len(version) not in (4, 5):
         return version
     number = int(version)
@@ -253,7 +253,7 @@ def _observed(name: str, observed: Observed) -> str | None:
 
 
 def _meets(wanted: str, value: str | None) -> bool:
-    """Return whether a version is the wanted one or a more exact form of it (`13` and `13.0.1`, not `130`)."""
+    """Return True if a version is the wanted one or begins with it (`13` and `13.0.1`, but not `130`)."""
     if value is None:
         return False
     return value == wanted or (value.startswith(wanted) and value[len(wanted)] in ".+-_ ")

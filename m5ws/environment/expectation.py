@@ -1,6 +1,6 @@
-"""What may be expected of a replay's bits: the recorded determinism level, held against the hardware that is there.
+"""Expected bits of a replay, by the recorded determinism level and the hardware of this machine.
 
-A level promises equal bits on some hardware and on no other. Libraries are another matter: drift rates them.
+A level guarantees equal bits only on some hardware. Libraries do not count here: drift rates them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from m5ws.repository.repository import Repository
 
 _KIND = ("platform", "cpu.model", "cpu.flags", "gpu.model")
 _PART = ("cpu.count", "gpu.count")
-_PROMISES = {
+_GUARANTEES = {
     "portable": portable.PROMISE,
     "strict": "equal bits on the same machine and the same kind of hardware, and none on other hardware",
     "warn": "equal bits on the same machine and the same kind of hardware, unless torch warned of an operation",
@@ -23,31 +23,31 @@ _PROMISES = {
 }
 
 
-def expected(determinism: Determinism, host: str | None, here: str, changes: Sequence[Change]) -> Expectation:
-    """Return what `determinism` promises on this hardware.
+def expected(determinism: Determinism, host: str | None, this_host: str, changes: Sequence[Change]) -> Expectation:
+    """Return the expectation that follows from `determinism` on this hardware.
 
-    `host` is where the original's first attempt ran and `here` this host's name; `changes` is the drift between the
-    two environments.
+    `host` is the host of the original's first attempt, `this_host` the name of this one. `changes` is the drift between
+    the two environments.
     """
     different = [change for change in changes if change.name in _KIND]
     hardware: Hardware = "other hardware" if different else "the same kind of hardware"
-    if not different and host == here and not any(change.name in _PART for change in changes):
+    if not different and host == this_host and not any(change.name in _PART for change in changes):
         hardware = "the same machine"
     grave = [change for change in different if change.rating != "cannot"]
     equal = determinism.level != "off" and not grave
-    named = f" ({', '.join(change.name for change in different)})" if different else ""
-    doubt = ", unless torch warned of an operation" if determinism.level == "warn" else ""
-    promise = f"equal bits there{doubt}" if equal else _PROMISES[determinism.level]
+    names = f" ({', '.join(change.name for change in different)})" if different else ""
+    exception = ", unless torch warned of an operation" if determinism.level == "warn" else ""
+    guarantee = f"equal bits there{exception}" if equal else _GUARANTEES[determinism.level]
     return Expectation(
         level=determinism.level,
         hardware=hardware,
         equal=equal,
-        why=f"{hardware}{named}; determinism level {determinism.level} promises {promise}",
+        why=f"{hardware}{names}; determinism level {determinism.level} promises {guarantee}",
     )
 
 
 def host(repo: Repository, run: str) -> str | None:
-    """Return the host that launched a run's first attempt, None if it recorded none."""
+    """Return the host that launched a run's first attempt, None if the ledger has none."""
     first = next(iter(ledger.attempts(repo, run)), None)
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""Interfaces of observers of an environment, and of environments made again."""
+"""Interfaces: observers of an environment, and rebuilt environments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Looks at this machine as the training processes will see it."""
+    """Observes this machine as training processes see it."""
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return the observed environment, with `environment` set; in a process of its own."""
+        """Return the observed environment, with `environment` set. Parts of it come from a separate process."""
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         """Return the declared environment of the workspace at `root`."""
 
     def origins(self, image: str | None) -> dict[str, Origin]:
-        """Return where each installed distribution came from that no index gave, but for m5ws; fast.
+        """Return the origins of installed distributions that do not come from an index, without m5ws. Fast.
 
-        Nothing inside a container of `image`, which pins what is installed in it.
+        Empty inside a container of `image`, because the image pins them.
         """
 
 
-class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment that was made again: its interpreter, what processes in it inherit, and who looks and starts."""
+class RebuiltEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """A rebuilt environment: its interpreter, the variables that processes inherit, its launcher and observer."""
 
     python: str
     environment: Mapping[str, str]
@@ -40,7 +40,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environments(Protocol):
-    """Makes environments again."""
+    """Rebuilds environments from recipes."""
 
     def build(
         self,
@@ -49,9 +49,9 @@ class Environments(Protocol):
         progress: "Progress | None" = None,
         *,
         same_patch: bool = True,
-    ) -> Elsewhere:
-        """Return the environment of a recipe, which is built if it was not before; `write_code` fills a new folder.
+    ) -> RebuiltEnvironment:
+        """Return the environment of a recipe, and build it if needed. `write_code` writes the code to a new folder.
 
-        With `same_patch`, the interpreter is of the very version. Raises M5Error for what is missing, or cannot be
-        installed.
+        With `same_patch` the interpreter has exactly the recorded version. Raises M5Error for missing interpreters and
+        engines, and for distributions that cannot be installed.
         """

@@ -1,4 +1,4 @@
-"""The environment that an attempt of a run observed: what others are compared with, or made again from."""
+"""The recorded environment of a run or attempt, for comparisons and rebuilds."""
 
 from m5ws.errors import UsageError
 from m5ws.records.environment import Observed
@@ -9,17 +9,17 @@ from m5ws.repository.repository import Repository
 
 
 def of_run(repo: Repository, run: str) -> Observed:
-    """Return what was observed before the run's first launch. Raises UsageError if nothing was recorded."""
+    """Return the environment before the run's first launch. Raises UsageError if none was recorded."""
     attempts = ledger.attempts(repo, run)
     return of_attempt(repo, run, attempts[0] if attempts else 1)
 
 
 def of_attempt(repo: Repository, run: str, attempt: int) -> Observed:
-    """Return what was observed before an attempt's launch. Raises UsageError if nothing was recorded."""
+    """Return the environment before an attempt's launch. Raises UsageError if none was recorded."""
     first = next(ledger.read(repo, run, attempt, LAUNCHER), None)
     started = ledger.decode_event(first.events[0]) if first is not None else None
     if isinstance(started, AttemptStarted):
         return repo.objects.get_record(started.observed, Observed)
     raise UsageError(
-        f"attempt {attempt} of run {run} recorded no environment", hint="A run that never started cannot be done again."
+        f"attempt {attempt} of run {run} recorded no environment", hint="A run that never started cannot be replayed."
     )

@@ -1,7 +1,7 @@
-"""What ranks loaded of their environment: a difference in what no rank loaded cannot change bits.
+"""Modules and libraries that ranks loaded. A difference in a distribution that no rank loaded cannot change bits.
 
-A distribution counts as loaded if a place that it brings was. One that lists no files, and runs without a record of
-what their ranks loaded, are judged as if all had been loaded.
+A distribution counts as loaded if a rank loaded one of its places. Without a list of its files, or without a record of
+loaded modules, every distribution counts as loaded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     places: frozenset[str] = frozenset()
     libraries: frozenset[str] = frozenset()
 
-    def __or__(self, other: "Usage") -> "Usage":
-        return Usage(places=self.places | other.places, libraries=self.libraries | other.libraries)
+    def __or__(self, more: "Usage") -> "Usage":
+        return Usage(places=self.places | more.places, libraries=self.libraries | more.libraries)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of two environments; `usage` is None where no rank has run in it yet."""
+    """One of two environments. `usage` is None before a rank has run in it."""
 
     observed: Observed
     usage: Usage | None = None
@@ -44,19 +44,19 @@ def of_run(repo: Repository, run: str) -> Usage | None:
 def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
     """Return the modules and libraries that an attempt's ranks loaded; None unless each started rank recorded them."""
     ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-    found = [*concurrency.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)]
-    return None if None in found else _together(found)
+    usages = [*concurrency.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)]
+    return None if None in usages else _together(usages)
 
 
-def ahead(pinned: Side, observed: Observed) -> tuple[Change, ...]:
-    """Return the drift from an environment that ranks ran in to the one of a launch that is yet to come."""
+def before_launch(pinned: Side, observed: Observed) -> tuple[Change, ...]:
+    """Return the drift from an environment in which ranks ran to the environment of a future launch."""
     return judged(drift.drift(pinned.observed, observed), pinned, Side(observed=observed))
 
 
 def judged(changes: Iterable[Change], old: Side, new: Side) -> tuple[Change, ...]:
-    """Return differences of two environments, those in what no rank loaded as ones that cannot change bits.
+    """Return the changes; those in distributions and libraries that no rank loaded get the rating `cannot`.
 
-    Nothing is known of that where the old side has no `usage`; the new one has none before its launch.
+    Without `usage` of the old side the ratings stay the same. The new side has no `usage` before its launch.
     """
     used = _together((old.usage, new.usage))
     if old.usage is None or used is None:
@@ -81,17 +81,17 @@ def _judged(change: Change, sides: Sequence[Observed], used: Usage, who: str) ->
 
 
 def _is_imported(name: str, sides: Sequence[Observed], used: Usage) -> bool:
-    """Return True unless it is known that no rank loaded a place that a distribution brings on either side."""
-    there = [side for side in sides if name in side.distributions]
-    places = [(side.provides or {}).get(name) for side in there]
-    if not there or None in places:
+    """Return False only if no rank loaded a place that the distribution has on either side."""
+    having = [side for side in sides if name in side.distributions]
+    places = [(side.provides or {}).get(name) for side in having]
+    if not having or None in places:
         return True
     return any(_meet(place, loaded) for own in places for place in own or () for loaded in used.places)
 
 
-def _meet(one: str, other: str) -> bool:
+def _meet(place: str, loaded: str) -> bool:
     """Return True if two places are the same, or one contains the other."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    return f"{place}/".startswith(f"{loaded}/") or f"{loaded}/".startswith(f"{place}/")
 
 
 def _of_rank(repo: Repository, run: str, attempt: int, rank: str) -> Usage | None:
@@ -99,16 +99,16 @@ def _of_rank(repo: Repository, run: str, attempt: int, rank: str) -> Usage | Non
     for batch in ledger.read(repo, run, attempt, rank):
         for event in map(ledger.decode_event, batch.events):
             if isinstance(event, RankStarted | Imported):
-                found = event.facts if isinstance(event, RankStarted) else event.libraries
-                libraries |= {name for name, path in found.items() if name.startswith(drift.LOADED) and path}
+                facts = event.facts if isinstance(event, RankStarted) else event.libraries
+                libraries |= {name for name, path in facts.items() if name.startswith(drift.LOADED) and path}
             if isinstance(event, Imported):
                 known = True
                 places |= set(event.modules)
     return Usage(places=frozenset(places), libraries=frozenset(libraries)) if known else None
 
 
-def _together(found: Iterable[Usage | None]) -> Usage | None:
-    known = [usage for usage in found if usage is not None]
+def _together(usages: Iterable[Usage | None]) -> Usage | None:
+    known = [usage for usage in usages if usage is not None]
     total = Usage()
     for usage in known:
         total |= usage

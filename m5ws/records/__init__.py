@@ -1,1 +1,1 @@
-"""Everything that is stored or exchanged, one noun a file. No I/O here."""
+"""Records that are stored or exchanged, one noun a file. No I/O here."""

@@ -1,8 +1,8 @@
-"""A verdict as it leaves for other tools: an in-toto statement in a DSSE envelope. No I/O here.
+"""Attestation of a verdict for other tools: an in-toto statement in a DSSE envelope. No I/O here.
 
-The bytes that are signed are the envelope's payload as it stands, never a re-encoding of it. Sources: DSSE 1.0.2
+The signature covers the exact bytes of the envelope's payload, never a re-encoding. Sources: DSSE 1.0.2
 (github.com/secure-systems-lab/dsse, protocol.md and envelope.md), in-toto attestation framework v1 (github.com/in-toto/
-attestation, spec/v1), and docs/reference/attestation.md for the predicate, which is m5ws's own.
+attestation, spec/v1). docs/reference/attestation.md has the predicate, which m5ws defines.
 """
 
 import base64
@@ -21,7 +21,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "m5ws:verdict/v1"
 NAMESPACE = "m5ws"
-"""What an SSH signature is for: one that was made for git or a login is none of a verdict."""
+"""Namespace of the SSH signature. A signature that was made for git or a login does not count for a verdict."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +32,9 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's ledger stood: `events` of it, in `batches` files whose bytes, joined in order, have `sha256`.
+    """State of a rank's ledger: `events` events in `batches` files, whose joined bytes have the digest `sha256`.
 
-    `head` is the hash chain after the last event (docs/format.md). `ended`: the attempt had said so.
+    `head` is the hash chain after the last event (docs/format.md). `ended`: the chain has the end of the attempt.
     """
 
     run: RunId
@@ -48,7 +48,7 @@ class ChainEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of the run: its record, and the content whose digest is equal for equal states."""
+    """A checkpoint of the run: its record and its content. Equal states have equal content digests."""
 
     name: str
     step: Count
@@ -73,7 +73,7 @@ class EnvironmentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict: `found` is all that its record says, `replay` and `record` are where run and verdict are stored."""
+    """A verdict: `found` has all fields of its record, `replay` and `record` name the stored run and verdict."""
 
     found: dict[str, object]
     replay: Descriptor
@@ -85,7 +85,7 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict on the run that the statement does not stand on: an older one, or one on a changed replay."""
+    """A verdict on the run that the statement does not rest on: an older one, or one on a changed replay."""
 
     replay: RunId
     outcome: str
@@ -93,7 +93,7 @@ class OtherVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of the run: `outcome`, and all that it stands on. `segments` are those the run had."""
+    """The statement about the run: its `outcome` and the evidence. `segments` are the segments of the run."""
 
     m5ws: str
     hash: str
@@ -120,27 +120,28 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> list[Descriptor]:
-        """Every stored file that is named; twice, if it is named by different digests."""
-        said = self.predicate
-        found = [*self.subject, *(line.record for line in said.environments)]
-        for verdict in said.verdicts:
-            found += [verdict.replay, verdict.record]
-        for checkpoint in said.checkpoints:
-            found += [checkpoint.record, checkpoint.content]
-        for files in said.outputs:
-            found += [files.record, files.content]
-        return [one for _, one in sorted({(one.name, tuple(sorted(one.digest.items()))): one for one in found}.items())]
+        """Every stored file that the statement names; twice, if it is named by different digests."""
+        predicate = self.predicate
+        files = [*self.subject, *(line.record for line in predicate.environments)]
+        for verdict in predicate.verdicts:
+            files += [verdict.replay, verdict.record]
+        for checkpoint in predicate.checkpoints:
+            files += [checkpoint.record, checkpoint.content]
+        for outputs in predicate.outputs:
+            files += [outputs.record, outputs.content]
+        unique = {(file.name, tuple(sorted(file.digest.items()))): file for file in files}
+        return [file for _, file in sorted(unique.items())]
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """`sig` is an armoured SSH signature in base64; `keyid` a hint at its key, which proves nothing."""
+    """`sig` is an armoured SSH signature in base64. `keyid` is a hint at its key, and proves nothing."""
 
     sig: str
     keyid: str = ""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A DSSE envelope. Without a signature it is only a way to carry the statement."""
+    """A DSSE envelope. Without a signature it only carries the statement."""
 
     payload: str
     payload_type: str
@@ -148,7 +149,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
+    """Return the bytes to sign: DSSE's pre-authentication encoding."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
@@ -159,34 +160,34 @@ def payload(statement: Statement) -> bytes:
 
 
 def envelope(body: bytes, signatures: tuple[Signature, ...] = ()) -> bytes:
-    """Return an envelope, as it is written to a file."""
-    made = Envelope(payload=to_base64(body), payload_type=PAYLOAD_TYPE, signatures=signatures)
-    return msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n"
+    """Return the bytes of an envelope file."""
+    record = Envelope(payload=to_base64(body), payload_type=PAYLOAD_TYPE, signatures=signatures)
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def opened(data: bytes, what: str) -> tuple[Envelope, bytes]:
-    """Return an envelope and its payload. Raises UsageError if it is none."""
+def opened(data: bytes, name: str) -> tuple[Envelope, bytes]:
+    """Return the envelope in `data` and its payload. Raises UsageError for other bytes; `name` is for the message."""
     try:
-        found = msgspec.json.decode(data, type=Envelope)
-        body = from_base64(found.payload)
+        record = msgspec.json.decode(data, type=Envelope)
+        body = from_base64(record.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UsageError(
-            f"{what} is no DSSE envelope: {error}", hint="`m5ws attest RUN -o FILE` writes one."
+            f"{name} is not a DSSE envelope: {error}", hint="`m5ws attest RUN -o FILE` writes one."
         ) from error
-    if found.payload_type != PAYLOAD_TYPE:
-        raise UsageError(f"{what} holds {found.payload_type!r}, which is no in-toto statement", hint=_OTHER)
-    return found, body
+    if record.payload_type != PAYLOAD_TYPE:
+        raise UsageError(f"{name} contains {record.payload_type!r}, not an in-toto statement", hint=_OTHER)
+    return record, body
 
 
-def statement(body: bytes, what: str) -> Statement:
-    """Return the statement in a payload. Raises UnknownSchema if it is not one of m5ws's verdicts."""
+def statement(body: bytes, name: str) -> Statement:
+    """Return the statement in a payload. Raises UnknownSchema for other statements than m5ws's on verdicts."""
     try:
         kind = msgspec.json.decode(body, type=_Kind)
         if (kind.type_, kind.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
-            raise UnknownSchema(f"{what} says {kind.predicate_type!r} in a {kind.type_!r}", hint=_OTHER)
+            raise UnknownSchema(f"{name} contains {kind.predicate_type!r} in a {kind.type_!r}", hint=_OTHER)
         return msgspec.json.decode(body, type=Statement)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnknownSchema(f"{what} is no statement on a verdict: {error}", hint=_OTHER) from error
+        raise UnknownSchema(f"{name} is not a statement on a verdict: {error}", hint=_OTHER) from error
 
 
 class _Kind(msgspec.Struct):
@@ -194,17 +195,17 @@ class _Kind(msgspec.Struct):
     predicate_type: str = msgspec.field(name="predicateType")
 
 
-_OTHER = f"m5ws verifies in-toto statements of the kind {PREDICATE_TYPE!r}; a newer m5ws may know this one."
+_OTHER = f"This m5ws verifies in-toto statements of type {PREDICATE_TYPE!r}. A newer version may know more types."
 
 
 def descriptor(name: str, data: bytes, store_hash: str) -> Descriptor:
-    """Return a stored file's name with its digests: SHA-256 for other tools, and the store's own hash."""
+    """Return a stored file's name and digests: SHA-256 for other tools, and the store's own hash."""
     return Descriptor(name=name, digest={kind: _ALGORITHMS[kind](data) for kind in sorted({"sha256", store_hash})})
 
 
-def differing(one: Descriptor, data: bytes) -> list[str]:
-    """Return the algorithms whose digest is not that of `data`; [""] if none of them is known."""
-    known = {name: value for name, value in one.digest.items() if name in _ALGORITHMS}
+def differing(file: Descriptor, data: bytes) -> list[str]:
+    """Return the algorithms whose digest is not that of `data`; [""] if no algorithm is known."""
+    known = {name: value for name, value in file.digest.items() if name in _ALGORITHMS}
     return [name for name, value in known.items() if _ALGORITHMS[name](data) != value] if known else [""]
 
 
@@ -220,7 +221,7 @@ def to_base64(data: bytes) -> str:
 
 
 def from_base64(text: str) -> bytes:
-    """Return bytes from base64, standard or URL-safe: DSSE has both accepted. Raises ValueError."""
+    """Return bytes from base64, standard or URL-safe, as DSSE requires. Raises ValueError."""
     try:
         return base64.b64decode(text.translate(_STANDARD), validate=True)
     except binascii.Error as error:

@@ -5,11 +5,10 @@ from typing import Annotated
 import msgspec
 
 OBJECT_BYTES = 5 * 2**30
-"""More than any object holds: what S3 takes in one PUT."""
+"""Upper bound of an object's size: the limit of S3 for one PUT."""
 
 
-# What decoding checks, so that nothing else need doubt it. A record that was decoded can neither name a key outside its
-# place, nor claim a size that no machine counts to.
+# Decoding checks these types: no decoded record names a key outside its prefix, or has an impossible size.
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """Lower-case hex of the store's hash over an object's exact bytes (BLAKE3-256 by default)."""
 
@@ -34,10 +33,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Sealed(Record, frozen=True, kw_only=True):
-    """Base of records that are stored under a name of their own: their bytes end in their own digest (codec.py)."""
+    """Base of records that are stored under another name than their digest: their bytes end with it (codec.py)."""
 
 
 class Placed(Sealed, frozen=True, kw_only=True):
-    """Base of sealed records that no field of theirs ties to their key; None in those that earlier builds wrote."""
+    """Base of sealed records whose other fields do not bind them to a key. `key` is None in records of older builds."""
 
     key: str | None = None

@@ -7,7 +7,7 @@ from m5ws.records.tree import Slice
 
 
 class Shard(Record, frozen=True, kw_only=True):
-    """A box of a tensor: `offsets` and `sizes` per dimension; `parts` joined are its row-major bytes."""
+    """A region of a tensor: `offsets` and `sizes` per dimension. `parts` joined are its row-major bytes."""
 
     offsets: tuple[Count, ...]
     sizes: tuple[Count, ...]
@@ -15,7 +15,7 @@ class Shard(Record, frozen=True, kw_only=True):
 
 
 class Tensor(Record, frozen=True, kw_only=True):
-    """A whole tensor, whatever the number of ranks: its shards are disjoint boxes that fill it."""
+    """A whole tensor, whatever the number of ranks: its shards are disjoint regions that fill it."""
 
     name: str
     dtype: str
@@ -24,12 +24,11 @@ class Tensor(Record, frozen=True, kw_only=True):
 
 
 class Content(Record, tag="content/1", frozen=True, kw_only=True):
-    """What a checkpoint holds, without who made it when: equal states have equal content digests.
+    """The state in a checkpoint, without its origin and time: equal states have equal content digests.
 
-    `format` tells how to read it: dcp (tensors by name), deepspeed (tensors by file and path),
-    files (only `tree`, and the `packing` of its small files). `ranks` holds each rank's non-tensor state
-    (RNG, loader, scheduler …) as plain msgpack; `common` what is the same on all. `blobs` are opaque byte
-    items by name.
+    `format` is dcp (tensors by name), deepspeed (tensors by file and path) or files (only `tree`, and the `packing` of
+    its small files). `ranks` has each rank's non-tensor state (RNG, loader, scheduler …) as plain msgpack, `common` the
+    state that is equal on all ranks. `blobs` are opaque byte items by name.
     """
 
     format: Literal["dcp/1", "deepspeed/1", "files/1"]
@@ -43,7 +42,7 @@ class Content(Record, tag="content/1", frozen=True, kw_only=True):
 
 
 class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):
-    """A content, linked to what made it. `ledger` maps each rank to its chain's head at that step."""
+    """A content, linked to its run, snapshot and attempt. `ledger` maps each rank to its chain's head at the step."""
 
     run: str
     snapshot: Digest

@@ -1,7 +1,7 @@
-"""Records to bytes and back: one encoder, deterministic, for everything that is stored.
+"""Records to bytes and back: one deterministic encoder for all stored records.
 
-A `Sealed` record is followed by the digest of its bytes, since the name that it is stored under does not say them: so
-a bit that flips in any of them is found when it is read (docs/format.md).
+The digest of its bytes follows a `Sealed` record, because its key is not its digest. So reading detects any flipped bit
+(docs/format.md).
 """
 
 import threading
@@ -16,7 +16,7 @@ from m5ws.records.base import Record, Sealed
 
 R = TypeVar("R")
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""What decoding raises for bytes that are no msgpack of the kind asked for."""
+"""Exceptions of decoding, for bytes that are not msgpack of the requested kind."""
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _SEAL_BYTES = 32
@@ -24,13 +24,13 @@ _building = threading.Lock()
 
 
 def encode(record: Record | msgspec.Raw) -> bytes:
-    """Return the bytes a record is stored as."""
+    """Return the stored bytes of a record."""
     data = _encoder.encode(record)
     return sealed(data) if isinstance(record, Sealed) else data
 
 
 def sealed(data: bytes) -> bytes:
-    """Return the bytes of a record with their digest behind them."""
+    """Return the bytes of a record, followed by their digest."""
     return data + blake3.blake3(data).digest()
 
 
@@ -47,29 +47,32 @@ def decode_plain(data: bytes) -> object:
         raise CorruptObject(f"not plain data: {error}") from error
 
 
-def decode(data: bytes, kind: type[R], what: str = "record") -> R:
-    """Return the record in `data`. Raises UnknownSchema for another kind, CorruptObject for anything else."""
+def decode(data: bytes, kind: type[R], name: str = "record") -> R:
+    """Return the record in `data`. Raises UnknownSchema for another kind, CorruptObject for other bytes.
+
+    `name` is for the message.
+    """
     if _is_sealed(kind):
-        data = _unsealed(data, what)
+        data = _unsealed(data, name)
     try:
         record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         tags = _tags(kind)
-        if _said(data) in tags:
-            raise CorruptObject(f"{what} breaks the rules of its kind: {error}") from error
-        raise UnknownSchema(f"{what} is not a known {' or '.join(tags)}: {error}") from error
+        if _tag(data) in tags:
+            raise CorruptObject(f"{name} breaks the rules of its kind: {error}") from error
+        raise UnknownSchema(f"{name} is not a known {' or '.join(tags)}: {error}") from error
     except UNREADABLE as error:
-        raise CorruptObject(f"{what} cannot be decoded: {error}") from error
+        raise CorruptObject(f"{name} cannot be decoded: {error}") from error
     return record
 
 
 class _None(msgspec.Struct, tag="none"):
-    """Beside another kind it makes that one's tag required, which msgspec does not ask of a kind alone."""
+    """Second member of a union. msgspec requires a record's tag in unions alone."""
 
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    # msgspec 0.22 hands what it has built half of a kind to any other thread that asks for it, which then crashes.
+    # In msgspec 0.22 another thread can get the decoder of a kind before it is complete, and then crashes.
     with _building:
         return msgspec.msgpack.Decoder(kind | _None)
 
@@ -81,8 +84,8 @@ class _Tagged(msgspec.Struct):
 _tagged = msgspec.msgpack.Decoder(_Tagged)
 
 
-def _said(data: bytes) -> str | None:
-    """Return what kind of record `data` says it is, or None if that cannot be told."""
+def _tag(data: bytes) -> str | None:
+    """Return the tag of the record in `data`, None if it has none."""
     try:
         return _tagged.decode(data).type
     except UNREADABLE:
@@ -93,16 +96,16 @@ def _is_sealed(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Sealed)
 
 
-def _unsealed(data: bytes, what: str) -> bytes:
+def _unsealed(data: bytes, name: str) -> bytes:
     record, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if blake3.blake3(record).digest() != seal:
         raise CorruptObject(
-            f"{what} does not have the bytes it was written with",
-            hint="It is damaged, or of another version of m5ws. docs/how-to/check-a-store.md says how to mend a store.",
+            f"checksum mismatch: {name} does not have the bytes that were written",
+            hint="The record is damaged, or another version of m5ws wrote it. See docs/how-to/check-a-store.md.",
         )
     return record
 
 
 def _tags(kind: object) -> tuple[str, ...]:
-    """Return the tag of a record, or those of a union of records."""
-    return tuple(str(one.__struct_config__.tag) for one in get_args(kind) or (kind,))
+    """Return the tag of a record, or the tags of a union of records."""
+    return tuple(str(member.__struct_config__.tag) for member in get_args(kind) or (kind,))

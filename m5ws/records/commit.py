@@ -1,10 +1,10 @@
-"""Commits of the git repository around a workspace, as its history has them. No part of any snapshot's id."""
+"""Commits of the git repository around a workspace. They do not affect a snapshot's id."""
 
 import msgspec
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit: its author, when it was written, and the first line of its message."""
+    """One commit: its author, time, and the first line of its message."""
 
     id: str
     author: str
@@ -13,7 +13,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit and the branches that contain it; `missing` is why the history here does not have it."""
+    """A commit and the branches that contain it. `missing` is the reason why the local history does not have it."""
 
     commit: Commit | None = None
     branches: tuple[str, ...] = ()
@@ -21,9 +21,9 @@ class CommitFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitsBetween(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest commits that only one of two commits has among its ancestors, itself included, and how many there are.
+    """The newest commits that only one of two commits has among its ancestors, itself included, and their number.
 
-    `missing` is why the history here does not tell.
+    `missing` is the reason why the local history does not have them.
     """
 
     new: tuple[Commit, ...] = ()

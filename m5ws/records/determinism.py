@@ -1,6 +1,6 @@
-"""Determinism settings as environment variables: what must be set before Python and CUDA start.
+"""Determinism settings as environment variables, which must be set before Python and CUDA start.
 
-A pure function, and no torch: the launcher sets these, `training.determinism` does the rest in the rank.
+A pure function without torch: the launcher sets these variables, and `training.determinism` the rest in the rank.
 """
 
 from m5ws.records import portable
@@ -8,11 +8,11 @@ from m5ws.records.environment import Determinism
 
 
 def environment(determinism: Determinism) -> dict[str, str]:
-    """Return the variables a rank must be started with.
+    """Return the variables of a rank's process.
 
-    The thread count is always fixed, whatever the level: it changes bits (reductions are split by it), and
-    MKL_DYNAMIC=FALSE keeps a library from quietly taking fewer. NVLS is switched off with a chosen NCCL
-    algorithm, because it reduces in another order (https://github.com/NVIDIA/nccl/issues/1497).
+    The thread count is fixed at each level, because reductions are split by it. MKL_DYNAMIC=FALSE prevents a library
+    from taking fewer threads. With a chosen NCCL algorithm, NVLS is off, because it reduces in another order
+    (https://github.com/NVIDIA/nccl/issues/1497).
     """
     threads = {"OMP_NUM_THREADS": str(determinism.threads), "MKL_DYNAMIC": "FALSE"}
     if determinism.level == "off":

@@ -6,7 +6,7 @@ from m5ws.records.base import Digest, Record
 
 
 class Declared(Record, frozen=True, kw_only=True):
-    """What the author asked for: lock files by digest, image by digest, wanted versions by name."""
+    """The environment that the author asks for: lock files by digest, image by digest, versions by name."""
 
     locks: dict[str, Digest] = {}
     image: str | None = None
@@ -14,10 +14,10 @@ class Declared(Record, frozen=True, kw_only=True):
 
 
 class Origin(Record, frozen=True, kw_only=True):
-    """Where an installed distribution came from that no index gave by its name (PEP 610).
+    """Origin of an installed distribution that does not come from an index by its name (PEP 610).
 
-    `url` has no credentials; of files inside the workspace (`inside`) it is their path there. `hash` is the SHA-256 of
-    an archive, or of what was installed from a folder; `commit` what was checked out of source control (`vcs`).
+    `url` has no credentials; for files in the workspace (`inside`) it is their path there. `hash` is the SHA-256 of an
+    archive, or of the files that were installed from a folder. `commit` was checked out of source control (`vcs`).
     """
 
     kind: Literal["archive", "directory", "editable", "vcs", "conda"]
@@ -30,7 +30,7 @@ class Origin(Record, frozen=True, kw_only=True):
 
     @property
     def local(self) -> bool:
-        """Whether it is installed from files outside the workspace, which no snapshot holds."""
+        """True if it is installed from files outside the workspace, which no snapshot contains."""
         return self.url.startswith("file:") and not self.inside and self.kind != "conda"
 
     def __str__(self) -> str:
@@ -41,16 +41,16 @@ class Origin(Record, frozen=True, kw_only=True):
 
 
 class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
-    """What was there. `facts` maps a fact's name to its value; what is absent is None, not missing.
+    """Observed environment. `facts` maps a fact's name to its value; an absent fact has the value None.
 
     Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.portable, cpu.count, torch,
-    torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver, gpu.model,
-    gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type, threads, threads.interop, deterministic, mkl,
+    torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver; gpu.model,
+    gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type; threads, threads.interop, deterministic, mkl,
     onednn, deepspeed, deepspeed.cpu_adam (digest of the built op), m5ws.code, rebuilt, variable.NAME for each allowed
-    environment variable. `distributions` maps each installed distribution to its version, `origins` those that no
-    index gave to where they came from, `provides` those that list their files to the modules and folders that imports
-    and the loader find there: `numpy`, `google/auth` in a shared folder, `/lib/libiomp5.so` beside the folders of
-    modules. `origins` and `provides` are None where nobody looked.
+    environment variable. `distributions` maps each installed distribution to its version, `origins` those that come
+    from no index to their origin. `provides` maps those that list their files to their modules and folders: `numpy`,
+    `google/auth` in a shared folder, `/lib/libiomp5.so` beside the folders of modules. `origins` and `provides` are
+    None if they were not observed.
     """
 
     facts: dict[str, str | None] = {}
@@ -60,11 +60,12 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
 
 
 class Determinism(Record, frozen=True, kw_only=True):
-    """Settings that are applied in every rank before the script starts, and are part of the snapshot.
+    """Settings that are applied in every rank before the script starts. They are part of the snapshot.
 
-    `level`: "portable" is "strict", and pins what CPU libraries choose by the processor (`m5ws.records.determinism`).
-    `fill_uninitialized` has torch fill what `torch.empty` returns, so that code which reads it gives equal bits; off,
-    such code shows as a divergence. It costs memory bandwidth: DeepSpeed allocates gigabytes a step.
+    `level`: "portable" is "strict", and also pins the instructions that CPU libraries choose by the processor
+    (`m5ws.records.portable`). `fill_uninitialized` has torch fill the result of `torch.empty`, so that code which reads
+    it gives equal bits; without, such code shows as a divergence. It costs memory bandwidth: DeepSpeed allocates
+    gigabytes a step.
     """
 
     level: Literal["portable", "strict", "warn", "off"] = "strict"

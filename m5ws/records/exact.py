@@ -1,4 +1,4 @@
-"""Text of a float with all its bits, as the ledger has it: `float.hex()`, or `nan:` and the bits of a NaN.
+"""Exact text of a float in the ledger: `float.hex()`, or `nan:` and the bits of a NaN.
 
 Round trip: `decode(encode(x))` has the bits of `x`, for every float.
 """
@@ -10,14 +10,14 @@ _NAN = "nan:"
 
 
 def encode(value: float) -> str:
-    """Return a float's exact text; a NaN with its bits, of which there are many."""
+    """Return a float's exact text. NaNs differ in their bits, so their text has them."""
     if math.isnan(value):
         return f"{_NAN}{struct.pack('>d', value).hex()}"
     return float(value).hex()
 
 
 def decode(text: str) -> float:
-    """Return the float of an exact text. Raises ValueError, OverflowError for other text."""
+    """Return the float of an exact text. Raises ValueError or OverflowError for other text."""
     if not text.startswith(_NAN):
         return float.fromhex(text)
     bits = bytes.fromhex(text.removeprefix(_NAN))

@@ -1,4 +1,4 @@
-"""Why a replay differs: the place where two runs of the same steps part, and its cause. No I/O here."""
+"""Explanation of a divergence: the place where two runs of the same steps first differ, and the cause. No I/O here."""
 
 from typing import Literal
 
@@ -7,8 +7,8 @@ from m5ws.records.base import Record, RunId
 Phase = Literal[
     "state", "random numbers", "batch", "forward", "loss", "backward", "gradient", "optimizer", "update", "operations"
 ]
-"""Where in a step it is: `state` before it, a parameter's `gradient` when it is whole, what the `optimizer` is
-given, the `update` of the state. `operations`: others ran, so that their results cannot be compared."""
+"""Phase of a step: `state` before it, a parameter's `gradient` when it is complete, the inputs of the `optimizer`, the
+`update` of the state. `operations`: different operations ran, so their results cannot be compared."""
 
 CauseKind = Literal[
     "dropout RNG",
@@ -31,11 +31,11 @@ CauseKind = Literal[
 
 
 class Place(Record, frozen=True, kw_only=True):
-    """The first thing that differs in a step that two runs did, after all before it was equal.
+    """The first difference in a step of two runs; everything before it is equal.
 
-    `module` is a path in the model, `what` its class and settings, `op` an operation, `quantity` what of it differs,
-    with both values; `alone`: it was made of what is equal. `ranks` are those on which something
-    differs in that step. `words` says all this for people.
+    `module` is a path in the model, `what` its class and settings, `op` an operation. `quantity` differs, with both
+    values. `alone`: all of its inputs are equal. `ranks` are those with a difference in that step. `words` is a
+    description of the place for people.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Place(Record, frozen=True, kw_only=True):
 
 
 class Cause(Record, frozen=True, kw_only=True):
-    """A cause from the known ones. It is `certain` only where the evidence leaves no other."""
+    """A cause from the known ones. It is `certain` only if the evidence excludes all others."""
 
     kind: CauseKind
     certain: bool = False
@@ -67,11 +67,10 @@ class Cause(Record, frozen=True, kw_only=True):
 
 
 class Side(Record, frozen=True, kw_only=True):
-    """One replay of the steps from `first` to `last`, looked into.
+    """One traced replay of the steps from `first` to `last`.
 
-    `original`: under the original's recorded conditions; `replay`: as the replay that diverged; `again`: that once
-    more.
-    `agrees`: whether it showed what that side had shown before; `problem` is what kept it from being of use.
+    `original`: under the original's recorded conditions; `replay`: as the replay that diverged; `again`: a second one.
+    `agrees`: it has the same values as that side had before. `problem` is the reason why it could not be used.
     """
 
     side: Literal["original", "replay", "again"]
@@ -81,11 +80,11 @@ class Side(Record, frozen=True, kw_only=True):
 
 
 class Explanation(Record, frozen=True, kw_only=True):
-    """What replaying the steps from `first` to `last` with a look inside has shown.
+    """Result of traced replays of the steps from `first` to `last`.
 
-    `between` is what was held against each other: the original's own ledger, where it could not be replayed. `repeats`:
-    whether the two replays of one side are equal in all that was looked at, None if that is not known. `causes` has
-    the likeliest first; it is never empty. `limits` is what could not be looked at.
+    `between` names the two sides that were compared; `record` is the original's own ledger, if it could not be
+    replayed. `repeats`: True if the two replays of one side have equal traces, None if unknown. `causes` has the
+    likeliest first, and is never empty. `limits` lists things that could not be traced.
     """
 
     first: int
@@ -99,5 +98,5 @@ class Explanation(Record, frozen=True, kw_only=True):
 
     @property
     def replays(self) -> tuple[str, ...]:
-        """The runs that it rests on."""
+        """The runs that the explanation rests on."""
         return tuple(side.replay for side in self.sides if side.replay is not None)

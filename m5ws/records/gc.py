@@ -1,4 +1,4 @@
-"""What gc publishes: its rules, its plans, and what it and the writers say of them (docs/format.md)."""
+"""Records of garbage collection: rules, plans and their parts, and the keeps of writers (docs/format.md)."""
 
 from typing import Annotated
 
@@ -10,9 +10,9 @@ _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Rules(Record, frozen=True, kw_only=True):
-    """Which checkpoints of a run are kept: the `last` ones, and those whose step is a multiple of `every`.
+    """Checkpoints of a run that are kept: the `last` ones, and those whose step is a multiple of `every`.
 
-    With neither, all are. The newest, and those that are kept by name, are kept whatever the rules say.
+    Without both, all are kept. The newest one, and those that are kept by name, do not depend on the rules.
     """
 
     last: _Rule | None = None
@@ -24,9 +24,9 @@ class Rules(Record, frozen=True, kw_only=True):
 
 
 class Retired(Record, frozen=True, kw_only=True):
-    """A reference that is retired: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
+    """A retired reference: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
 
-    `digest` is of the record that it names.
+    `digest` is the digest of the record that the reference names.
     """
 
     run: RunId
@@ -36,7 +36,7 @@ class Retired(Record, frozen=True, kw_only=True):
 
 
 class PlanPart(Record, frozen=True, kw_only=True):
-    """One `Garbage` object of a plan: how many digests it has, and the first and last of them."""
+    """One `Garbage` object of a plan: the number of its digests, and the first and last of them."""
 
     first: Digest
     last: Digest
@@ -44,7 +44,10 @@ class PlanPart(Record, frozen=True, kw_only=True):
 
 
 class Freed(Record, frozen=True, kw_only=True):
-    """What a plan frees of one run; without a run, what was never published. `copies` are of output files."""
+    """Amounts that a plan frees of one run; without `run`, of objects that were never published.
+
+    `copies` counts copies of output files.
+    """
 
     run: RunId | None
     checkpoints: Count
@@ -62,10 +65,10 @@ class Large(Record, frozen=True, kw_only=True):
 
 
 class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
-    """What `gc` would delete: its head, published after its parts.
+    """Head of a plan of deletions, published after its parts.
 
-    `references` is the number of `Retirements` objects, `kept_objects` of objects that are needed. `copies` counts
-    retired copies of output files.
+    `references` is the number of `Retirements` objects, `kept_objects` the number of objects that are needed. `copies`
+    counts retired copies of output files.
     """
 
     older_than_s: float
@@ -102,14 +105,14 @@ class Keep(Placed, tag="gc-keep/1", frozen=True, kw_only=True):
 
 
 class Executing(Placed, tag="gc-executing/1", frozen=True, kw_only=True):
-    """Who executes a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
+    """Executor of a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
 
     holder: str
     host: str
 
 
 class Done(Placed, tag="gc-done/1", frozen=True, kw_only=True):
-    """What a plan deleted, and how many of its objects had come to be needed. It stays for ever."""
+    """Amounts that a plan deleted, and `spared`, the number of its objects that were needed by then. Never deleted."""
 
     checkpoints: int
     copies: int = 0

@@ -1,6 +1,6 @@
-"""What an attempt is launched with: the command that the launcher runs, and what its ranks are told.
+"""Records of a launch: the command that the launcher runs, and the context of its ranks.
 
-Nothing of it is stored: it stays on the machine.
+They stay on the machine, and are not stored.
 """
 
 import os
@@ -10,19 +10,19 @@ from m5ws.records.environment import Determinism
 from m5ws.records.run import LaunchSpec, Parent
 
 UNSAVED = "unsaved"
-"""The store, in an attempt's directory, with a last checkpoint that the run's own store did not take."""
+"""Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
 
 def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:
-    """Return a descriptor of a log, which nobody else may read: scripts print secrets. Usable as `opener`."""
+    """Return a descriptor of a log that only the user may read, because scripts print secrets. Usable as `opener`."""
     return os.open(path, flags, 0o600)
 
 
 class Saving(Record, frozen=True, kw_only=True):
-    """How checkpoints are saved; none of it can change bits.
+    """Settings for saving checkpoints; they cannot change bits.
 
-    `asynchronous`: the training waits for the copy of its state alone. `failures`: how many failed checkpoints in a
-    row end the training, None for no number. `deadline_s`: how long a run that is told to stop may take to save.
+    `asynchronous`: the training waits only for the copy of its state. `failures`: number of consecutive failed
+    checkpoints that ends the training; None: never. `deadline_s`: time for the last save after a request to stop.
     """
 
     asynchronous: bool = True
@@ -31,7 +31,7 @@ class Saving(Record, frozen=True, kw_only=True):
 
 
 class Trace(Record, frozen=True, kw_only=True):
-    """The steps to look into, from `first` to `last`, writing down at most `most` things in all."""
+    """The steps to trace, from `first` to `last`, with at most `most` entries in all."""
 
     first: Count
     last: Count
@@ -39,12 +39,12 @@ class Trace(Record, frozen=True, kw_only=True):
 
 
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
-    """What a rank is told, in the file that M5WS_CONTEXT names. It stays on the machine.
+    """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `resume` is the digest of the checkpoint to go on from, `parent` says whose it is if it is another run's, `saving`
-    how others are made, `trace` which steps are looked into; a replay makes one after each step in `checkpoint_at`, as
-    its original did, and lets no clock decide. The attempt ends after step `until`, if it is given; one that never
-    `goes_on` makes no checkpoint only for ending before its time. `copies` is where copies of what is read are kept, of
+    `resume` is the digest of the checkpoint to restore, `parent` its run if that is another one. `saving` has the
+    settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint after each step in
+    `checkpoint_at`, as its original did, and never by the clock. The attempt ends after step `until`, if given. Without
+    `goes_on` no later attempt follows, so an early end makes no checkpoint. `copies` is the directory of the cache, of
     at most `copies_bytes`.
     """
 
@@ -71,11 +71,11 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
-    """A launch, rendered: exactly what will be executed, where, and with which environment variables added.
+    """A rendered launch: the exact command, its directory, and the environment variables that are added.
 
-    `unset` names variables that are not inherited.
-    `prepare` is run to its end before (for example to build a compiled operator once, not once a rank).
-    `mount`: a folder, and the path of an empty folder at which all these processes see it.
+    `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
+    build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
+    these processes see the first one.
     """
 
     argv: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a ledger says: the events of a run, in order, and the batches in which they are published."""
+"""Records of a ledger: the events of a run, in order, and the batches in which they are published."""
 
 from typing import Literal
 
@@ -8,15 +8,15 @@ from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
 
 
 class Event(Record, frozen=True, kw_only=True):
-    """Base of ledger events; `time_s` is seconds since the epoch and never compared."""
+    """Base of ledger events. `time_s` is seconds since the epoch, and is never compared."""
 
     time_s: float = 0.0
 
 
 class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
-    """Written by the launcher as the first event of an attempt; fences all earlier attempts.
+    """First event of an attempt, by the launcher. It fences all earlier attempts.
 
-    `inherits` is every earlier checkpoint name that counts; one that an earlier attempt publishes later does not.
+    `inherits` names every earlier checkpoint that counts; those that earlier attempts publish later do not.
     """
 
     attempt: Count
@@ -27,7 +27,7 @@ class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
 
 
 class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
-    """A rank is up; `facts` are effective values inside it (threads, capability, loaded libraries)."""
+    """A rank has started. `facts` are effective values inside it (threads, capability, loaded libraries)."""
 
     rank: int
     world: int
@@ -36,9 +36,9 @@ class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
 
 
 class Step(Event, tag="step", frozen=True, kw_only=True):
-    """One optimizer step, numbered from 1. `quantities` are exact (`float.hex()`), `batch` digests what was fed.
+    """One optimizer step, numbered from 1. `quantities` are exact texts (`records.exact`), `batch` digests the inputs.
 
-    `tokens` and `seconds` are for people and never compared. `total` is the planned number of steps, if known.
+    `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
     """
 
     step: int
@@ -52,8 +52,8 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
 class State(Event, tag="state", frozen=True, kw_only=True):
     """Fingerprints after `step` (0: before the first).
 
-    `tensors` by name, summed over ranks, on rank 0 only; `generators` digests each RNG of this rank.
-    `restored` marks a state read back from a checkpoint.
+    `tensors` by name, summed over ranks, on rank 0 only; `generators` has a digest of each RNG of this rank.
+    `restored` marks a state that was restored from a checkpoint.
     """
 
     step: int
@@ -63,10 +63,10 @@ class State(Event, tag="state", frozen=True, kw_only=True):
 
 
 class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
-    """A checkpoint can be found from now on, under `name`; `content` is equal for equal states.
+    """A checkpoint is published under `name`; equal states have an equal `content`.
 
-    `seconds` it took from the copy of the state on; for `stalled_s` of them, and before, the training stood still.
-    `outputs`: it holds the files that the script wrote by the end of the attempt, and no state. Older builds
+    The save took `seconds` from the copy of the state on. The training stood still for `stalled_s` of them, and before.
+    `outputs`: it contains the files that the script wrote by the end of the attempt, and no state. Older builds
     published these as checkpoints; now they are `OutputsStored`.
     """
 
@@ -80,7 +80,7 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
 
 
 class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
-    """The files that the script wrote by the end of the attempt are stored: `record` is an `OutputFiles`' digest."""
+    """The files that the script wrote by the end of the attempt are stored. `record` is an `OutputFiles`' digest."""
 
     name: OutputsName
     record: Digest
@@ -88,7 +88,7 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):
-    """Something a person should see: a failed save, an inexact resume, a modified input, a limit."""
+    """A notice for people: a failed save, an inexact resume, a modified input, a limit."""
 
     kind: str
     message: str
@@ -97,11 +97,11 @@ class Notice(Event, tag="notice", frozen=True, kw_only=True):
 
 
 OTHER_ENVIRONMENT = "other-environment"
-"""Kind of the launcher's notice that a later attempt runs in another environment than the first."""
+"""Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 
 
 class Setting(Event, tag="setting", frozen=True, kw_only=True):
-    """A value that can change bits and that was another before this step: the script, or a library, has set it."""
+    """A setting that can change bits, and that the script or a library changed before this step."""
 
     rank: int
     step: int
@@ -110,10 +110,10 @@ class Setting(Event, tag="setting", frozen=True, kw_only=True):
 
 
 class Imported(Event, tag="imported", frozen=True, kw_only=True):
-    """What a rank has loaded since it last said so, its forked workers with it.
+    """Modules and libraries that a rank and its forked workers loaded since its last event of this kind.
 
-    `modules` are places of installed modules and libraries, as in `Observed.provides`; `libraries` the paths of loaded
-    native libraries, as in `RankStarted.facts` (`loaded.NAME`).
+    `modules` are places of installed modules and libraries, as in `Observed.provides`. `libraries` are the paths of
+    loaded native libraries, as in `RankStarted.facts` (`loaded.NAME`).
     """
 
     rank: int
@@ -122,18 +122,18 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
-    """A rank left; `error` is None when its script ended well."""
+    """A rank has ended. `error` is None if its script succeeded."""
 
     rank: int
     error: str | None = None
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
-    """Written by the launcher as the last event. `outcome` is how the attempt ended.
+    """Last event of an attempt, by the launcher.
 
-    "unsaved": the ranks did all that they had to, and the store did not take what they ended with (the last checkpoint,
-    or output files). If that is stored later, a second event of this kind follows, "finished".
-    `heads` is where each rank's chain ended, so that a chain whose last batches were dropped is found.
+    `outcome` "unsaved": the ranks did all steps, but the last checkpoint or the output files could not be stored. If
+    they are stored later, a second event of this kind follows, "finished". `heads` has the end of each rank's chain, so
+    that dropped batches at the end of a chain are detected.
     """
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
@@ -143,7 +143,7 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
 
 COMPLETE = frozenset(("finished", "unsaved"))
-"""Outcomes of attempts whose ranks did all steps."""
+"""Outcomes of attempts whose ranks finished all steps."""
 
 AnyEvent = (
     AttemptStarted

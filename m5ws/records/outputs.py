@@ -9,9 +9,9 @@ from m5ws.records.checkpoint import Checkpoint
 
 
 class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
-    """Files that a script wrote, linked to what made them; they belong to no step.
+    """Files that a script wrote, linked to their run, snapshot and attempt; they belong to no step.
 
-    `moment` is the end of their name: `final`, as the attempt left them, or the number of a copy made while it ran.
+    `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
     """
 
     run: RunId
@@ -22,4 +22,4 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
 
 
 ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)
-"""The kinds of records under the keys of output files: older builds made copies that are `Checkpoint` records."""
+"""Kinds of records under the keys of output files. Copies that older builds made are `Checkpoint` records."""

@@ -1,6 +1,6 @@
-"""Determinism level "portable": each rule on it that needs no torch. `training.portable` keeps the level in a rank.
+"""Rules of the determinism level "portable" that need no torch. `training.portable` applies the level in a rank.
 
-A run of the level has the same bits on every x86-64 processor with AVX2 (docs/design/0016-portable-bits.md).
+A run at this level has the same bits on every x86-64 processor with AVX2 (docs/design/0016-portable-bits.md).
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from m5ws.records.environment import Determinism
 from m5ws.records.run import LaunchSpec
 
 RULES = "portable"
-"""The part of drift's table that rates facts where both sides computed as the level requires."""
+"""Part of the drift table with the ratings for two environments that both kept the level."""
 PROMISE = "equal bits on any x86-64 processor with AVX2, and where there is a GPU on the same model of it"
 _FACT = "cpu.portable"
 VARIABLES = {
@@ -20,20 +20,20 @@ VARIABLES = {
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
 }
-"""The variables that the level pins: the instructions that torch, MKL, oneDNN and NumPy choose by the processor.
+"""Variables that the level pins. Without them torch, MKL, oneDNN and NumPy choose instructions by the processor.
 
-AVX2 is the widest that AMD and Intel processors of the last ten years share. MKL has one mode that is the same on both:
-with MKL_CBWR=AVX2 they differ. NumPy passes over a name that its version does not know.
+AVX2 is the widest instruction set that AMD and Intel processors of the last ten years share. MKL gives equal bits on
+both in one mode alone: with MKL_CBWR=AVX2 they differ. NumPy ignores a name that its version does not have.
 """
 
 
 def is_asked(determinism: Determinism) -> bool:
-    """Return True if a snapshot has the level."""
+    """Return True if the settings have the level."""
     return determinism.level == "portable"
 
 
 def refuse(determinism: Determinism, launch: LaunchSpec) -> None:
-    """Raise UsageError if the snapshot has the level and this launch cannot keep it, before any rank starts."""
+    """Raise UsageError, before any rank starts, if the snapshot has the level and this launch cannot keep it."""
     if not is_asked(determinism):
         return
     if launch.trainer == "deepspeed":
@@ -42,19 +42,20 @@ def refuse(determinism: Determinism, launch: LaunchSpec) -> None:
             "processor that they are built on",
             hint='Set [determinism] level = "strict", or train with FSDP.',
         )
-    pinned = VARIABLES
-    if other := next((name for name, value in launch.environment.items() if pinned.get(name, value) != value), None):
+    changed = [name for name, value in launch.environment.items() if VARIABLES.get(name, value) != value]
+    if changed:
+        name = changed[0]
         raise UsageError(
-            f'[run] environment sets {other}, which determinism level "portable" pins to {pinned[other]!r}',
-            hint=f"Remove {other} from [run] environment, or choose another level.",
+            f'[run] environment sets {name}, which determinism level "portable" pins to {VARIABLES[name]!r}',
+            hint=f"Remove {name} from [run] environment, or choose another level.",
         )
 
 
 def is_kept(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> bool:
-    """Return True if the facts of two environments show that both computed as the level requires."""
+    """Return True if the facts of two environments show that both kept the level."""
     return old.get(_FACT) is not None and old.get(_FACT) == new.get(_FACT)
 
 
 def unpinned(environment: Mapping[str, str]) -> str | None:
-    """Return the first variable in `environment` that is not as the level pins it, None if all are."""
+    """Return the first variable in `environment` with another value than the level pins, None without one."""
     return next((name for name, value in VARIABLES.items() if environment.get(name) != value), None)

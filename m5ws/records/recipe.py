@@ -1,11 +1,10 @@
-"""How an environment is made again: what is installed from where, or which container image. No I/O here."""
+"""Recipe of an environment: the distributions to install and their sources, or a container image. No I/O here."""
 
 import re
 
 from m5ws.records.base import Digest, Record
 
-# A version that PEP 440 writes in no other way: `===`, which compares text, then means exactly this one. `==1.0` would
-# be met by 1.0+cpu too.
+# A version in PEP 440's normal form: `===`, which compares text, matches exactly this one. `==1.0` matches 1.0+cpu too.
 _NUMBER = r"(0|[1-9]\d*)"
 _LOCAL = rf"({_NUMBER}|\d*[a-z][a-z0-9]*)"
 _NORMAL = re.compile(
@@ -14,10 +13,10 @@ _NORMAL = re.compile(
 
 
 class Requirement(Record, frozen=True, kw_only=True):
-    """One distribution, exactly.
+    """One distribution of an exact version.
 
-    From an index by its version; or from `url`; or from `path`, a file or folder of the snapshot's code. `hashes` are
-    the SHA-256 that what is installed may have, if any are known.
+    It comes from an index, from `url`, or from `path`, a file or folder of the snapshot's code. `hashes` are the
+    accepted SHA-256 of its files, if any are known.
     """
 
     name: str
@@ -28,18 +27,18 @@ class Requirement(Record, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The requirement as a line of pip's; one of a `path` has none."""
+        """The requirement as a line for pip. A requirement with a `path` has none."""
         assert not self.path
         exact = "===" if _NORMAL.fullmatch(self.version) else "=="
-        what = f"{self.name} @ {self.url}" if self.url else f"{self.name}{exact}{self.version}"
-        return " ".join((what, *(f"--hash=sha256:{digest}" for digest in self.hashes)))
+        requirement = f"{self.name} @ {self.url}" if self.url else f"{self.name}{exact}{self.version}"
+        return " ".join((requirement, *(f"--hash=sha256:{digest}" for digest in self.hashes)))
 
 
 class Recipe(Record, frozen=True, kw_only=True):
-    """An environment that was recorded, as it can be made again.
+    """The parts from which a recorded environment can be rebuilt.
 
-    `python` is the version of the interpreter. `code` is the tree that paths of requirements are in, None where there
-    are none. With an `image`, all is in the container image of that name and digest, and nothing is installed.
+    `python` is the version of the interpreter. `code` is the tree with the paths of requirements, None without paths.
+    With an `image`, the container image of that name and digest has everything, and nothing is installed.
     """
 
     python: str

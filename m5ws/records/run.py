@@ -5,12 +5,12 @@ from typing import Literal
 from m5ws.records.base import CheckpointName, Count, Digest, Record, RunId, Sealed
 
 Trainer = Literal["torchrun", "deepspeed", "python"]
-"""What starts the script: torchrun, for FSDP, DDP and one process; the same with DeepSpeed's operators built first;
-or Python alone, for a script that takes torchrun's variables for a sign of GPUs."""
+"""Program that starts the script: torchrun, for FSDP, DDP and one process; torchrun with DeepSpeed's operators built
+first; or Python alone, for scripts that expect GPUs if torchrun's variables are set."""
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):
-    """How a run is started: what of it can change bits is compared by `diff` and `reproduce`."""
+    """Launch settings of a run. `diff` and `reproduce` compare those that can change bits."""
 
     command: tuple[str, ...]
     trainer: Trainer = "torchrun"
@@ -24,10 +24,10 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
 
 
 class Parent(Record, frozen=True, kw_only=True):
-    """The checkpoint that a fork starts from: whose it is, its name and step, and the digest of its record.
+    """The checkpoint that a fork starts from: its run, name and step, and the digest of its record.
 
-    `settings` says whose the optimizer's and the schedule's settings are: the script's own, where it was changed
-    since, or the checkpoint's. `restart` is what begins anew instead of going on from the checkpoint.
+    `settings` is the source of the optimizer's and the schedule's settings: the checkpoint, or the script if it was
+    changed since. `restart` names the parts that start from the beginning and are not restored.
     """
 
     run: RunId
@@ -39,15 +39,15 @@ class Parent(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The checkpoint as people write it."""
+        """The checkpoint as RUN@NAME, the form of the command line."""
         return f"{self.run}@{self.checkpoint}"
 
 
 class Segment(Record, frozen=True, kw_only=True):
-    """Steps of a run, after `first` up to `last`, that a replay does alone.
+    """Steps of a run, after `first` up to `last`, for a replay of this part alone.
 
-    It starts from `checkpoint`, whose record is `digest`: the run's own after step `first`, or that of a replay of it
-    which is looked into. Without one, from where the run itself began.
+    The replay starts from `checkpoint`, whose record is `digest`. It is the run's own after step `first`, or one of a
+    traced replay of the run. Without a checkpoint the replay starts as the run did.
     """
 
     first: Count
@@ -62,7 +62,7 @@ class Segment(Record, frozen=True, kw_only=True):
 class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats, in whole or a `segment` of it.
 
-    `parent` says where a fork starts.
+    `parent` is the checkpoint that a fork starts from.
     """
 
     id: RunId
@@ -77,7 +77,7 @@ class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
 
     @property
     def begin(self) -> int:
-        """The step that the run starts after: of a replayed segment its first, of a fork its parent's, else 0."""
+        """The step after which the run starts: `first` of a segment, the parent's step of a fork, else 0."""
         if self.segment is not None:
             return self.segment.first
         return self.parent.step if self.parent is not None else 0

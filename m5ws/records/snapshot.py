@@ -7,7 +7,7 @@ from m5ws.records.environment import Declared, Determinism
 
 
 class Code(Record, frozen=True, kw_only=True):
-    """The working tree as it was: the commit it stands on, whether it differs from it, and every file."""
+    """The working tree: the commit that is checked out, True if files differ from it, and the tree of all files."""
 
     commit: str | None
     dirty: bool
@@ -15,7 +15,7 @@ class Code(Record, frozen=True, kw_only=True):
 
 
 class Tokenizer(Record, frozen=True, kw_only=True):
-    """Tokenizer files, and the ids that they give for a probe text (None if no library could be asked)."""
+    """Tokenizer files, and the token ids of a probe text; None if there is no `tokenizer.json`."""
 
     tree: Digest
     probe_text: str | None = None
@@ -23,7 +23,7 @@ class Tokenizer(Record, frozen=True, kw_only=True):
 
 
 class Dataset(Record, frozen=True, kw_only=True):
-    """One pinned dataset; `hash` is the other tool's name for it (DVC's md5), `tree` is ours."""
+    """One pinned dataset. `tree` is the digest of its tree, `hash` the other tool's hash (DVC's MD5)."""
 
     name: str
     kind: Literal["files", "dvc"]
@@ -33,9 +33,9 @@ class Dataset(Record, frozen=True, kw_only=True):
 
 
 class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
-    """Everything a run is a function of. Its digest is its id.
+    """All inputs of a run. The digest of this record is the snapshot's id.
 
-    The trees of code, config, tokenizer and datasets are disjoint; materialised together they are the workspace.
+    The trees of code, config, tokenizer and datasets are disjoint. Materialised together they are the workspace.
     """
 
     code: Code
@@ -47,7 +47,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
 
     @property
     def trees(self) -> dict[str, Digest]:
-        """Part name to tree digest."""
+        """Tree digests by the name of the part."""
         parts = {"code": self.code.tree, "config": self.config}
         if self.tokenizer is not None:
             parts["tokenizer"] = self.tokenizer.tree
@@ -55,7 +55,10 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
 
 
 class Annotation(Placed, tag="annotation/1", frozen=True, kw_only=True):
-    """What is said about a snapshot without being part of it; `packings` are those of its trees, by the tree."""
+    """Message, author and time stored with a snapshot. They do not affect its id.
+
+    `packings` maps the digest of a tree to the digest of its packing.
+    """
 
     created_s: float
     author: str | None = None

@@ -10,10 +10,10 @@ _Cut = Annotated[int, msgspec.Meta(ge=1, le=OBJECT_BYTES)]
 
 
 class Format(Sealed, tag="format/1", frozen=True, kw_only=True):
-    """A store's `format` object: what must be known before anything else can be read.
+    """A store's `format` object, which is needed to read any other object.
 
-    Tensors are cut into chunks of `chunk_bytes`, large files of `file_chunk_bytes`; where a store does not say that, as
-    those that were made before it was, files are cut as tensors are.
+    Tensors are cut into chunks of `chunk_bytes`, large files into chunks of `file_chunk_bytes`. In older stores, which
+    lack the second field, files are cut as tensors are.
     """
 
     hash: Literal["blake3", "sha256"] = "blake3"

@@ -1,7 +1,6 @@
-"""What a rank writes down when it looks into single steps: what went into each module and each backward operation, and
-what came out. No I/O here.
+"""Trace of single steps in a rank: inputs and outputs of each module and each backward operation. No I/O here.
 
-It stays on the machine, beside the attempt's spools; what is found in it goes into a verdict (`explanations`).
+A trace stays on the machine, beside the attempt's spools. A verdict contains the explanation that it gives.
 """
 
 from typing import Literal
@@ -11,17 +10,17 @@ import msgspec
 from m5ws.records.ledger import Event
 
 Kind = Literal["batch", "enter", "leave", "backward", "gradient", "update", "warning", "cut"]
-"""`enter`, `leave`: of a module's forward pass. `gradient`: a parameter has its own. `update`: what the optimizer is
-about to use. `warning`: torch says that an operation is not deterministic. `cut`: there was more to write down."""
+"""`enter`, `leave`: begin and end of a module's forward pass. `gradient`: a parameter's gradient is complete. `update`:
+inputs of the optimizer. `warning`: torch warned of a nondeterministic operation. `cut`: the trace reached its limit."""
 
 
 class Seen(Event, tag="seen", frozen=True, kw_only=True):
-    """One thing that happened in a step, in the order in which it did.
+    """One entry of a trace, in order of time.
 
-    `name` is the module's path in the model without its wrappers (`""` for the model itself), or the parameter's;
-    `call` counts from 1 within the step. `what` describes the module and its settings, `op` an operation of autograd;
-    of a module that is left, its operations. `given` and `made` hold fingerprints, with element types and shapes, by
-    what they are of; `drew` names the generators that a module drew from.
+    `name` is the path of the module in the model without its wrappers (`""` for the model itself), or the parameter's
+    name. `call` counts from 1 within the step. `what` describes the module and its settings. `op` is an operation of
+    autograd, or the operations of a module at its end. `given` and `made` have fingerprints of inputs and outputs by
+    name, with element types and shapes. `drew` names the generators that a module used.
     """
 
     step: int

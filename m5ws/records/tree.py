@@ -7,7 +7,7 @@ from m5ws.records.base import Count, Digest, ObjectBytes, Record
 
 
 class Slice(Record, frozen=True, kw_only=True):
-    """`size_bytes` bytes at `offset` of a stored object; `digest` is of these bytes alone."""
+    """`size_bytes` bytes at `offset` of a stored object. `digest` is the digest of these bytes alone."""
 
     object: Digest
     offset: ObjectBytes
@@ -16,10 +16,10 @@ class Slice(Record, frozen=True, kw_only=True):
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """One file of a tree. A symbolic link holds its target in `link` and no parts.
+    """One file of a tree. A symbolic link has its target in `link`, and no parts.
 
-    `path` is relative, `/`-separated, in the file system's own bytes. `parts` joined are the content; as it is stored,
-    a file below `Format.small_bytes` has none: a `Packing` says where it lies (`trees.located`).
+    `path` is relative, `/`-separated, in the file system's own bytes. `parts` joined are the content. A stored entry of
+    a file below `Format.small_bytes` has none: a `Packing` has its location (`trees.located`).
     """
 
     path: bytes
@@ -31,12 +31,12 @@ class Entry(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The path as text for people; undecodable bytes are escaped."""
+        """The path as text for people. Undecodable bytes are escaped."""
         return self.path.decode("utf-8", "backslashreplace")
 
 
 class Tree(Record, tag="tree/2", frozen=True, kw_only=True):
-    """Files sorted by path. A pure function of paths, modes and contents: no history is in it."""
+    """Files sorted by path. A pure function of paths, modes and contents, independent of history."""
 
     entries: tuple[Entry, ...]
 
@@ -46,7 +46,7 @@ class Tree(Record, tag="tree/2", frozen=True, kw_only=True):
 
 
 class Pack(Record, frozen=True, kw_only=True):
-    """An object that is small files joined: their digests (32 bytes each) and sizes, in the order of their bytes."""
+    """An object of joined small files: their digests (32 bytes each) and sizes, in the order of their bytes."""
 
     object: Digest
     files: bytes
@@ -58,16 +58,16 @@ class Pack(Record, frozen=True, kw_only=True):
 
     @property
     def names(self) -> list[bytes]:
-        """The digests of its files."""
+        """The digests of the files."""
         return [self.files[start : start + 32] for start in range(0, len(self.files), 32)]
 
 
 class Packing(Record, tag="packing/1", frozen=True, kw_only=True):
-    """Where small files lie, sorted by pack. It names files by content alone, and depends on what the store had."""
+    """Locations of small files, sorted by pack. Names files by content alone; depends on the packs in the store."""
 
     packs: tuple[Pack, ...]
 
 
 def path_text(path: bytes) -> str:
-    """Return a tree path as the file system's own text (`os.fsdecode`), for use with `os` functions."""
+    """Return a tree path as text for `os` functions (`os.fsdecode`)."""
     return os.fsdecode(path)

@@ -1,4 +1,4 @@
-"""What comparing finds: how inputs differ, where two runs part, and what `reproduce` says of a run. No I/O here."""
+"""Results of comparisons: differences of inputs, the divergence of two runs, and verdicts. No I/O here."""
 
 from typing import Literal
 
@@ -12,8 +12,8 @@ from m5ws.records.run import Segment
 class Change(Record, frozen=True, kw_only=True):
     """One difference between two sets of inputs or environments.
 
-    `part` is code, config, tokenizer, data, declared, determinism, launch or environment. `rating` says what it
-    can do to bits, `detail` is for people (a unified diff, for code).
+    `part` is code, config, tokenizer, data, declared, determinism, launch or environment. `rating` is the effect on
+    bits. `detail` is for people (for code, a unified diff).
     """
 
     part: str
@@ -42,8 +42,8 @@ class Divergence(Record, frozen=True, kw_only=True):
 
 
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]
-"""`sampled`: the segment that was replayed is equal, given the checkpoint it started from. `consistent`: not equal, and
-all that was recorded lies within the tolerance that was asked for."""
+"""`sampled`: the replayed segment is equal, given the checkpoint that it started from. `consistent`: not equal, but all
+recorded values are within the requested tolerance."""
 
 EXIT_CODES: dict[Outcome, int] = {
     "reproduced": 0,
@@ -56,13 +56,13 @@ EXIT_CODES: dict[Outcome, int] = {
 
 
 class Recheck(Record, frozen=True, kw_only=True):
-    """A second replay of a run whose first one diverged, from the same start up to the step where that differs.
+    """A second replay after the first one diverged, from the same start up to the step that differs.
 
-    `repeats`: whether the two replays agree in all that both recorded; None if it could not be told, for `reason`.
-    `first` is where they part, with the first replay's value as the original. `as_original`: whether the second is
-    equal to the original where the first is not. `last` is the step it was to end after; None: with the script.
-    `replay` is None where it could not even be begun. Of a segment whose two replays agree, `start` is the replay from
-    the run's start up to that step, and `start_equal` whether it is equal to the original: the restore was not exact.
+    `repeats`: True if the two replays agree in all that both recorded; None if unknown, with the `reason`. `first` is
+    their first difference, with the first replay's value as the original. `as_original`: the second is equal to the
+    original where the first is not. `last` is the step to end after; None: with the script. `replay` is None if it
+    could not be started. If two replays of a segment agree, `start` is a replay from the run's start up to that step.
+    If that is equal to the original (`start_equal`), the restore was not exact.
     """
 
     replay: RunId | None = None
@@ -76,10 +76,10 @@ class Recheck(Record, frozen=True, kw_only=True):
 
 
 class Course(Record, frozen=True, kw_only=True):
-    """How a divergence goes on: of `compared` steps `differ` do, the last of them is `last`; `by` counts by kind.
+    """Course of a divergence: `differ` of `compared` steps differ, the last of them is `last`. `by` counts by kind.
 
-    A step differs if one of its quantities does on some rank, or state or a checkpoint after it. What is before the
-    first step counts for none.
+    A step differs if a quantity of it differs on some rank, or the state or a checkpoint after it. Differences before
+    the first step do not count.
     """
 
     compared: int
@@ -94,9 +94,9 @@ class Course(Record, frozen=True, kw_only=True):
 
 
 class Apart(Record, frozen=True, kw_only=True):
-    """The recorded value that lies furthest from the original's: `relative` is |a - b| / max(|a|, |b|).
+    """The largest relative difference from the original: `relative` is |a - b| / max(|a|, |b|).
 
-    `values` were compared.
+    `values` is the number of compared values.
     """
 
     relative: float
@@ -110,9 +110,9 @@ Hardware = Literal["the same machine", "the same kind of hardware", "other hardw
 
 
 class Expectation(Record, frozen=True, kw_only=True):
-    """What a determinism level lets one expect of a replay, as far as the hardware goes: `equal` bits, or not.
+    """Expectation of a replay by determinism level and hardware: `equal` bits, or not.
 
-    `hardware` is what the replay has, beside the original's first attempt; `why` says both in words.
+    `hardware` compares the replay's hardware with that of the original's first attempt. `why` is the reason in words.
     """
 
     level: Literal["portable", "strict", "warn", "off"]
@@ -122,12 +122,11 @@ class Expectation(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
-    """What `reproduce` found. `compared` counts equal quantities by kind; `not_compared` says what was not and why;
-    `outputs` in which output files differences were found that do not decide, and by which rules.
+    """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
 
-    `expected` is what could be expected before it began. `recheck` is the second replay of one that diverged,
-    `course` is known of a replay that went on all the same, `apart` of one that was held against a tolerance, and
-    `explanation` of one that was looked into.
+    `outputs` lists output files with differences that do not decide, and the rules for them. `expected` is the
+    expectation before the replay began. `recheck` is the second replay after a divergence, `course` belongs to a replay
+    that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced replays.
     """
 
     run: str
@@ -149,10 +148,10 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
 
     @property
     def replays(self) -> tuple[str, ...]:
-        """The runs that the verdict rests on: the replay, the second one and those that explain, if there are any."""
-        again = (self.recheck.replay, self.recheck.start) if self.recheck is not None else ()
-        explaining = self.explanation.replays if self.explanation is not None else ()
-        return (self.replay, *(one for one in again if one is not None), *explaining)
+        """The runs that the verdict rests on: the replay, those of the recheck and those of the explanation."""
+        rechecks = (self.recheck.replay, self.recheck.start) if self.recheck is not None else ()
+        traced = self.explanation.replays if self.explanation is not None else ()
+        return (self.replay, *(run for run in rechecks if run is not None), *traced)
 
     @property
     def exit_code(self) -> int:
@@ -160,10 +159,10 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
 
 
 class JointVerdict(Placed, tag="joint-verdict/1", frozen=True, kw_only=True):
-    """What replays of segments say together of a run that has `of` segments: of which steps what is known.
+    """Verdict on a run with `of` segments, from the replays of its segments.
 
-    `verified` are equal, each given its checkpoint; `differ` are not, or do not repeat themselves; `open` were not
-    replayed, or could not be compared. `replays` are the runs whose verdicts these are, in order of steps.
+    `verified` segments are equal, each given its checkpoint. `differ` are not equal, or do not repeat themselves.
+    `open` were not replayed, or could not be compared. `replays` are the runs with the verdicts, in order of steps.
     """
 
     run: RunId
@@ -178,16 +177,16 @@ class JointVerdict(Placed, tag="joint-verdict/1", frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, str]:
-        """What is verified, what is not and what differs, in words; what is empty is left out."""
-        named = {"verified": self.verified, "differs": self.differ, "not verified": self.open}
-        return {name: ", ".join(map(str, parts)) for name, parts in named.items() if parts}
+        """The verified, differing and open segments as text, without empty groups."""
+        groups = {"verified": self.verified, "differs": self.differ, "not verified": self.open}
+        return {name: ", ".join(map(str, segments)) for name, segments in groups.items() if segments}
 
 
 class Elements(msgspec.Struct, frozen=True, kw_only=True):
-    """How elements differ. Numbers are of differing elements alone; `max_relative` is to the larger of both.
+    """Differences of elements. Counts are of differing elements alone; `max_relative` is relative to the larger value.
 
-    `zero_signs` differ in the sign of a zero only, `nans` are NaN in both with other bits, `nan_in_one` is NaN in one.
-    The greatest differences are `float.hex()`, and None where all that differ are of these three kinds.
+    `zero_signs` differ only in the sign of a zero, `nans` are NaNs with different bits, `nan_in_one` are NaN on one
+    side. The greatest differences are `float.hex()`, None if all differences are of these three kinds.
     """
 
     compared: int
@@ -203,11 +202,11 @@ class Elements(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same_values(self) -> bool:
-        """Whether every value is the same: only signs of zeros and the bits of NaNs are not."""
+        """True if every value is the same: only signs of zeros and bits of NaNs differ."""
         return self.differing == self.zero_signs + self.nans
 
     def __add__(self, later: "Elements") -> "Elements":
-        """Return both together; `later` is of elements after these."""
+        """Return the sum; the elements of `later` come after these."""
         early = self if self.first is not None else later
         return Elements(
             compared=self.compared + later.compared,

@@ -295,7 +295,7 @@ def environment_drift(ports: supervise.Ports, request: Request, planned: run.Pla
     began = usage.Side(
         observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
     )
-    return usage.ahead(began, observed)
+    return usage.before_launch(began, observed)
 
 
 def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:

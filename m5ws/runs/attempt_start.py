@@ -77,7 +77,7 @@ def publish(repo: Repository, plan: Plan, observer: Observer, variables: Mapping
         raise _fenced(plan)
     # From here on, only the listed checkpoints of earlier attempts are valid.
     writer.append([codec.encode(started)], repair=put)
-    for change in (*drift.unmet(declared, observed), *drift.mistaken(observed)):
+    for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))

@@ -37,7 +37,7 @@ def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
         observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
         usage=usage.of_attempt(ports.repo, plan.run.id, continued),
     )
-    return (*unmet, *usage.ahead(pinned, observed))
+    return (*unmet, *usage.before_launch(pinned, observed))
 
 
 def refuse(found: tuple[Change, ...]) -> None:

@@ -1,1 +1,1 @@
-"""Snapshots: everything a run is a function of, under one digest."""
+"""Snapshots: all inputs of a run, under one digest."""

@@ -1,8 +1,8 @@
-"""One look at a workspace: every part of it checked and made durable, as it was at one moment.
+"""One capture of a workspace: checks every part, and makes it durable, as it was at one moment.
 
-Nothing is stored before it is checked for secrets: code and config whole, tokenizers and data by name and where a file
-is small. After the last byte everything is looked at again; if anything moved meanwhile, what
-was stored belongs to no snapshot and the look does not count.
+Files are searched for secrets before they are stored: code and config completely, tokenizers and data by name and, if
+small, by content. After the last byte every file is compared with its first state. If one has changed, the capture
+fails, and no snapshot refers to the stored objects.
 """
 
 import json
@@ -29,7 +29,7 @@ _PROBED = "tokenizer"
 
 
 def store(look: Look) -> Contents:
-    """Make every part durable. Raises FileChanged if anything moved between the first look and the last."""
+    """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
     began_ns = time.time_ns()
     glance = look.source.glance(look.root)()
     kept = unchanged.recall(look, glance)
@@ -49,8 +49,8 @@ def store(look: Look) -> Contents:
         contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
         files, left = partition.pinned(tokenizer, claims)
     _store_tokenizer(look, files, contents)
-    stored = {found.tracked.path: found for found in located if isinstance(found, datasets.Kept)}
-    whole = {found.path: found.files for found in located if isinstance(found, Claim)}
+    stored = {item.tracked.path: item for item in located if isinstance(item, datasets.Kept)}
+    whole = {item.path: item.files for item in located if isinstance(item, Claim)}
     contents.datasets = tuple(_dataset(look, claim, stored, whole, contents) for claim in left)
     if not contents.unchanged:
         _look_again(look, contents)
@@ -59,7 +59,7 @@ def store(look: Look) -> Contents:
     return contents
 
 
-# --- what there is -----------------------------------------------------------------------------------
+# --- parts of the workspace --------------------------------------------------------------------------
 
 
 def _pins(look: Look, state: SourceState) -> tuple[TrackedDataset, ...]:
@@ -67,7 +67,7 @@ def _pins(look: Look, state: SourceState) -> tuple[TrackedDataset, ...]:
 
 
 def _located(look: Look, pins: Sequence[TrackedDataset]) -> list[Claim | datasets.Kept]:
-    """Return every tracked dataset with its files. One that holds the tokenizer is needed as files."""
+    """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
     path = look.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     return [
@@ -95,7 +95,7 @@ def _place(look: Look) -> datasets.Place:
 
 
 def _allowed(look: Look) -> Digest:
-    """Return a digest that changes with the rules for secrets and with the files that are exempt from them."""
+    """Return a digest of the rules for secrets and of the exemptions from them."""
     return look.repo.objects.digest(f"{SEARCH_RULES} {look.settings.secrets!r}".encode())
 
 
@@ -106,10 +106,10 @@ def _inspect(look: Look, files: Sequence[SourceFile]) -> None:
 
 
 def _claims(look: Look, located: Sequence[Claim | datasets.Kept]) -> list[Claim]:
-    """Return every dataset, those of tracked ones that the store has already without files."""
+    """Return every dataset. A tracked one that the store has already is without files."""
     tracked = [
-        found if isinstance(found, Claim) else Claim(path=found.tracked.path, files=(), tracked=found.tracked)
-        for found in located
+        item if isinstance(item, Claim) else Claim(path=item.tracked.path, files=(), tracked=item.tracked)
+        for item in located
     ]
     pins = [claim.tracked for claim in tracked if claim.tracked is not None]
     own = [Claim(path=path, files=_required(look, path)) for path in partition.data_paths(look.settings, pins)]
@@ -128,7 +128,7 @@ def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
     files = pinned_files.below(look.root, path)
     if files is None:
         raise NotFound(
-            f"[data] paths: there is nothing at {os.fsdecode(path)!r}", hint="Bring the data, or correct m5ws.toml."
+            f"[data] paths: {os.fsdecode(path)!r} does not exist", hint="Add the data, or correct m5ws.toml."
         )
     return files
 
@@ -137,7 +137,7 @@ def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
 
 
 def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
-    """Store what people write, code and config, once it is checked."""
+    """Check code and config, and store them."""
     allowed = _allowed(look)
     if (known := _checked(look, divided, allowed)) is None:
         from m5ws.snapshot import inspection
@@ -156,7 +156,7 @@ def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
 
 
 def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written, trees.Written] | None:
-    """Return code and config as they were written, if these very files were checked and written before."""
+    """Return the stored code and config if the same files were checked and written before, else None."""
     if not look.index.marks(_CHECKED):
         return None
     known = look.known(divided.code, divided.config)
@@ -179,28 +179,28 @@ def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents:
 def _token_ids(
     look: Look, files: Sequence[SourceFile], tree: Digest, text: str, contents: Contents
 ) -> tuple[int, ...] | None:
-    """Return the ids of the probe text, remembered for this tree, text and library; None if no file can be asked.
+    """Return the token ids of the probe text, None without a `tokenizer.json`. The index remembers them.
 
     Raises MissingExtra without a library: the ids are part of the snapshot, which must not depend on the machine.
     """
     file = min((f for f in files if os.path.basename(f.path) == b"tokenizer.json"), key=_depth, default=None)
     if file is None:
-        contents.notes.append("there is no tokenizer.json to ask: the files are pinned, no token ids are")
+        contents.notes.append("no tokenizer.json exists: the tokenizer's files are pinned without token ids")
         return None
     version = look.probe.version() if look.probe is not None else None
     if look.probe is None or version is None:
         raise MissingExtra("pinning a tokenizer's token ids", "tokenizer", or_else='set [tokenizer] probe = ""')
-    asked = f"{tree}:{version}:{look.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
+    key = f"{tree}:{version}:{look.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
     for mark in look.index.marks(_PROBED):
-        if mark.startswith(asked):
-            return tuple(json.loads(mark.removeprefix(asked)))
+        if mark.startswith(key):
+            return tuple(json.loads(mark.removeprefix(key)))
     ids = look.probe.ids(Path(file.location).read_bytes(), text)
-    look.index.remember_marks(_PROBED, {asked + json.dumps(ids)})
+    look.index.remember_marks(_PROBED, {key + json.dumps(ids)})
     return ids
 
 
 def _write_content(look: Look, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
-    """Store what is pinned by content under `path`, once it is checked. A tree that passed before does so again."""
+    """Check and store files that are pinned by content under `path`. A tree that passed before is not read again."""
     name = f"{path.hex()}:"
     marks = look.index.marks(_INSPECTED)
     known = look.known(files) if any(mark.startswith(name) for mark in marks) else None
@@ -225,10 +225,10 @@ def _dataset(
     contents: Contents,
 ) -> Dataset:
     if claim.path in kept:
-        found = kept[claim.path]
-        contents.files += found.files
-        contents.size_bytes += found.dataset.size_bytes
-        return found.dataset
+        reused = kept[claim.path]
+        contents.files += reused.files
+        contents.size_bytes += reused.dataset.size_bytes
+        return reused.dataset
     if claim.tracked is not None:
         dataset, written = datasets.write(_place(look), claim, whole[claim.path])
         contents.add(claim.files, written)
@@ -239,15 +239,15 @@ def _dataset(
     return Dataset(name=name, kind="files", tree=written.digest, size_bytes=written.size_bytes)
 
 
-# --- the last look -----------------------------------------------------------------------------------------
+# --- the last comparison -----------------------------------------------------------------------------------
 
 
 def _look_again(look: Look, contents: Contents) -> None:
-    """Raise FileChanged unless everything is as it was at the first look."""
+    """Raise FileChanged if anything changed since the capture began."""
     if contents.inspected is not None:
         contents.inspected.check()
     if not _same_tree(look, contents):
-        raise FileChanged("files came, went or were committed while the workspace was captured")
+        raise FileChanged("files were added, removed or committed while the workspace was captured")
     if look.dry_run:
         return
     for files, digest in contents.stored:
@@ -260,7 +260,7 @@ def _look_again(look: Look, contents: Contents) -> None:
 
 
 def _same_tree(look: Look, contents: Contents) -> bool:
-    """Return whether source control says of the tree what it said at the first look."""
+    """Return True if source control reports the same tree as at the begin of the capture."""
     if contents.glance is not None:
         return look.source.glance(look.root)() == contents.glance
-    return look.source.state(look.root).says(contents.state)
+    return look.source.state(look.root).is_same_tree(contents.state)

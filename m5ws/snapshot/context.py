@@ -1,4 +1,4 @@
-"""What a look at a workspace is made with, and what it finds."""
+"""Inputs and results of one capture of a workspace."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at, with what, and where it goes. `staging` is a folder for what is fetched; fetching makes it."""
+    """Inputs of a capture. `staging` is a folder for fetched datasets; the first fetch makes it."""
 
     root: Path
     settings: Settings
@@ -39,23 +39,23 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, files: Sequence[SourceFile]) -> trees.Written:
         return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)
 
-    def _report(self, what: str, done: int, total: int) -> None:
-        """Pass progress on. Where files are captured there will be a new snapshot, and this machine is described."""
+    def _report(self, activity: str, done: int, total: int) -> None:
+        """Report progress. Changed files make a new snapshot, which needs the observed environment: begin with it."""
         if not self.dry_run:
             self.observation.begin()
         if self.progress:
-            self.progress(what, done, total)
+            self.progress(activity, done, total)
 
     def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
-        """Return what each of `parts` was written as, if all files are as they were then; a stat per file."""
+        """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
         return trees.present(self.repo.objects, self.repo.locations, recorded)
 
 
 class Contents(msgspec.Struct, kw_only=True):
-    """A workspace's parts, durable, and what was found on the way. `stored`: files and their tree, for a last look.
+    """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison.
 
-    `glance` is set where code and config are known from an earlier look; `state` then names no files.
+    `glance` is set if code and config are known from an earlier capture; then `state` names no files.
     """
 
     state: SourceState

@@ -1,7 +1,7 @@
-"""Datasets that DVC tracks, made durable: every byte checked against DVC's hash, and pinned by our digest.
+"""Makes DVC's datasets durable: every byte is checked against DVC's hash, and pinned by a digest of m5ws.
 
-What is checked out is taken from the working tree if it is what the pin says. What is not is fetched, unless the
-store has it from an earlier snapshot. The tree is the same either way: the mode of a file is the pin's.
+Files in the working tree are used if they match the pin. Missing ones are fetched, unless the store has them from an
+earlier snapshot. The tree does not depend on the source, because the pin has the mode of the files.
 """
 
 import os
@@ -30,9 +30,9 @@ _MARK = "dvc"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where datasets come from and go to. `staging` is a folder for what is fetched.
+    """Sources and destination of datasets. `staging` is a folder for fetched files.
 
-    `inspect` raises for what must not be captured, but for what is `allowed`.
+    `inspect` raises for files that must not be captured. `allowed` is the digest of its rules and exemptions.
     """
 
     root: Path
@@ -47,7 +47,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset that the store has whole from an earlier snapshot."""
+    """A dataset that the store has completely, from an earlier snapshot."""
 
     tracked: TrackedDataset
     dataset: Dataset
@@ -55,7 +55,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def locate(place: Place, tracked: TrackedDataset, *, reuse: bool) -> Claim | Kept:
-    """Return the dataset's files, from the working tree or fetched; with `reuse`, or that the store has it."""
+    """Return the dataset's files, from the working tree or fetched; with `reuse`, the stored dataset if it exists."""
     files = pinned_files.below(place.root, tracked.path) or ()
     chosen = place.source.select(place.root, tracked, files)
     if chosen and not any(os.path.islink(file.location) for file in chosen):
@@ -68,9 +68,9 @@ def locate(place: Place, tracked: TrackedDataset, *, reuse: bool) -> Claim | Kep
 
 
 def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[Dataset, trees.Written]:
-    """Make a tracked dataset durable. `verified` are all its files: `claim` may have lost some to the tokenizer.
+    """Make a tracked dataset durable. `verified` are all its files; `claim` lacks those of the tokenizer.
 
-    Raises M5Error if the working tree differs from the pin, or holds what must not be captured.
+    Raises M5Error if the working tree differs from the pin, or contains files that must not be captured.
     """
     tracked = claim.tracked
     assert tracked is not None
@@ -96,7 +96,7 @@ def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[D
 
 
 def _unmoved(tracked: TrackedDataset, before: list[os.stat_result], after: list[os.stat_result]) -> None:
-    if [stamp(found) for found in before] != [stamp(found) for found in after]:
+    if [*map(stamp, before)] != [*map(stamp, after)]:
         raise FileChanged(f"{os.fsdecode(tracked.path)} was changed while it was captured")
 
 
@@ -109,7 +109,7 @@ def _staged(target: Path, tracked: TrackedDataset) -> tuple[SourceFile, ...]:
 
 
 def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -> tuple[Dataset, trees.Written] | None:
-    """Return the dataset if these very files were checked before and are as they were; a stat per file."""
+    """Return the dataset if these files were checked before and have not changed. Costs a stat per file."""
     marks = [mark for mark in place.index.marks(_MARK) if mark.startswith(f"{_name(place, tracked)}:")]
     if not marks:
         return None
@@ -132,7 +132,7 @@ def _name(place: Place, tracked: TrackedDataset) -> str:
 
 
 def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked: TrackedDataset) -> Digest:
-    """Return the tree with the mode that the pin records: on disk it depends on how DVC links its cache."""
+    """Return the tree with the mode in the pin: the mode on disk depends on how DVC links its cache."""
     tree = trees.load(repo.objects, digest)
     mode = "exec" if tracked.executable else "file"
     if all(entry.mode == mode for entry in tree.entries):
@@ -144,7 +144,7 @@ def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked
 
 
 def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
-    """Return the dataset as a published snapshot has it, if every object of it is in the store."""
+    """Return the dataset of a published snapshot if the store has all of its objects, else None."""
     name = os.fsdecode(tracked.path)
     for snapshot_id in snapshots.ids(place.repo):
         for dataset in snapshots.load(place.repo, snapshot_id).datasets:
@@ -156,7 +156,7 @@ def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
 
 
 def _whole(repo: Repository, digest: Digest) -> int | None:
-    """Return how many files a tree has, None if an object of it is not there or nobody can say now where files lie.
+    """Return the number of files in a tree, None if objects of it are missing or files cannot be located.
 
     Raises CorruptObject, UnknownSchema.
     """

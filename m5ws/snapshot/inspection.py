@@ -1,7 +1,7 @@
-"""What must not be captured: secrets, Git LFS pointers instead of content, links to what is not captured.
+"""Checks for files that must not be captured: secrets, Git LFS pointers, links to files outside the capture.
 
-Every check runs before the first byte is stored. A file that passed is known by its digest, so that it is not
-read again while it stays as it is.
+Every check runs before the first byte is stored. The index remembers the digests of files that passed, so an unchanged
+file is not read again.
 """
 
 import os
@@ -26,58 +26,58 @@ _POINTER_BYTES = range(len(_POINTER), 1024)
 
 
 class NotTheContent(M5Error):
-    """Files hold a Git LFS pointer, and what they stand for is not here."""
+    """Files are Git LFS pointers, and their content is missing."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__("\n".join(("these files are Git LFS pointers, not their content:", *_listed(paths))))
-        self.hint = "Run `git lfs pull`, or leave them out: [code] exclude in m5ws.toml."
+        super().__init__("\n".join(("these files are Git LFS pointers without their content:", *_listed(paths))))
+        self.hint = "Run `git lfs pull`, or exclude the files: [code] exclude in m5ws.toml."
 
 
 class LinksOutside(M5Error):
-    """Links lead to files that exist and are not captured: a run would read what nobody pinned."""
+    """Links lead to existing files that are not captured: a run would read files that no snapshot pins."""
 
     def __init__(self, links: Sequence[str]) -> None:
-        super().__init__("\n".join(("these links lead out of what is captured:", *_listed(links))))
+        super().__init__("\n".join(("these links lead to files that are not captured:", *_listed(links))))
         self.hint = (
-            "Pin what they lead to ([data] paths in m5ws.toml follows links), make a link within the workspace "
-            "relative, or leave it out: [code] exclude."
+            "Pin the targets ([data] paths in m5ws.toml follows links), make links within the workspace relative, "
+            "or exclude the links: [code] exclude."
         )
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Files as they were when they were inspected."""
+    """Inspected files, with their stamps at that time."""
 
     files: tuple[SourceFile, ...]
     stamps: tuple[Stamp, ...]
 
     def check(self) -> None:
-        """Raise FileChanged if one is not the same any more: what was stored is then not what was inspected."""
+        """Raise FileChanged if a file has changed since: the stored content is then not the inspected one."""
         for file, before in zip(self.files, self.stamps, strict=True):
             if stamp(os.lstat(file.location)) != before:
                 raise FileChanged(f"{os.fsdecode(file.path)} was changed while it was captured")
 
 
 def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, index: Index, allow: Sequence[str]) -> Seen:
-    """Check files of people's making. Raises SecretsFound, NotTheContent, LinksOutside."""
+    """Check code and config files. Raises SecretsFound, NotTheContent, LinksOutside."""
     stats = [os.lstat(file.location) for file in files]
     _refuse_links_outside(root, files, stats)
     clean, passed = index.marks(f"clean/{SEARCH_RULES}"), set[str]()
     findings: list[secret_scan.Finding] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
-    for file, found in zip(files, stats, strict=True):
+    for file, status in zip(files, stats, strict=True):
         name = file.path.decode("utf-8", "backslashreplace")
         permitted = allowed(file.path)
-        if not permitted and (what := secret_scan.named(name)):
-            findings.append(secret_scan.Finding(path=name, line=0, what=what))
-        if not stat.S_ISREG(found.st_mode):
+        if not permitted and (kind := secret_scan.named(name)):
+            findings.append(secret_scan.Finding(path=name, line=0, what=kind))
+        if not stat.S_ISREG(status.st_mode):
             continue
-        if found.st_size > secret_scan.SCANNED_BYTES:
+        if status.st_size > secret_scan.SCANNED_BYTES:
             if not permitted:
                 with open(file.location, "rb") as opened:
                     findings += secret_scan.findings_in(name, opened)
             continue
-        known = index.file(os.fsencode(file.location), stamp(found))
+        known = index.file(os.fsencode(file.location), stamp(status))
         if known in clean and not secret_scan.is_environment_file(name):
             passed.add(str(known))
             continue
@@ -97,19 +97,19 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
 
 
 def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
-    """Check files that are pinned by content: names, and the text of small ones. Raises SecretsFound, NotTheContent."""
+    """Check names, and the content of small files, that are pinned by content. Raises SecretsFound, NotTheContent."""
     findings: list[secret_scan.Finding] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
     for file in files:
-        name, found = file.path.decode("utf-8", "backslashreplace"), os.lstat(file.location)
+        name, status = file.path.decode("utf-8", "backslashreplace"), os.lstat(file.location)
         permitted = allowed(file.path)
-        if not permitted and (what := secret_scan.named(name)):
-            findings.append(secret_scan.Finding(path=name, line=0, what=what))
-        if not stat.S_ISREG(found.st_mode) or found.st_size > secret_scan.SMALL_BYTES:
+        if not permitted and (kind := secret_scan.named(name)):
+            findings.append(secret_scan.Finding(path=name, line=0, what=kind))
+        if not stat.S_ISREG(status.st_mode) or status.st_size > secret_scan.SMALL_BYTES:
             continue
         data = _read(file)
-        if data.startswith(_POINTER) and found.st_size in _POINTER_BYTES:
+        if data.startswith(_POINTER) and status.st_size in _POINTER_BYTES:
             pointers.append(name)
         if not permitted:
             findings += secret_scan.findings(name, data)
@@ -130,12 +130,12 @@ def _refuse_pointers(names: Sequence[str]) -> None:
 
 def _refuse_links_outside(root: Path, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> None:
     outside: list[str] = []
-    for file, found in zip(files, stats, strict=True):
-        if not stat.S_ISLNK(found.st_mode) or not os.path.exists(file.location):
+    for file, status in zip(files, stats, strict=True):
+        if not stat.S_ISLNK(status.st_mode) or not os.path.exists(file.location):
             continue
         target = os.readlink(file.location)
-        place = os.path.normpath(os.path.join(os.path.dirname(file.location), target))
-        if os.path.isabs(target) or not Path(place).is_relative_to(root):
+        location = os.path.normpath(os.path.join(os.path.dirname(file.location), target))
+        if os.path.isabs(target) or not Path(location).is_relative_to(root):
             outside.append(f"{os.fsdecode(file.path)} -> {target}")
     if outside:
         raise LinksOutside(outside)

@@ -1,7 +1,7 @@
-"""Distributions that are installed from files of this machine: code of a run that no snapshot holds.
+"""Distributions that are installed from files of this machine: code of a run that no snapshot contains.
 
-An editable install runs whatever lies in its folder at that moment; a copy of a local folder or wheel can be installed
-nowhere else. Both are refused when a snapshot is taken, unless `[environment] allow_local` names them.
+An editable install runs the current content of its folder. A copy of a local folder or wheel cannot be installed on
+another machine. A snapshot refuses both, unless `[environment] allow_local` names them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _PASSED = "local"
 
 
 class LocalInstalls(M5Error):
-    """Distributions are installed from outside the workspace. All of them are named at once."""
+    """Distributions are installed from files outside the workspace. The message names all of them."""
 
-    def __init__(self, found: Mapping[str, Origin]) -> None:
-        lines = (f"  {name}: {origin.kind} install from {origin.url}" for name, origin in found.items())
-        names = ", ".join(f'"{name}"' for name in found)
-        super().__init__("\n".join(("these distributions are installed from files that no snapshot holds:", *lines)))
+    def __init__(self, origins: Mapping[str, Origin]) -> None:
+        lines = (f"  {name}: {origin.kind} install from {origin.url}" for name, origin in origins.items())
+        names = ", ".join(f'"{name}"' for name in origins)
+        super().__init__("\n".join(("these distributions are installed from files outside the workspace:", *lines)))
         self.hint = (
             "Move their sources into the workspace, and have ranks import them from the snapshot: [run] "
             "environment.PYTHONPATH = 'libs/NAME'. Or install a release from an index or by commit (pip install "
@@ -32,18 +32,18 @@ class LocalInstalls(M5Error):
 
 
 def refuse(look: Look, observer: Observer, installation: Digest) -> None:
-    """Raise LocalInstalls, unless what is installed (`installation` changes with it) passed before."""
+    """Raise LocalInstalls for local installs. The index remembers the `installation` (a digest) that passed."""
     wanted = look.settings.environment
     mark = look.repo.objects.digest(repr((installation, wanted.allow_local, wanted.image)).encode())
     if mark in look.index.marks(_PASSED):
         return
-    if found := local(observer.origins(wanted.image), wanted.allow_local):
-        raise LocalInstalls(found)
+    if refused := local(observer.origins(wanted.image), wanted.allow_local):
+        raise LocalInstalls(refused)
     look.index.remember_marks(_PASSED, {mark})
 
 
 def local(origins: Mapping[str, Origin], allowed: Sequence[str]) -> dict[str, Origin]:
-    """Return what is installed from outside the workspace, and is not allowed by a pattern of names."""
+    """Return the distributions that are installed from outside the workspace, and match no allowed pattern."""
     patterns = [pattern.lower().replace("_", "-").replace(".", "-") for pattern in allowed]
     return {
         name: origin

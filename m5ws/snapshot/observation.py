@@ -1,7 +1,7 @@
-"""Looks that begin before they are asked for, so that waits overlap.
+"""Observations in the background, so that waits overlap.
 
-At a working tree, so that git works while Python imports: the first answer is of a moment after the look was begun,
-every later one is asked for anew. And at this machine, so that torch is asked while files are uploaded.
+Git compares the working tree while Python imports modules; the result is used once, and later calls start git again.
+The observation of this machine starts a process with torch while files are uploaded.
 """
 
 import threading
@@ -16,15 +16,15 @@ from m5ws.snapshot.sources.interface import Glance, SourceControl, SourceState
 
 
 class Ahead:
-    """`SourceControl`, asked for a glance at `root` at once.
+    """`SourceControl` that starts a glance at `root` at once.
 
-    `seen` says that the workspace was looked at before; if not, no glance spares the look, and that is begun too.
+    `seen`: the workspace was captured before. Otherwise no glance can be used, and the full state is started too.
     """
 
     def __init__(self, source: SourceControl, root: Path, *, seen: bool = True) -> None:
         self._source = source
         self._root = root
-        # Begun here: a thread would wait for its turn, while this one imports, before each of git's processes.
+        # Not in a thread: it would wait for the interpreter's lock before each of git's processes.
         self._glancing: Callable[[], Glance | None] | None = source.glance(root)
         self._state: Future[SourceState] | None = None
         if not seen:
@@ -33,38 +33,35 @@ class Ahead:
             pool.shutdown(wait=False)
 
     def glance(self, root: Path) -> Callable[[], Glance | None]:
-        """As `SourceControl.glance`; raises what that raises."""
+        """As `SourceControl.glance`, with its errors."""
         ahead, self._glancing = self._glancing, None
         return ahead if ahead is not None and root == self._root else self._source.glance(root)
 
     def state(self, root: Path) -> SourceState:
-        """As `SourceControl.state`; raises what that raises. What was asked ahead is returned once."""
+        """As `SourceControl.state`, with its errors. The state from the background is returned once."""
         state, self._state = self._state, None
         return state.result() if state is not None and root == self._root else self._source.state(root)
 
 
 class Observation:
-    """What `observer` says of this machine, asked once and kept by `keep`, from `begin` on.
-
-    Safe to begin in any thread.
-    """
+    """The observed environment of this machine, stored by `keep`. `begin` starts it once, from any thread."""
 
     def __init__(self, observer: Observer, variables: Mapping[str, str], keep: Callable[[Observed], Digest]) -> None:
         self._observer = observer
         self._variables = variables
         self._keep = keep
         self._lock = threading.Lock()
-        self._found: Future[Digest] | None = None
+        self._digest: Future[Digest] | None = None
 
     def begin(self) -> Future[Digest]:
-        """Begin, unless that was done, and return what is to come."""
+        """Start the observation, unless it was started, and return the future digest of its record."""
         with self._lock:
-            if self._found is None:
+            if self._digest is None:
                 pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-observe")
-                self._found = pool.submit(lambda: self._keep(self._observer.observe(self._variables)))
+                self._digest = pool.submit(lambda: self._keep(self._observer.observe(self._variables)))
                 pool.shutdown(wait=False)
-            return self._found
+            return self._digest
 
     def result(self) -> Digest:
-        """Return what it was kept as; raises as `Observer.observe` and `keep`."""
+        """Return the digest of the record. Raises as `Observer.observe` and `keep`."""
         return self.begin().result()

@@ -1,4 +1,4 @@
-"""Which part of a snapshot each file belongs to. Pure: nothing is read here.
+"""Partition of the workspace's files into the parts of a snapshot. No content is read here.
 
 Every path is in exactly one part: tokenizer before data before config before code. So the trees are disjoint, and
 materialised together they are the workspace.
@@ -22,7 +22,7 @@ _INTERNAL = (b".dvc/cache/", b".dvc/tmp/", b".dvc/config.local")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What is pinned by content under `path`: its files, and what tracks it if another tool does."""
+    """Files under `path` that are pinned by content, and the dataset if another tool tracks them."""
 
     path: bytes
     files: tuple[SourceFile, ...]
@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Every captured file, by part; `datasets` are claims with the files that are left to them."""
+    """Every captured file, by part. `datasets` have the files that no other part has."""
 
     code: tuple[SourceFile, ...]
     config: tuple[SourceFile, ...]
@@ -43,34 +43,36 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_paths(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
-    """Return [data] paths that no tracked dataset covers already. Raises ConfigError where one lies in another."""
+    """Return [data] paths that no tracked dataset covers. Raises ConfigError if a path is inside another one."""
     paths = tuple(sorted({tree_path(path) for path in settings.data.paths}))
     for path in paths:
         outer = next((other for other in paths if path.startswith(other + b"/")), None)
         if outer is not None:
-            raise ConfigError(f"[data] paths: {os.fsdecode(path)!r} lies in {os.fsdecode(outer)!r}: name one of them")
+            raise ConfigError(
+                f"[data] paths: {os.fsdecode(path)!r} is inside {os.fsdecode(outer)!r}. Name one of them."
+            )
     covers = [dataset.path for dataset in tracked]
     return tuple(path for path in paths if not any(path == cover or path.startswith(cover + b"/") for cover in covers))
 
 
 def tree_path(path: str) -> bytes:
-    """Return a path of m5ws.toml as trees have it."""
+    """Return a path of m5ws.toml in the form of tree paths."""
     return os.fsencode(posixpath.normpath(path))
 
 
 def roots(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
     """Return every path whose files are pinned by content: those of tracked datasets, [data] paths, the tokenizer."""
-    found = list(tracked)
+    datasets = list(tracked)
     own = (tree_path(settings.tokenizer.path),) if settings.tokenizer.path is not None else ()
-    return (*(dataset.path for dataset in found), *data_paths(settings, found), *own)
+    return (*(dataset.path for dataset in datasets), *data_paths(settings, datasets), *own)
 
 
 def divide(
     root: Path, settings: Settings, state: SourceState, tokenizer: Claim | None, claims: Sequence[Claim]
 ) -> Parts:
-    """Return every captured file, by part. `claims` are datasets; tracked ones count before [data] paths.
+    """Return every captured file, by part. `claims` are datasets; tracked ones come before [data] paths.
 
-    Raises NotFound if a config file that m5ws.toml names is not there.
+    Raises NotFound if m5ws.toml names a config file that does not exist.
     """
     paths = tuple(claim.path for claim in claims) + ((tokenizer.path,) if tokenizer else ())
     config = config_files(root, settings.config, state.files, paths)
@@ -90,13 +92,13 @@ def divide(
 
 
 def pinned(tokenizer: Claim | None, claims: Sequence[Claim]) -> tuple[tuple[SourceFile, ...] | None, tuple[Claim, ...]]:
-    """Return the files of the tokenizer, and the datasets with those that are left to them. Raises NotFound."""
+    """Return the tokenizer's files, and the datasets without files of other parts. Raises NotFound."""
     ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
     return _tokenizer_files(tokenizer, ordered), tuple(_datasets(tokenizer, ordered))
 
 
 def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_result]) -> tuple[SourceFile, ...]:
-    """Return files of the workspace; one call for each of tens of thousands, so that it is spelt out."""
+    """Return files of the workspace. Each of tens of thousands of files would cost a call of `os.fsdecode`."""
     prefix, encoding, errors = os.path.join(root, ""), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
     return tuple(
         [SourceFile(path=path, location=prefix + str(path, encoding, errors), found=stats.get(path)) for path in paths]
@@ -104,24 +106,24 @@ def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_r
 
 
 def _tokenizer_files(tokenizer: Claim | None, pinned: Sequence[Claim]) -> tuple[SourceFile, ...] | None:
-    """Return the tokenizer's files, also those that a dataset brings. Raises NotFound if there is none."""
+    """Return the tokenizer's files, also those in datasets. Raises NotFound if there is none."""
     if tokenizer is None:
         return None
-    found = {file.path: file for claim in pinned for file in claim.files if tokenizer.holds(file.path)}
-    found |= {file.path: file for file in tokenizer.files if file.path not in found}
-    if not found:
+    files = {file.path: file for claim in pinned for file in claim.files if tokenizer.holds(file.path)}
+    files |= {file.path: file for file in tokenizer.files if file.path not in files}
+    if not files:
         raise NotFound(
-            f"[tokenizer] path: there is no file at {os.fsdecode(tokenizer.path)!r}",
-            hint="Make the tokenizer first, or correct m5ws.toml.",
+            f"[tokenizer] path: {os.fsdecode(tokenizer.path)!r} has no file",
+            hint="Add the tokenizer, or correct m5ws.toml.",
         )
-    return tuple(found[path] for path in sorted(found))
+    return tuple(files[path] for path in sorted(files))
 
 
 def _datasets(tokenizer: Claim | None, pinned: Sequence[Claim]) -> Iterable[Claim]:
-    """Yield each dataset with the files that no part before it has; one that keeps none is no dataset."""
+    """Yield each dataset with the files that no earlier part has. A dataset that loses all of its files is omitted."""
     before: list[Claim] = [tokenizer] if tokenizer is not None else []
     for claim in pinned:
-        left = tuple(file for file in claim.files if not any(other.holds(file.path) for other in before))
+        left = tuple(file for file in claim.files if not any(part.holds(file.path) for part in before))
         if left or not claim.files:
             yield msgspec.structs.replace(claim, files=left)
         before.append(claim)
@@ -130,12 +132,13 @@ def _datasets(tokenizer: Claim | None, pinned: Sequence[Claim]) -> Iterable[Clai
 def config_files(
     root: Path, settings: ConfigSettings, files: Sequence[bytes], elsewhere: Sequence[bytes]
 ) -> tuple[SourceFile, ...]:
-    """Return config files, links followed, but none that is `elsewhere` or below.
+    """Return config files, with links resolved, but none at or below `elsewhere`.
 
-    One that is written out counts even where git ignores it. Raises NotFound if one that m5ws.toml names is not there.
+    A name without special characters counts even if git ignores the file. Raises NotFound if no file has a name or
+    pattern of m5ws.toml.
     """
     under = _under(elsewhere)
-    found: dict[bytes, SourceFile] = {}
+    configs: dict[bytes, SourceFile] = {}
     for pattern in settings.files:
         if patterns.is_glob(pattern):
             matches = patterns.naming([pattern])
@@ -144,16 +147,16 @@ def config_files(
             path = tree_path(pattern)
             paths = [path] if os.path.isfile(os.path.join(root, os.fsdecode(path))) else []
         if not paths and settings != ConfigSettings():
-            raise NotFound(f"[config] files: no file is {pattern!r}", hint="Correct m5ws.toml, or add the file.")
+            raise NotFound(f"[config] files: no file matches {pattern!r}", hint="Correct m5ws.toml, or add the file.")
         for path in paths:
             location = os.path.realpath(os.path.join(root, os.fsdecode(path)))
             if not under(path) and os.path.isfile(location):
-                found[path] = SourceFile(path=path, location=location)
-    return tuple(found[path] for path in sorted(found))
+                configs[path] = SourceFile(path=path, location=location)
+    return tuple(configs[path] for path in sorted(configs))
 
 
 def _store_folder(root: Path, settings: Settings) -> tuple[bytes, ...]:
-    """Return the store's folder, if it is in the workspace: a store does not hold itself."""
+    """Return the store's folder if it is in the workspace: a store does not contain itself."""
     store = settings.store.url
     inside = "" if "://" in store else os.path.relpath(os.path.join(root, store), root)
     return () if not inside or inside == "." or inside.startswith("..") else (os.fsencode(inside) + b"/",)

@@ -1,6 +1,6 @@
-"""Which paths a setting names: gitignore-style patterns, as https://git-scm.com/docs/gitignore has them.
+"""Paths that match a setting: gitignore-style patterns, by the rules of https://git-scm.com/docs/gitignore.
 
-Most settings are plain names; those are compared without the library that knows the rest.
+Most settings are plain names. They are compared as text, and the pathspec library is imported only for patterns.
 """
 
 import os
@@ -12,14 +12,14 @@ _SPECIAL = frozenset("*?[\\!#")
 
 
 def ignoring(patterns: Sequence[str]) -> Matcher:
-    """Return what matches as a `.gitignore` in the workspace's root would: at any depth, unless a `/` anchors it."""
+    """Return a matcher with the rules of a `.gitignore` in the root: at any depth, unless a `/` anchors a pattern."""
     return _compiled(patterns) if patterns else _nothing
 
 
 def naming(patterns: Sequence[str]) -> Matcher:
-    """Return what matches paths from the workspace's root on; a folder's pattern matches all below it.
+    """Return a matcher of paths from the workspace's root on. The pattern of a folder matches all files below it.
 
-    A path that is written out in full matches even where it holds a pattern's special characters.
+    An exact path matches even if it contains special characters of patterns.
     """
     literal = frozenset(os.fsencode(pattern.strip("/")) for pattern in patterns)
     folders = tuple(name + b"/" for name in literal)
@@ -29,7 +29,7 @@ def naming(patterns: Sequence[str]) -> Matcher:
 
 
 def is_glob(pattern: str) -> bool:
-    """Return whether a pattern has characters that stand for others."""
+    """Return True if a pattern has special characters."""
     return not _SPECIAL.isdisjoint(pattern)
 
 

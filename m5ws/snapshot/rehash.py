@@ -1,6 +1,6 @@
-"""Files that a snapshot would take for unchanged, read again: a change that left no trace in their stamps is found.
+"""Rehash of the files that a snapshot would take for unchanged. Detects changes that did not change a file's stamp.
 
-Reads only. What a file of other stamps holds is nobody's concern: the next snapshot reads it anyway.
+Reads only. Files with a changed stamp are skipped, because the next snapshot reads them anyway.
 """
 
 import os
@@ -17,7 +17,7 @@ from m5ws.repository.objects import Objects
 
 
 class Rehashed(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `files` were read; the paths of those that are `stale`: their content is not the remembered one."""
+    """Number of `files` that were read, and paths of the `stale` ones, whose content differs from the index."""
 
     files: int = 0
     size_bytes: int = 0
@@ -25,7 +25,7 @@ class Rehashed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(objects: Objects, index_path: Path, progress: Progress | None = None) -> Rehashed:
-    """Read each file that the index in `index_path` knows, and that has the stamps it is known by."""
+    """Read each file in the index at `index_path` that still has its recorded stamp."""
     files, size_bytes, stale = 0, 0, list[str]()
     with Index(index_path) as index:
         remembered = sorted(index.remembered(), key=lambda known: known[0])
@@ -42,7 +42,7 @@ def read(objects: Objects, index_path: Path, progress: Progress | None = None) -
 
 
 def _is_same(objects: Objects, location: bytes, seen: Stamp, known: Digest | tuple[Slice, ...]) -> bool | None:
-    """Return True if a file has the content it is known by, None if its stamps are others, or it cannot be read."""
+    """Return True if a file has the recorded content, None if its stamp has changed or it cannot be read."""
     try:
         with open(location, "rb") as file:
             if stamp(os.fstat(file.fileno())) != seen:
@@ -51,7 +51,7 @@ def _is_same(objects: Objects, location: bytes, seen: Stamp, known: Digest | tup
                 same = all(objects.digest(file.read(part.size_bytes)) == part.digest for part in known)
             else:
                 same = objects.digest(file.read()) == known
-            # A change that leaves a trace, at this moment, is none of the others.
+            # A change during the read changes the stamp, so the file does not count as stale.
             return same if stamp(os.fstat(file.fileno())) == seen else None
     except OSError:
         return None

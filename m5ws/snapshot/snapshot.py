@@ -1,7 +1,7 @@
-"""`snapshot`: everything a run is a function of, as it is now, under one digest.
+"""`snapshot`: the current inputs of a run, under one digest.
 
-`capture` makes every byte of the workspace durable and publishes nothing; `take` publishes. What is captured is the
-workspace at one moment: if anything moved meanwhile, it is captured again or not at all.
+`capture` makes every byte of the workspace durable and publishes nothing; `take` publishes. A snapshot has the state
+of the workspace at one moment: after a change during the capture, the capture is retried, and fails in the end.
 """
 
 import os
@@ -33,14 +33,14 @@ from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
 _ATTEMPTS = 3
-_SAID = "annotated"
-_SAID_LIMIT = 256
+_ANNOTATED = "annotated"
+_ANNOTATED_LIMIT = 256
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot whose bytes are durable (on a dry run: would be), and what is to be said about it.
+    """A snapshot whose bytes are durable (not on a dry run), and its annotation.
 
-    `new_bytes` is what the store did not have. `annotated`: a published annotation says all of it already.
+    `new_bytes` is the size of the objects that the store did not have. `annotated`: the annotation is published.
     """
 
     id: Digest
@@ -67,7 +67,7 @@ def take(
 ) -> Captured:
     """Capture the workspace, publish the snapshot and return it. Raises as `capture` does.
 
-    A snapshot that is published already gets another annotation only if there is something new to say.
+    A published snapshot gets another annotation only with new information.
     """
 
     def attempt() -> Captured:
@@ -95,11 +95,11 @@ def capture(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Captured:
-    """Make everything that the workspace at `root` pins durable, and return the snapshot; it is not published.
+    """Make all parts of the workspace at `root` durable, and return the snapshot, which is not published.
 
-    A dry run writes nothing to the store and does not observe the machine. Raises SecretsFound, LinksOutside,
-    NotTheContent, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace does not
-    hold still.
+    A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound, LinksOutside,
+    NotTheContent, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace keeps
+    changing.
     """
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
@@ -129,13 +129,13 @@ def capture(
                 trouble = error
             else:
                 return _captured(look, observer, contents, message)
-    raise FileChanged(f"the workspace does not hold still: {trouble}") from trouble
+    raise FileChanged(f"the workspace changed during each of {_ATTEMPTS} captures: {trouble}") from trouble
 
 
 @contextmanager
-def _staging(home: Path) -> Iterator[Path]:
-    """Yield a folder for what must be fetched; it is made when something is, and removed at the end."""
-    staging = Path(os.path.realpath(home)) / f"fetch-{os.getpid()}-{os.urandom(4).hex()}"
+def _staging(parent: Path) -> Iterator[Path]:
+    """Yield a folder for fetched datasets. The first fetch makes it, and it is removed at the end."""
+    staging = Path(os.path.realpath(parent)) / f"fetch-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         yield staging
     finally:
@@ -155,16 +155,16 @@ def _captured(look: Look, observer: Observer, contents: Contents, message: str |
         determinism=look.settings.determinism,
     )
     snapshot_id = look.repo.objects.digest(codec.encode(snapshot))
-    said = None if message else _said_before(look, snapshot_id, snapshot)
+    published = None if message else _published_annotation(look, snapshot_id, snapshot)
     return Captured(
         id=snapshot_id,
         snapshot=snapshot,
-        annotation=said or _annotation(look, contents, message, snapshot_id),
+        annotation=published or _annotation(look, contents, message, snapshot_id),
         files=contents.files,
         size_bytes=contents.size_bytes,
         new_bytes=contents.new_bytes,
         unchanged=contents.unchanged,
-        annotated=said is not None,
+        annotated=published is not None,
     )
 
 
@@ -175,15 +175,15 @@ def _declared(look: Look, observer: Observer) -> Declared:
 
 
 def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id: Digest) -> Annotation:
-    """Return what is said about a snapshot, credentials blotted out; the observed environment is made durable."""
+    """Return a new annotation, with credentials masked. The observed environment is made durable."""
     from m5ws import secret_scan
 
     state = contents.state
     observed = None
     if not look.dry_run:
         observed = look.observation.result()
-        recent = sorted(look.index.marks(_SAID))[-_SAID_LIMIT:]
-        look.index.remember_marks(_SAID, {*recent, f"{_installation(look)}:{snapshot_id}"})
+        recent = sorted(look.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
+        look.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(look)}:{snapshot_id}"})
     return Annotation(
         created_s=time.time(),
         author=state.author,
@@ -195,26 +195,29 @@ def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id
     )
 
 
-def _said_before(look: Look, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
-    """Return the newest annotation of a snapshot that was taken from here, with all that is installed as it is now.
+def _published_annotation(look: Look, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
+    """Return the newest annotation of a snapshot that this workspace took with the same installed distributions.
 
-    It must say where small files lie now: packs that were lost may have been replaced by others. Looking at a machine
-    costs more than the rest of an unchanged snapshot; each attempt of a run looks anyway.
+    None if its packings are not the current ones: lost packs may have been replaced. An observation of the machine
+    costs more than the rest of an unchanged snapshot, and each attempt of a run makes one anyway.
     """
-    if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_SAID):
+    if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_ANNOTATED):
         return None
-    said = snapshots.annotations(look.repo, snapshot_id)
+    annotations = snapshots.annotations(look.repo, snapshot_id)
     if not look.dry_run:
-        # The newest is what is read first.
+        # Readers begin with the newest annotation.
         packings = snapshots.packings(look.repo, snapshot)
-        said = said[-1:] if said and said[-1].packings == packings else []
-    # What gc took away from under a publication that was late, or a disk lost, is written again.
-    needed = {snapshot_id: 0} | ({said[-1].observed: 0} if said and said[-1].observed is not None else {})
-    return said[-1] if said and not presence.missing(look.repo.objects, needed) else None
+        annotations = annotations[-1:] if annotations and annotations[-1].packings == packings else []
+    if not annotations:
+        return None
+    newest = annotations[-1]
+    # Records that gc deleted during a late publication, or that a disk lost, are written again.
+    needed = {snapshot_id: 0} | ({newest.observed: 0} if newest.observed is not None else {})
+    return newest if not presence.missing(look.repo.objects, needed) else None
 
 
 def _installation(look: Look) -> Digest:
-    """Return a digest that changes when this interpreter, what is installed for it, or the kernel does."""
+    """Return a digest of the interpreter, the times of its package folders, and the kernel release."""
     folders = [
         (path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages") and os.path.isdir(path)
     ]

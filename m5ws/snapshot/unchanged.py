@@ -1,8 +1,8 @@
-"""Code and config that are as they were at an earlier look: known from one glance, without naming a file.
+"""Unchanged code and config: known from one glance at the working tree, without a list of files.
 
-What a glance does not cover is looked at each time: config files that links lead to, and all that is pinned by content
-(the tokenizer, data). A look is remembered only if source control would show any change since: both glances, before
-the first look and after the last, are equal, and the code's files have the stamps that they had when they were read.
+A glance does not cover targets of linked config files, nor the tokenizer and data, so they are compared each time. A
+capture is remembered only if source control would show any later change. That is: the glances before and after the
+capture are equal, and the code's files have the stamps with which they were read.
 """
 
 import os
@@ -27,7 +27,7 @@ _INDEX_TICK_NS = 2_000_000_000
 
 
 class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workspace was when `key` was its glance and its settings."""
+    """State of the workspace at the glance and with the settings whose digest is `key`."""
 
     key: Digest
     state: SourceState
@@ -38,7 +38,7 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Code and config as they were written before, and what source control said then, but for the names of files."""
+    """Stored code and config of an earlier capture, and the state of source control then, without file names."""
 
     state: SourceState
     dirty: bool
@@ -49,7 +49,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recall(look: Look, glance: Glance | None) -> Kept | None:
-    """Return what is remembered of this very workspace, if all of it is in the store; else None."""
+    """Return the earlier capture of the unchanged workspace if the store has all of it, else None."""
     if glance is None or not (note := look.index.note(_NOTE)):
         return None
     try:
@@ -80,7 +80,7 @@ def remember(
     pins: Sequence[TrackedDataset],
     began_ns: int,
 ) -> None:
-    """Remember a look that began at `began_ns` (wall clock) after `glance`, if any change since would show."""
+    """Remember a capture that began at `began_ns` (wall clock) after `glance`, if any later change would show."""
     late = glance.indexed_ns + _INDEX_TICK_NS >= began_ns
     if look.dry_run or late or not contents.state.glanceable or not _covered(look, divided, pins):
         return
@@ -103,13 +103,13 @@ def remember(
 
 
 def _covered(look: Look, divided: partition.Parts, pins: Sequence[TrackedDataset]) -> bool:
-    """Return whether no link leads from a config file or a pin to what a glance does not see."""
+    """Return True if no config file and no pin is a link to a file that a glance does not cover."""
     links = any(os.path.islink(os.path.join(look.root, os.fsdecode(pin.pin))) for pin in pins)
     return not links and all(os.fspath(file.location) == _place(look, file.path) for file in divided.config)
 
 
 def _config(look: Look, known: _Remembered) -> tuple[SourceFile, ...] | None:
-    """Return the config files, if they are those that are remembered."""
+    """Return the config files if they are the remembered ones, else None."""
     names = tuple(path for path, _ in known.config)
     try:
         files = partition.config_files(
@@ -126,5 +126,5 @@ def _place(look: Look, path: bytes) -> str:
 
 
 def _key(look: Look, glance: Glance) -> Digest:
-    where = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
-    return look.repo.objects.digest(codec.encode_plain((*where, glance.said)))
+    settings = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
+    return look.repo.objects.digest(codec.encode_plain((*settings, glance.outputs)))

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from m5ws.environment.observe.machine import Machine
-from m5ws.environment.observe.observing import Orders
-from m5ws.environment.observe.remote import NotObserved, ObservedElsewhere
+from m5ws.environment.observe.observing import ObserveRequest
+from m5ws.environment.observe.remote import NotObserved, RemoteObserver
 from m5ws.environment.rebuild.containers import Container, Containers, NoEngine
 from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
@@ -66,7 +66,7 @@ def _containers(
     folder: Path, environment: Mapping[str, str], launcher: Callable[..., Launcher] = LocalLauncher
 ) -> Containers:
     here = Machine(root=folder)
-    return Containers(folder / "kept", (folder,), environment, launcher, here, Orders(root=str(folder)))
+    return Containers(folder / "kept", (folder,), environment, launcher, here, ObserveRequest(root=str(folder)))
 
 
 def test_a_launch_is_given_the_variables_of_the_host_but_for_those_that_tell_of_it(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_environment_without_what_m5ws_needs_is_named(tmp_path: Path) -> None
     def command(words: tuple[str, ...], _: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
         return (sys.executable, "-I", "-S", *words[1:]), {}
 
-    there = ObservedElsewhere(Machine(root=tmp_path), command, "python3", Orders(root="/"), "container of it")
+    there = RemoteObserver(Machine(root=tmp_path), command, "python3", ObserveRequest(root="/"), "container of it")
     with pytest.raises(NotObserved, match=r"container of it.*No module named") as raised:
         there.observe({})
     assert "pip install" in raised.value.hint

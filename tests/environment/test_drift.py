@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import describe, drift, mistaken, pairs, rule, rules, unmet, worst
+from m5ws.environment.drift import conflicts, describe, drift, pairs, rule, rules, unmet, worst
 from m5ws.environment.observe.torch_facts import NAMES
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
@@ -252,7 +252,7 @@ def test_a_loaded_library_that_is_not_the_installed_one_is_named(
     fact: str, loaded: str, distribution: str, installed: str, told: str | None
 ) -> None:
     here = Observed(facts={fact: loaded}, distributions={distribution: installed})
-    found = [(change.name, change.old, change.new, change.rating) for change in mistaken(here)]
+    found = [(change.name, change.old, change.new, change.rating) for change in conflicts(here)]
     assert found == ([] if told is None else [(f"loaded {fact}", installed, told, "can")])
     # Between two environments it counts only where it was not so before.
     assert not any(change.name.startswith("loaded ") for change in drift(here, here))

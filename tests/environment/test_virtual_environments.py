@@ -15,7 +15,7 @@ import pytest
 
 from m5ws.environment.observe import own_package
 from m5ws.environment.observe.machine import Machine
-from m5ws.environment.observe.observing import Orders
+from m5ws.environment.observe.observing import ObserveRequest
 from m5ws.environment.rebuild import interpreters
 from m5ws.environment.rebuild.interpreters import NoPython
 from m5ws.environment.rebuild.pip import NotInstalled
@@ -57,7 +57,7 @@ class Shop:
 
     def build(self, recipe: Recipe, code: Mapping[str, str] | None = None) -> Path:
         """Return the interpreter of the recipe's environment."""
-        orders = Orders(root=str(self.root))
+        orders = ObserveRequest(root=str(self.root))
         kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Machine(root=self.root), orders)
         return Path(kept.build(recipe, lambda target: write(target, code or {})).python)
 
@@ -122,7 +122,7 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
         says(python, "import tools; print(tools.A, tools.__file__)")
         == f"7 {python.parents[1]}/lib/python{_MINOR}/site-packages/tools.py"
     )
-    orders = Orders(root=str(shop.root), copied=str(python.parents[2] / "code"))
+    orders = ObserveRequest(root=str(shop.root), copied=str(python.parents[2] / "code"))
     asked = (
         "import json; from pathlib import Path; from m5ws.environment.observe import distributions;"
         f"print(distributions.origins(Path({orders.root!r}), Path({orders.copied!r}))['tools'])"
@@ -135,7 +135,7 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
 
 def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: Path) -> None:
     kept = VirtualEnvironments(
-        shop.kept, shop.environment, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root))
+        shop.kept, shop.environment, LocalLauncher, Machine(root=shop.root), ObserveRequest(root=str(shop.root))
     )
     made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
     write(
@@ -176,7 +176,7 @@ def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
 def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
     inside = shop.root / "cache"
     with pytest.raises(UsageError, match=re.escape(str(inside))):
-        VirtualEnvironments(inside, {}, LocalLauncher, Machine(root=shop.root), Orders(root=str(shop.root)))
+        VirtualEnvironments(inside, {}, LocalLauncher, Machine(root=shop.root), ObserveRequest(root=str(shop.root)))
 
 
 def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_glance_that_was_begun_ahead_is_taken_once_and_only_where_it_was_begun
     linked = tmp_path / "linked"
     git(tree, "worktree", "add", "-q", str(linked))
     before = glance(tree)
-    git_start.begin_ahead(str(tree), os.environ)
+    git_start.start_early(str(tree), os.environ)
     (tree / "outer.py").write_text("p")
     assert glance(linked) != before
     assert glance(tree) != before
-    git_start.begin_ahead(str(tree), os.environ)
+    git_start.start_early(str(tree), os.environ)
     assert Git({**os.environ, "GIT_CONFIG_COUNT": "0"}).glance(tree)() is not None
-    git_start.begin_ahead(str(tmp_path), os.environ)
+    git_start.start_early(str(tmp_path), os.environ)
     assert Git().glance(tmp_path)() is None

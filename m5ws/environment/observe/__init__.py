@@ -1,1 +1,1 @@
-"""Facts of this machine and of its Python, or of another environment."""
+"""Observation of this machine and its Python, or of another environment."""

@@ -1,7 +1,7 @@
-"""Installed Python distributions: their versions, and where those came from that no index gave.
+"""Installed Python distributions: their versions, and the origins of those that do not come from an index.
 
-m5ws itself is no code of a run's: wherever it is installed from, its version and a digest of what ranks load of it
-are facts of their own (own_package.py).
+m5ws is not part of a run's code, so its origin does not count. Its version and a digest of its code in ranks are
+separate facts (own_package.py).
 """
 
 import hashlib
@@ -34,40 +34,40 @@ _SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
 
 
 def installed() -> dict[str, str]:
-    """Return each distribution's normalised name (PEP 503) and version, as imports of this interpreter see it."""
+    """Return the version of each distribution that this interpreter imports, by normalised name (PEP 503)."""
     return {name: version for name, (version, _) in sorted(_first().items())}
 
 
 def origins(*roots: Path) -> dict[str, Origin]:
-    """Return where distributions came from that no index gave by its name, but for m5ws.
+    """Return the origins of distributions that do not come from an index by name, without m5ws.
 
-    What lies inside one of `roots` (a workspace, or a copy of one) is named by its path there.
+    A source inside one of `roots` (a workspace, or a copy of one) is named by its path there.
     """
-    found = {name: _origin(one) for name, (_, one) in sorted(_first().items()) if name != own_package.NAME}
-    return {name: _placed(origin, roots) for name, origin in found.items() if origin is not None}
+    known = {name: _origin(installed) for name, (_, installed) in sorted(_first().items()) if name != own_package.NAME}
+    return {name: _placed(origin, roots) for name, origin in known.items() if origin is not None}
 
 
 def provides() -> dict[str, tuple[str, ...]]:
-    """Return the modules and folders of each distribution that lists its files, as `Observed.provides` has them.
+    """Return the modules and folders of each distribution that lists its files, in the form of `Observed.provides`.
 
     An editable install lists none. https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """
-    found = {name: _listed(distribution) for name, (_, distribution) in sorted(_first().items())}
-    every = {place for places in found.values() for place in places}
-    owners = Counter(top for places in found.values() for top in {place.partition("/")[0] for place in places})
-    # Of a folder that distributions share, each has its own parts, unless the folder is a module itself.
+    listed = {name: _listed(distribution) for name, (_, distribution) in sorted(_first().items())}
+    every = {place for places in listed.values() for place in places}
+    owners = Counter(top for places in listed.values() for top in {place.partition("/")[0] for place in places})
+    # In a folder that distributions share, each has its own parts, unless the folder is a module itself.
     whole = {top for top, count in owners.items() if top and (count == 1 or f"{top}/__init__" in every)}
 
     def named(place: str) -> str:
         return top if (top := place.partition("/")[0]) in whole else place
 
-    return {name: tuple(sorted(set(map(named, places)))) for name, places in found.items() if places}
+    return {name: tuple(sorted(set(map(named, places)))) for name, places in listed.items() if places}
 
 
 def _listed(distribution: metadata.Distribution) -> frozenset[str]:
-    """Return the places of a distribution's files, by two parts of their paths at most; none without a list."""
-    where = getattr(distribution, "_path", None)
-    record = where / "RECORD" if isinstance(where, Path) else None
+    """Return the places of a distribution's files, at most two parts of each path; empty without a list."""
+    folder = getattr(distribution, "_path", None)
+    record = folder / "RECORD" if isinstance(folder, Path) else None
     try:
         return _places(record, record.stat().st_mtime_ns) if record is not None else frozenset()
     except OSError:
@@ -76,10 +76,10 @@ def _listed(distribution: metadata.Distribution) -> frozenset[str]:
 
 @cache
 def _places(record: Path, _changed_ns: int) -> frozenset[str]:
-    """Return the places that a list of files names. It is read once in a process, unless it was changed."""
+    """Return the places in a list of files. A process reads the list again only after a change."""
     text = record.read_text(encoding="utf-8", errors="replace")
     modules = (_module(top, below) for top, below in set(_PARTS.findall(text)) if not top.endswith(_NO_CODE))
-    # What a wheel puts beside the folders of modules, as MKL's does, is named from the environment's folder on.
+    # Files beside the folders of modules, as in MKL's wheel, are named by their path in the environment.
     return frozenset({*filter(None, modules), *(f"/{path}" for path in _BESIDE.findall(text))})
 
 
@@ -93,12 +93,12 @@ def _module(top: str, below: str) -> str | None:
 def outside(
     root: Path, environment: Mapping[str, str], known: Mapping[str, Origin] | None = None
 ) -> dict[str, str | None]:
-    """Return facts on code that no snapshot of `root` holds although training may import it; `known` are `origins`.
+    """Return facts about code outside the workspace `root` that training may import; `known` are `origins`.
 
-    `editable.NAME` is the source folder of an editable install, `python.path.outside` the folders on PYTHONPATH,
-    each only if it lies outside the workspace. What is there can change under a pinned version number.
+    `editable.NAME` is the source folder of an editable install, `python.path.outside` the folders on PYTHONPATH, each
+    only if it is outside the workspace. Such code can change under the same version number.
     """
-    found: dict[str, str | None] = {
+    facts: dict[str, str | None] = {
         f"editable.{name}": unquote(urlsplit(origin.url).path)
         for name, origin in (origins(root) if known is None else known).items()
         if origin.kind == "editable" and not origin.inside
@@ -107,24 +107,24 @@ def outside(
     folders = [
         str(path) for path in entries if not _inside(root / path, root) and not own_package.is_copy_of_m5ws(path)
     ]
-    return found | {"python.path.outside": os.pathsep.join(folders) or None}
+    return facts | {"python.path.outside": os.pathsep.join(folders) or None}
 
 
 def _first() -> dict[str, tuple[str, metadata.Distribution]]:
-    """Return versions and distributions by normalised name: the first on the path is the one that is imported."""
-    found: dict[str, tuple[str, metadata.Distribution]] = {}
+    """Return versions and distributions by normalised name: imports use the first one on the path."""
+    first: dict[str, tuple[str, metadata.Distribution]] = {}
     for distribution in metadata.distributions(path=_import_path()):
         name, version = _head(distribution)
         # A half-removed distribution has no name.
         if name:
-            found.setdefault(_normalised(name), (version, distribution))
-    return found
+            first.setdefault(_normalised(name), (version, distribution))
+    return first
 
 
 def _import_path() -> list[str]:
     """Return the folders that imports search, without the private copies of a package.
 
-    An import of setuptools appends `setuptools/_vendor` to `sys.path`: what is installed does not change by it.
+    An import of setuptools appends `setuptools/_vendor` to `sys.path`. That folder does not count as installed.
     """
     folders = [Path(entry).absolute() for entry in sys.path]
     return [
@@ -133,17 +133,17 @@ def _import_path() -> list[str]:
 
 
 def _head(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Return the name and the version that the metadata say; empty where they say none.
+    """Return the name and the version in the metadata, empty if absent.
 
-    `Distribution.metadata` parses descriptions too, each time it is asked: a third of a second for 200 distributions.
+    `Distribution.metadata` would also parse descriptions at each access: a third of a second for 200 distributions.
     """
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
     head = text.partition("\n\n")[0]
-    found = {name.lower(): value for name, value in reversed(_FIELD.findall(head))}
-    if len(found) < 2:  # of another form than any installer writes
+    values = {name.lower(): value for name, value in reversed(_FIELD.findall(head))}
+    if len(values) < 2:  # unusual layout, which no known installer writes
         fields = message_from_string(head)
         return str(fields["Name"] or "").strip(), str(fields["Version"] or "").strip()
-    return found["name"], found["version"]
+    return values["name"], values["version"]
 
 
 def _normalised(name: str) -> str:
@@ -151,20 +151,20 @@ def _normalised(name: str) -> str:
 
 
 def _origin(distribution: metadata.Distribution) -> Origin | None:
-    """Return what the installer noted (direct_url.json); before PEP 610, an egg-info folder lay beside the source."""
+    """Return the origin in direct_url.json, or in an egg-info folder beside the source (before PEP 610)."""
     if (distribution.read_text("INSTALLER") or "").strip() == "conda":
         return Origin(kind="conda")
-    noted = distribution.read_text("direct_url.json")
-    if noted is not None:
-        origin = _noted(noted)
+    direct_url = distribution.read_text("direct_url.json")
+    if direct_url is not None:
+        origin = _direct_origin(direct_url)
         copied = origin is not None and origin.kind == "directory"
         return msgspec.structs.replace(origin, hash=_files(distribution)) if origin is not None and copied else origin
     egg = _egg_folder(distribution)
     return Origin(kind="editable", url=egg.as_uri()) if egg is not None else None
 
 
-def _noted(direct_url: str) -> Origin | None:
-    """Return what direct_url.json says, None if it is none.
+def _direct_origin(direct_url: str) -> Origin | None:
+    """Return the origin in the text of a direct_url.json, None if it is not valid.
 
     https://packaging.python.org/en/latest/specifications/direct-url-data-structure/
     """
@@ -183,7 +183,7 @@ def _noted(direct_url: str) -> Origin | None:
 
 
 def _harmless(url: str) -> str:
-    """Return a URL with no secret in it. A user of SSH without a password is none, and nothing is fetched without."""
+    """Return a URL without secrets. The user name in a URL of SSH is not a secret, and is needed to fetch."""
     return secret_scan.masked(url if _SSH_USER.match(url) else _CREDENTIALS.sub("", url))
 
 
@@ -193,22 +193,22 @@ def _sha256(archive: Mapping[str, Any]) -> str | None:
 
 
 def _files(distribution: metadata.Distribution) -> str | None:
-    """Return a SHA-256 of what was installed, by the hashes that the installer noted; None if it noted none.
+    """Return a SHA-256 of the installed files, by the hashes in the installer's list; None without hashes.
 
-    What an installer adds of its own (`.dist-info`, compiled modules) is left out.
+    Files that the installer adds (`.dist-info`, compiled modules) do not count.
     https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-record-file
     """
     lines = (distribution.read_text("RECORD") or "").splitlines()
-    noted = sorted(line for line in lines if ",sha256=" in line and ".dist-info/" not in line)
-    return hashlib.sha256("\n".join(noted).encode()).hexdigest() if noted else None
+    hashed = sorted(line for line in lines if ",sha256=" in line and ".dist-info/" not in line)
+    return hashlib.sha256("\n".join(hashed).encode()).hexdigest() if hashed else None
 
 
 def _egg_folder(distribution: metadata.Distribution) -> Path | None:
     """Return the source folder of a `setup.py develop` install: egg-info that is not in a site folder."""
-    where = getattr(distribution, "_path", None)
-    if not isinstance(where, Path) or where.suffix != ".egg-info":
+    folder = getattr(distribution, "_path", None)
+    if not isinstance(folder, Path) or folder.suffix != ".egg-info":
         return None
-    return None if {"site-packages", "dist-packages"} & set(where.parts) else where.parent.absolute()
+    return None if {"site-packages", "dist-packages"} & set(folder.parts) else folder.parent.absolute()
 
 
 def _placed(origin: Origin, roots: tuple[Path, ...]) -> Origin:

@@ -1,7 +1,7 @@
-"""Hardware and host, read from /proc, /sys and files that the host's tools leave; no process, no network.
+"""Hardware and host, read from /proc, /sys and files of the host's tools. Starts no process and uses no network.
 
-`system` is where the root of these files is. A file that is absent or not readable is an absent fact: the
-values are evidence, and a failed read must not stop a snapshot.
+`system` is the root folder of these files. A file that is missing or not readable is an absent fact: the values are
+evidence, and a failed read must not stop a snapshot.
 """
 
 import json
@@ -15,11 +15,12 @@ import blake3
 Facts = dict[str, str | None]
 
 IMAGE_VARIABLE = "M5WS_CONTAINER_IMAGE"
-"""Set by who starts a container, to its image by digest: a container cannot see its own image's name."""
+"""Variable with the container's image by digest. The program that starts the container sets it, because no process in
+a container can read the name of its image."""
 
 
 def text(path: Path) -> str | None:
-    """Return a small file's text without surrounding blanks, or None if it cannot be read or is empty."""
+    """Return a small file's text without surrounding blanks, None if it is empty or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip() or None
     except OSError:
@@ -28,14 +29,14 @@ def text(path: Path) -> str | None:
 
 def os_release(system: Path) -> str | None:
     """Return the distribution's name and version (os-release(5), PRETTY_NAME)."""
-    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(system / "etc/os-release") or "", re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(system / "etc/os-release") or "", re.MULTILINE)
+    return match[1] if match else None
 
 
 def cpu(system: Path) -> Facts:
-    """Return model, a digest of the set of instruction-set flags, and the number of CPUs this process may use.
+    """Return the model, a digest of the instruction-set flags, and the number of CPUs that this process may use.
 
-    The model carries family, model and stepping numbers: virtual machines give one name to several chips.
+    The model includes family, model and stepping numbers, because virtual machines use one name for several chips.
     """
     first = (text(system / "proc/cpuinfo") or "").split("\n\n")[0]
     values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
@@ -56,11 +57,11 @@ def _cpu_model(values: Mapping[str, str]) -> str | None:
 
 
 def gpu(system: Path) -> Facts:
-    """Return the NVIDIA driver's version and what GPUs it drives, whether or not this process may use them."""
+    """Return the NVIDIA driver's version, and all GPUs of the driver, also those that this process cannot use."""
     driver = re.search(r"Kernel Module[^\n]*?\s(\d+\.[\d.]+)", text(system / "proc/driver/nvidia/version") or "")
     cards = sorted((system / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = (re.search(r"^Model:\s*(.+)$", text(card) or "", re.MULTILINE) for card in cards)
-    models = [match[1].strip() for match in found if match]
+    matches = (re.search(r"^Model:\s*(.+)$", text(card) or "", re.MULTILINE) for card in cards)
+    models = [match[1].strip() for match in matches if match]
     return {
         "gpu.driver": driver[1] if driver else text(system / "sys/module/nvidia/version"),
         "gpu.model": ", ".join(dict.fromkeys(models)) or None,
@@ -69,17 +70,17 @@ def gpu(system: Path) -> Facts:
 
 
 def container(system: Path, environment: Mapping[str, str]) -> Facts:
-    """Return the engine whose container this is (None outside of one) and the image, where one can tell.
+    """Return the engine of this container (None outside of one) and its image, if known.
 
-    The image is what `M5WS_CONTAINER_IMAGE` says, or Podman's own note, or Apptainer's image file.
+    The image comes from `M5WS_CONTAINER_IMAGE`, from Podman's `.containerenv`, or is Apptainer's image file.
     """
     podman = text(system / "run/.containerenv")
-    noted = dict(re.findall(r'^(image|imageid)="([^"]*)"', podman or "", re.MULTILINE))
+    podman_values = dict(re.findall(r'^(image|imageid)="([^"]*)"', podman or "", re.MULTILINE))
     apptainer = environment.get("APPTAINER_CONTAINER") or environment.get("SINGULARITY_CONTAINER")
     return {
         "container": _engine(system, environment, podman is not None, apptainer is not None),
-        "container.image": environment.get(IMAGE_VARIABLE) or noted.get("image") or apptainer or None,
-        "container.image_id": noted.get("imageid") or None,
+        "container.image": environment.get(IMAGE_VARIABLE) or podman_values.get("image") or apptainer or None,
+        "container.image_id": podman_values.get("imageid") or None,
     }
 
 
@@ -93,12 +94,12 @@ def _engine(system: Path, environment: Mapping[str, str], podman: bool, apptaine
         return "kubernetes"
     if (system / ".dockerenv").exists() or "/docker" in control_groups:
         return "docker"
-    found = re.search(r"containerd|lxc|enroot", control_groups)
-    return found[0] if found else None
+    match = re.search(r"containerd|lxc|enroot", control_groups)
+    return match[0] if match else None
 
 
 def aws(system: Path) -> Facts:
-    """Return AMI and instance type as cloud-init or the firmware wrote them; the metadata service is not asked."""
+    """Return AMI and instance type from files of cloud-init or the firmware, without the metadata service."""
     metadata = _cloud_metadata(system)
     on_ec2 = text(system / "sys/class/dmi/id/sys_vendor") == "Amazon EC2"
     product = text(system / "sys/class/dmi/id/product_name") if on_ec2 else None
@@ -106,7 +107,7 @@ def aws(system: Path) -> Facts:
 
 
 def _cloud_metadata(system: Path) -> dict[str, str]:
-    """Return EC2's metadata out of cloud-init's instance data; empty on any other cloud."""
+    """Return EC2's metadata from cloud-init's instance data, empty on other clouds."""
     try:
         data = json.loads(text(system / "run/cloud-init/instance-data.json") or "{}")
         metadata = data["ds"]["meta_data"]

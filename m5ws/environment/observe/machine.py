@@ -1,8 +1,7 @@
-"""The machine, as the training processes will see it: `Observer`.
+"""`Observer` of this machine, as training processes see it.
 
-Every fact is read, none is guessed: what cannot be found is None. This process imports no torch; what only
-torch can tell is asked of a process of its own (`effective_facts`). What observes is loaded when it is asked, since
-most snapshots only declare.
+Every fact is read, and none is guessed: an unknown fact is None. This process does not import torch; facts that need
+torch come from a separate process (`torch_facts`). Modules are imported on use, because most snapshots only declare.
 """
 
 import os
@@ -29,12 +28,12 @@ _IMAGE_HINT = (
 
 
 class Machine:
-    """Observes and declares environments. `root` is the workspace: code outside it is noted as a fact.
+    """Observes and declares environments. `root` is the workspace; code outside it becomes a fact.
 
-    `copied` is a copy of the workspace that something was installed from. `variable_names` are recorded beyond the
-    built-in ones. `cache` is a directory that remembers what torch said, `base` the environment that training processes
-    inherit, `system` where the machine's /proc, /sys … are. Without `provides` the files of distributions are not
-    listed, which takes a tenth of a second. Raises ConfigError for a variable whose name says that it holds a secret.
+    `copied` is a copy of the workspace from which distributions were installed. `variable_names` are recorded in
+    addition to the built-in ones. `cache` is a directory for facts from torch, `base` the environment that training
+    processes inherit, `system` the root folder of /proc, /sys …. Without `provides` the files of distributions are not
+    listed, which saves a tenth of a second. Raises ConfigError for a variable with the name of a secret.
     """
 
     def __init__(
@@ -59,22 +58,22 @@ class Machine:
         self._provides = provides
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return what is here, with `environment` set over what processes inherit.
+        """Return the observed environment, with `environment` over the variables that processes inherit.
 
-        What torch says (versions, vector capability, visible GPUs) comes from a process that is started for it;
-        the rest is read from the system. With a cache, a second call starts none.
+        Facts from torch (versions, vector capability, visible GPUs) come from a separate process, the rest from the
+        system. With a cache, a second call starts no process.
         """
         from m5ws.environment.observe import distributions, native_libraries, own_package
-        from m5ws.environment.observe.torch_facts import EffectiveFacts
+        from m5ws.environment.observe.torch_facts import TorchFacts
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
         native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
-        effective = EffectiveFacts(self._cache).read(merged, native, installed)
+        effective = TorchFacts(self._cache).read(merged, native, installed)
         origins = distributions.origins(*self._roots)
-        noted = distributions.outside(self._root, merged, origins) | {"m5ws.code": own_package.code()}
-        told = {name: value for name, value in effective.items() if value is not None or name not in native}
-        facts = native | told | noted | variables.facts(self._variables, merged)
+        code = distributions.outside(self._root, merged, origins) | {"m5ws.code": own_package.code()}
+        known = {name: value for name, value in effective.items() if value is not None or name not in native}
+        facts = native | known | code | variables.facts(self._variables, merged)
         return Observed(
             facts=dict(sorted(facts.items())),
             distributions=installed,
@@ -83,9 +82,9 @@ class Machine:
         )
 
     def origins(self, image: str | None) -> dict[str, Origin]:
-        """Return where each installed distribution came from that no index gave, but for m5ws.
+        """Return the origins of installed distributions that do not come from an index, without m5ws.
 
-        Nothing inside a container of `image`, which pins what is installed in it.
+        Empty inside a container of `image`, because the image pins them.
         """
         from m5ws.environment.observe import distributions, hardware
 
@@ -93,12 +92,12 @@ class Machine:
         return {} if image is not None and inside == image else distributions.origins(*self._roots)
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        """Return the lock files that are there, by digest, and the container image, which must be named by digest.
+        """Return the existing lock files, by digest, and the container image, which must be named by digest.
 
-        Raises ConfigError for an image without digest and for a lock file outside the workspace.
+        Raises ConfigError for an image without digest, and for a lock file outside the workspace.
         """
         if image is not None and not _IMAGE.fullmatch(image):
-            raise ConfigError(f"environment.image is {image!r}, which can change its content", hint=_IMAGE_HINT)
+            raise ConfigError(f"environment.image is {image!r}, which has no digest", hint=_IMAGE_HINT)
         locks = {name: digest for name in lock_files if (digest := _lock(root, name)) is not None}
         return Declared(locks=locks, image=image, wanted=self._wanted)
 

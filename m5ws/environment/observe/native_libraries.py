@@ -1,7 +1,7 @@
-"""Native libraries of the network path: EFA's driver, libfabric, aws-ofi-nccl, and the NCCL that is installed.
+"""Native libraries of the network path: EFA's driver, libfabric, aws-ofi-nccl, and the installed NCCL.
 
-They are looked up as the loader would: LD_LIBRARY_PATH, the loader's cache, then Amazon's own folders. What a
-training process has loaded in the end is the rank's to say (`nccl`); this is what it finds before it starts.
+The lookup follows the loader: LD_LIBRARY_PATH, the loader's cache, then Amazon's folders. These are the libraries
+before a launch. A rank records the ones that it loaded (`nccl`).
 """
 
 import os
@@ -44,15 +44,15 @@ def network(environment: Mapping[str, str], system: Path) -> Facts:
 
 def nccl(distributions: Mapping[str, str], environment: Mapping[str, str], system: Path) -> str | None:
     """Return the version of the NCCL that pip installed, or of the library file that the loader would find."""
-    found = sorted(name for name in distributions if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name))
-    if found:
-        return ", ".join(f"{distributions[name]} ({name})" for name in found)
+    names = sorted(name for name in distributions if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name))
+    if names:
+        return ", ".join(f"{distributions[name]} ({name})" for name in names)
     path = _find(("libnccl.so.2",), environment, system)
     return _file_version(path) if path else None
 
 
 def _libfabric(environment: Mapping[str, str], system: Path) -> str | None:
-    """Return libfabric's release as its pkg-config file says; the number in the file's name is the ABI's, not it."""
+    """Return libfabric's release from its pkg-config file. The number in the library's file name is the ABI's."""
     path = _find(("libfabric.so.1", "libfabric.so"), environment, system)
     if path is None:
         return None
@@ -87,10 +87,10 @@ def _find(names: Sequence[str], environment: Mapping[str, str], system: Path) ->
 
 
 def _cached(names: Sequence[str], system: Path) -> Iterator[Path]:
-    """Yield where the loader's cache has `names`; nothing for a system that is not this one."""
+    """Yield the paths of `names` in the loader's cache; nothing for another `system` than this one."""
     program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/usr/bin:/bin")
     if program is None or system != Path("/"):
         return
     listing = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stdout
-    found = dict(re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listing, re.MULTILINE))
-    yield from (Path(found[name]) for name in names if name in found)
+    paths = dict(re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listing, re.MULTILINE))
+    yield from (Path(paths[name]) for name in names if name in paths)

@@ -1,6 +1,6 @@
-"""`python -m m5ws.environment.observe.observing ORDERS`: what an interpreter and its machine are, as one JSON object.
+"""`python -m m5ws.environment.observe.observing REQUEST`: print the observed environment as one JSON object.
 
-For interpreters other than the one that asks, in environments and containers. ORDERS is JSON: what `Machine` takes.
+It runs in rebuilt environments and containers, under their own interpreter. REQUEST is an `ObserveRequest` as JSON.
 """
 
 import sys
@@ -11,7 +11,7 @@ import msgspec
 from m5ws.environment.observe.machine import Machine
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
+class ObserveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of `Machine`, as text."""
 
     root: str
@@ -20,16 +20,16 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     cache: str | None = None
 
 
-def main(orders: Orders) -> bytes:
-    """Return the observed environment, with the variables that this process has."""
+def main(request: ObserveRequest) -> bytes:
+    """Return the observed environment as JSON, with the variables of this process."""
     machine = Machine(
-        root=Path(orders.root),
-        copied=Path(orders.copied) if orders.copied else None,
-        variable_names=orders.variable_names,
-        cache=Path(orders.cache) if orders.cache else None,
+        root=Path(request.root),
+        copied=Path(request.copied) if request.copied else None,
+        variable_names=request.variable_names,
+        cache=Path(request.cache) if request.cache else None,
     )
     return msgspec.json.encode(machine.observe({}))
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(main(msgspec.json.decode(sys.argv[1], type=Orders)) + b"\n")
+    sys.stdout.buffer.write(main(msgspec.json.decode(sys.argv[1], type=ObserveRequest)) + b"\n")

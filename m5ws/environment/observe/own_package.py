@@ -1,7 +1,7 @@
-"""m5ws itself, as ranks have it: a digest of the code that they load, and a copy for environments made again.
+"""The m5ws package in ranks: a digest of the code that they load, and a copy for rebuilt environments.
 
-Supervisor and ranks hand each other records, so they are one m5ws: an environment that is made again has the m5ws
-that makes it, not the one that was pinned (docs/design/0015-environments-made-again.md).
+Supervisor and ranks exchange records, so they need the same m5ws. A rebuilt environment has the m5ws that builds it,
+and not the recorded one (docs/design/0015-environments-made-again.md).
 """
 
 import os
@@ -42,14 +42,14 @@ _NOT_IN_RANKS = frozenset(
 
 @cache
 def code() -> str:
-    """Return a digest of what ranks load of m5ws, by path and content; 16 hex digits."""
+    """Return a digest of the parts of m5ws that ranks load, by path and content; 16 hex digits."""
     return _digest(path for path in _files() if path.parts[0] not in _NOT_IN_RANKS)
 
 
 def copy(folder: Path) -> Path:
-    """Return a folder below `folder` to put on PYTHONPATH that holds this m5ws and nothing else; it is made once.
+    """Return a folder for PYTHONPATH, below `folder`, that contains only this m5ws. It is made once.
 
-    Its entry points are those of the m5ws that is installed.
+    Its entry points are those of the installed m5ws.
     """
     target = folder / f"{NAME}-{_digest(_files())}"
     if target.is_dir():
@@ -62,7 +62,7 @@ def copy(folder: Path) -> Path:
             shutil.copyfile(_PACKAGE / path, draft / NAME / path)
         _describe(draft / f"{NAME}-{m5ws.__version__}.dist-info")
         draft.chmod(0o755)
-        # Whole from here on; another process may have been first, with the same bytes.
+        # Published from here on. If another process was first, its copy has the same bytes.
         with suppress(OSError):
             draft.rename(target)
     finally:
@@ -71,7 +71,7 @@ def copy(folder: Path) -> Path:
 
 
 def is_copy_of_m5ws(folder: Path) -> bool:
-    """Return whether a folder holds m5ws and nothing else, so that it brings no code of a run's."""
+    """Return True if a folder contains only m5ws, and so no code of a run."""
     try:
         names = set(os.listdir(folder))
     except OSError:

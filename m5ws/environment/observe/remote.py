@@ -1,4 +1,4 @@
-"""Looks at environments other than this process's own: `Observer`, asked inside them."""
+"""`Observer` of another environment than this process's own: runs m5ws in it."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -7,59 +7,59 @@ from pathlib import Path
 import msgspec
 
 from m5ws.environment.interface import Observer
-from m5ws.environment.observe.observing import Orders
+from m5ws.environment.observe.observing import ObserveRequest
 from m5ws.errors import M5Error
 from m5ws.records.environment import Declared, Observed, Origin
 
 _TIMEOUT_S = 600.0
 
 Command = Callable[[tuple[str, ...], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
-"""Returns how a Python command line is started there with these variables, and all variables it is started with."""
+"""Function from a Python command line and added variables to the full command line and all of its variables."""
 
 
 class NotObserved(M5Error):
-    """An environment that was made again could not be looked at."""
+    """A rebuilt environment could not be observed."""
 
     exit_code = 3
 
 
-class ObservedElsewhere:
-    """Asks m5ws in another environment. `command` starts it, `orders` are for it; `here` declares.
+class RemoteObserver:
+    """Runs m5ws in another environment. `command` builds its command line, `local` is the observer of this process.
 
-    `name` says how the environment was made, and becomes the fact `rebuilt`.
+    `name` describes the environment, and becomes the fact `rebuilt`.
     """
 
-    def __init__(self, here: Observer, command: Command, python: str, orders: Orders, name: str) -> None:
-        self._here = here
+    def __init__(self, local: Observer, command: Command, python: str, request: ObserveRequest, name: str) -> None:
+        self._local = local
         self._command = command
         self._python = python
-        self._orders = orders
+        self._request = request
         self._name = name
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return what is there, with `environment` set. Raises NotObserved."""
-        orders = msgspec.json.encode(self._orders).decode()
+        """Return the observed environment, with `environment` set. Raises NotObserved."""
+        request = msgspec.json.encode(self._request).decode()
         words, variables = self._command(
-            (self._python, "-P", "-m", "m5ws.environment.observe.observing", orders), environment
+            (self._python, "-P", "-m", "m5ws.environment.observe.observing", request), environment
         )
         try:
             done = subprocess.run(words, env=variables, capture_output=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotObserved(f"{self._name} could not be looked at: {error}") from error
+            raise NotObserved(f"{self._name} could not be observed: {error}") from error
         if done.returncode != 0:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise NotObserved(
-                f"{self._name} could not be looked at: {lines[-1] if lines else f'status {done.returncode}'}",
-                hint="m5ws runs in it too, and needs its own dependencies there: they are installed with `pip install "
-                "m5ws`. `m5ws -v` shows the command.",
+                f"{self._name} could not be observed: {lines[-1] if lines else f'status {done.returncode}'}",
+                hint="m5ws runs in that environment too, and needs its dependencies there: `pip install m5ws` installs "
+                "them. `m5ws -v` shows the command.",
             )
-        found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Observed)
-        return msgspec.structs.replace(found, facts=found.facts | {"rebuilt": self._name})
+        observed = msgspec.json.decode(done.stdout.splitlines()[-1], type=Observed)
+        return msgspec.structs.replace(observed, facts=observed.facts | {"rebuilt": self._name})
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        """As `Observer.declare`, of the workspace here."""
-        return self._here.declare(root, lock_files, image)
+        """As `Observer.declare`, for the workspace on this machine."""
+        return self._local.declare(root, lock_files, image)
 
     def origins(self, image: str | None) -> dict[str, Origin]:
-        """As `Observer.origins`, of this process's interpreter."""
-        return self._here.origins(image)
+        """As `Observer.origins`, for this process's interpreter."""
+        return self._local.origins(image)

@@ -1,8 +1,8 @@
-"""What only a process with torch can tell: its versions, vector capability, devices.
+"""Facts that need a process with torch: versions, vector capability, devices.
 
-`python -m m5ws.training.observe` prints them as one JSON object. It costs seconds, so its answer is kept under
-a digest of everything it depends on; an entry is used only if it is whole, and an unknown variable makes a new
-one: a wrong fact is worse than a slow snapshot.
+`python -m m5ws.training.observe` prints them as one JSON object. It takes seconds, so the facts are cached under a
+digest of all inputs. An entry is used only if its checksum matches, and an unknown variable makes a new entry: a wrong
+fact is worse than a slow snapshot.
 """
 
 import json
@@ -27,8 +27,8 @@ Facts = dict[str, str | None]
 
 _TIMEOUT_S = 300.0
 _KEPT_ENTRIES = 64
-# Variables of terminals, sessions, credentials, runs and m5ws itself: they differ between two calls, and torch reads
-# none.
+# Variables of terminals, sessions, credentials, runs and m5ws. They differ between two calls, and torch reads none of
+# them.
 _IRRELEVANT = (
     "_",
     "PWD",
@@ -67,52 +67,52 @@ NAMES = (
     "onednn",
     "deepspeed",
 )
-"""Facts that only the process can tell; each is None where it cannot. It may tell more."""
+"""Facts that only the process has; each is None if unknown. Its output may have more facts."""
 
 
-class EffectiveFacts:
-    """Asks a process of its own, or `cache`, a directory; None keeps nothing."""
+class TorchFacts:
+    """Facts from a separate process, cached in the directory `cache`; None: no cache."""
 
     def __init__(self, cache: Path | None) -> None:
         self._cache = cache
 
     def read(self, environment: Mapping[str, str], native: Facts, distributions: Mapping[str, str]) -> Facts:
-        """Return the facts of a process with `environment`; all are None where torch is not installed.
+        """Return the facts of a process with `environment`; all are None if torch is not installed.
 
-        If the process fails, `torch.error` says how, and nothing is kept.
+        If the process fails, `torch.error` has the error, and nothing is cached.
         """
         absent: Facts = dict.fromkeys(NAMES)
         if "torch" not in distributions:
             return absent
         key = _key(environment, native, distributions)
-        if (known := self._known(key)) is not None:
-            return known
-        found = absent | _ask(environment)
-        if found["cuda.driver"] is None and native.get("gpu.driver") is not None:
-            found["cuda.driver"] = _driver_api(environment)
-        if "torch.error" not in found:
-            self._keep(key, found)
-        return found
+        if (cached := self._cached(key)) is not None:
+            return cached
+        facts = absent | _run(environment)
+        if facts["cuda.driver"] is None and native.get("gpu.driver") is not None:
+            facts["cuda.driver"] = _driver_api(environment)
+        if "torch.error" not in facts:
+            self._store(key, facts)
+        return facts
 
-    def _known(self, key: str) -> Facts | None:
+    def _cached(self, key: str) -> Facts | None:
         if self._cache is None:
             return None
         try:
             digest, _, payload = (self._cache / key).read_bytes().partition(b"\n")
         except OSError:
             return None
-        # A damaged entry is not used: the process is asked again and writes it anew.
+        # A damaged entry is ignored, and replaced after the next process.
         return _facts(payload) if blake3.blake3(payload).hexdigest().encode() == digest else None
 
-    def _keep(self, key: str, found: Facts) -> None:
-        """Keep an answer. What cannot be kept (no home, a full disk) is asked again, and no error."""
+    def _store(self, key: str, facts: Facts) -> None:
+        """Cache facts. A failed write (no home, a full disk) is not an error: the next call starts a process."""
         if self._cache is not None:
             with suppress(OSError):
-                _write(self._cache, key, found)
+                _write(self._cache, key, facts)
 
 
-def _write(cache: Path, key: str, found: Facts) -> None:
-    payload = json.dumps(found, sort_keys=True).encode()
+def _write(cache: Path, key: str, facts: Facts) -> None:
+    payload = json.dumps(facts, sort_keys=True).encode()
     cache.mkdir(parents=True, exist_ok=True)
     write_atomically(cache / key, blake3.blake3(payload).hexdigest().encode() + b"\n" + payload)
     entries = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -120,24 +120,24 @@ def _write(cache: Path, key: str, found: Facts) -> None:
         stale.unlink(missing_ok=True)
 
 
-def _ask(environment: Mapping[str, str]) -> Facts:
-    # -P: a torch.py in the current directory must not be taken for torch.
+def _run(environment: Mapping[str, str]) -> Facts:
+    # -P: without it, a torch.py in the current directory would be imported.
     command = [sys.executable, "-P", "-m", "m5ws.training.observe"]
     try:
         done = subprocess.run(
             command, env=_with_package(environment), capture_output=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"torch.error": f"{command[-1]} gave no answer in {_TIMEOUT_S:.0f} s"}
+        return {"torch.error": f"{command[-1]} did not end within {_TIMEOUT_S:.0f} s"}
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return {"torch.error": f"exit {done.returncode}: {lines[-1] if lines else 'no message'}"}
-    found = next((facts for line in reversed(done.stdout.splitlines()) if (facts := _facts(line)) is not None), None)
-    return found if found is not None else {"torch.error": f"{command[-1]} printed no facts"}
+    printed = (facts for line in reversed(done.stdout.splitlines()) if (facts := _facts(line)) is not None)
+    return next(printed, {"torch.error": f"{command[-1]} printed no facts"})
 
 
 def _driver_api(environment: Mapping[str, str]) -> str | None:
-    """Return the newest CUDA version that the driver serves, from the head of nvidia-smi's table."""
+    """Return the newest CUDA version that the driver supports, from the head of nvidia-smi's table."""
     program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
     if program is None:
         return None
@@ -145,12 +145,12 @@ def _driver_api(environment: Mapping[str, str]) -> str | None:
         table = subprocess.run([program], env=dict(environment), capture_output=True, timeout=60.0, check=False).stdout
     except subprocess.TimeoutExpired:
         return None
-    found = re.search(rb"CUDA Version:\s*(\d[\d.]*)", table)
-    return found[1].decode() if found else None
+    match = re.search(rb"CUDA Version:\s*(\d[\d.]*)", table)
+    return match[1].decode() if match else None
 
 
 def _facts(payload: bytes) -> Facts | None:
-    """Return the JSON object in `payload`, or None if that is not what it is: libraries print to stdout too."""
+    """Return the JSON object in `payload`, None for other output: libraries print to stdout too."""
     try:
         data = json.loads(payload)
     except ValueError:
@@ -161,7 +161,7 @@ def _facts(payload: bytes) -> Facts | None:
 
 
 def _with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` with this m5ws importable, also where it runs from a checkout."""
+    """Return `environment` with this m5ws on PYTHONPATH if it runs from a checkout."""
     package = str(Path(m5ws.__file__).parent.parent)
     if package in site.getsitepackages():
         return dict(environment)
@@ -170,14 +170,14 @@ def _with_package(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key(environment: Mapping[str, str], native: Facts, distributions: Mapping[str, str]) -> str:
-    """Return a digest of all that the answer is a function of. No value of a variable can be read out of it."""
+    """Return a digest of all inputs of the facts. It does not reveal the values of variables."""
     relevant = {
         name: value
         for name, value in environment.items()
         if not any(fnmatchcase(name, pattern) for pattern in _IRRELEVANT)
     }
     parts = [
-        os.uname().nodename,  # homes are shared among machines
+        os.uname().nodename,  # machines can share a home directory
         sys.executable,
         sys.version,
         sorted(relevant.items()),
@@ -189,7 +189,7 @@ def _key(environment: Mapping[str, str], native: Facts, distributions: Mapping[s
 
 
 def _stamps(environment: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, size and time of what can change under an equal version: libraries, their built ops, the asker."""
+    """Yield name, size and time of files that can change under an equal version: libraries, built operators, m5ws."""
     for name in _STAMPED:
         try:
             folder = Path(str(metadata.distribution(name).locate_file(name)))
@@ -202,7 +202,7 @@ def _stamps(environment: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _extensions(environment: Mapping[str, str]) -> Path:
-    """Return where torch builds C++ extensions (torch.utils.cpp_extension, `_get_build_directory`)."""
+    """Return the folder in which torch builds C++ extensions (torch.utils.cpp_extension, `_get_build_directory`)."""
     if chosen := environment.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen)
     caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache"
@@ -211,7 +211,7 @@ def _extensions(environment: Mapping[str, str]) -> Path:
 
 def _stamp(path: Path) -> tuple[str, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return str(path), found.st_size, found.st_mtime_ns
+    return str(path), status.st_size, status.st_mtime_ns

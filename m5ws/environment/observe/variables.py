@@ -1,7 +1,7 @@
-"""Environment variables that may be recorded: an allow-list, and no other.
+"""Environment variables that may be recorded: an allow-list.
 
-Exact names are recorded as absent when they are not set; patterns (`NCCL_*`) match what is set. A value that
-holds a URL with credentials is recorded without them.
+An exact name that is not set is recorded as absent; patterns (`NCCL_*`) match variables that are set. Credentials are
+removed from URLs in values.
 """
 
 import re
@@ -45,23 +45,25 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def allowed(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the built-in names and patterns with `names` added. Raises ConfigError for one that names a secret."""
+    """Return the built-in names and patterns with `names` added. Raises ConfigError for the name of a secret."""
     for name in names:
         if _SECRET.search(name) or name.strip("?*") == "":
             raise ConfigError(
-                f"environment.variables names {name!r}, which can hold a secret",
-                hint="What is recorded is stored for good and read by many: leave it out.",
+                f"environment.variables names {name!r}, which can contain a secret",
+                hint="Recorded values are never deleted, and every reader of the store sees them: remove the name.",
             )
     return tuple(dict.fromkeys((*BUILT_IN, *names)))
 
 
 def facts(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Return `variable.NAME` facts; None for an exact name that is not set, nothing for what is not on the list."""
+    """Return `variable.NAME` facts for the variables on the list; None for an exact name that is not set."""
     exact = [name for name in names if not set(name) & set("*?[")]
     matched = [
         name
         for name in environment
         if any(fnmatchcase(name, pattern) for pattern in names) and not _SECRET.search(name)
     ]
-    found = {name: environment.get(name) for name in (*exact, *matched)}
-    return {f"variable.{name}": None if value is None else _CREDENTIALS.sub("", value) for name, value in found.items()}
+    values = {name: environment.get(name) for name in (*exact, *matched)}
+    return {
+        f"variable.{name}": None if value is None else _CREDENTIALS.sub("", value) for name, value in values.items()
+    }

@@ -1,1 +1,1 @@
-"""Environments made again from recipes."""
+"""Environments rebuilt from recipes."""

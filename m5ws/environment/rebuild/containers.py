@@ -1,7 +1,7 @@
-"""Container images, by digest, as environments: Docker, Podman or Apptainer, whichever is on PATH.
+"""Container images, by digest, as environments: with Docker, Podman or Apptainer, the first one on PATH.
 
-Folders have the same paths inside as outside. The command lines follow each engine's documentation, and are tested with
-a stand-in for an engine alone.
+Folders have the same paths inside as outside. The command lines follow each engine's documentation. They are tested
+only with a fake engine.
 """
 
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.environment.interface import Elsewhere, Observer
+from m5ws.environment.interface import Observer, RebuiltEnvironment
 from m5ws.environment.observe import own_package, remote
 from m5ws.environment.observe.hardware import IMAGE_VARIABLE
-from m5ws.environment.observe.observing import Orders
+from m5ws.environment.observe.observing import ObserveRequest
 from m5ws.errors import M5Error
 from m5ws.launch.interface import Launcher, Process
 from m5ws.progress import Progress
@@ -23,7 +23,7 @@ from m5ws.records.recipe import Recipe
 
 ENGINES = ("podman", "docker", "apptainer")
 _PYTHON = "python3"
-# What says where things are on this host, or who uses it; an image has its own.
+# Variables about the folders and the user of this host. An image has its own.
 _HOSTS = frozenset(
     (
         "_",
@@ -48,13 +48,13 @@ _HOSTS = frozenset(
 
 
 class NoEngine(M5Error):
-    """A run is pinned to a container image, and nothing here can start it."""
+    """A run is pinned to a container image, and no container engine is installed."""
 
     exit_code = 3
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that an engine starts. `mounts` are folders, each whether it may be written to."""
+    """An image that an engine starts. `mounts` maps folders to True if they are writable."""
 
     engine: str
     program: str
@@ -65,9 +65,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     def argv(
         self, words: Sequence[str], cwd: str, names: Sequence[str], mount: tuple[str, str] | None = None
     ) -> tuple[str, ...]:
-        """Return the command line of `words` in the container; it is given the variables `names` by name alone.
+        """Return the command line of `words` in the container, with the names of the variables to pass.
 
-        So no value stands in a command line, which others can read. `mount` is that of a `LaunchRequest`.
+        Values are not in the command line, because other users can read it. `mount` is that of a `LaunchRequest`.
         """
         places = [(path, path, write) for path, write in self.mounts.items()]
         places += [(*mount, True)] if mount else []
@@ -76,13 +76,13 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
             options = ["exec", *_pairs("--bind", bound), "--pwd", cwd, *["--nv"] * self.gpus]
             return (self.program, *options, f"docker://{self.image}", *words)
         bound = (f"{folder}:{path}{'' if write else ':ro'}" for folder, path, write in places)
-        # Podman without root maps users, and with it refuses to.
+        # Rootless Podman maps users; as root it refuses this option.
         mapped = self.engine == "podman" and os.geteuid() != 0
         mine = ("--userns", "keep-id") if mapped else ("--user", f"{os.getuid()}:{os.getgid()}")
         cards = ("--device", "nvidia.com/gpu=all") if self.engine == "podman" else ("--gpus", "all")
         options = ["run", "--rm", "--network", "host", "--ipc", "host", *mine, *(cards if self.gpus else ())]
         options += [*_pairs("--volume", bound), "--workdir", cwd, *_pairs("--env", names)]
-        # What an image starts by itself is not what is wanted; the command is given whole.
+        # The image's own entry point is replaced by the command.
         return (self.program, *options, "--entrypoint", words[0], self.image, *words[1:])
 
 
@@ -91,7 +91,7 @@ def _pairs(option: str, values: Iterable[str]) -> list[str]:
 
 
 class _Variables(msgspec.Struct, frozen=True, kw_only=True):
-    """What processes in a container are given: the host's variables but for `_HOSTS`, and `fixed` over all others."""
+    """Variables of processes in a container: the host's without `_HOSTS`, and `fixed`, which override all others."""
 
     host: Mapping[str, str]
     fixed: dict[str, str]
@@ -99,14 +99,15 @@ class _Variables(msgspec.Struct, frozen=True, kw_only=True):
     def given(self, added: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, str]:
         inherited = {name: value for name, value in self.host.items() if name not in _HOSTS and name not in unset}
         own = {name: value for name, value in added.items() if name not in _HOSTS or self.host.get(name) != value}
-        # A folder that is named from where the script is, and not from the host's root, is one of the run's own.
+        # Relative folders are part of the run; absolute ones are of the host.
         paths = [path for path in added.get("PYTHONPATH", "").split(os.pathsep) if path and not os.path.isabs(path)]
-        led = {"PYTHONPATH": os.pathsep.join([self.fixed["PYTHONPATH"], *paths])}
-        return {name: value for name, value in (inherited | own | self.fixed | led).items() if name.isidentifier()}
+        python_path = {"PYTHONPATH": os.pathsep.join([self.fixed["PYTHONPATH"], *paths])}
+        merged = inherited | own | self.fixed | python_path
+        return {name: value for name, value in merged.items() if name.isidentifier()}
 
 
 class ContainerLauncher:
-    """`Launcher`: has `inner` start the engine, which starts what was asked for."""
+    """`Launcher` that has `inner` start the engine, which starts the requested command."""
 
     def __init__(self, inner: Launcher, container: Container, variables: _Variables) -> None:
         self._inner = inner
@@ -116,9 +117,9 @@ class ContainerLauncher:
     def launch(self, request: LaunchRequest) -> Process:
         """As `Launcher.launch`."""
         given = self._variables.given(request.environment, request.unset)
-        where = (request.cwd, sorted(given), request.mount)
-        prepare = self._container.argv(request.prepare, *where) if request.prepare else ()
-        changed = {"argv": self._container.argv(request.argv, *where), "prepare": prepare, "environment": given}
+        options = (request.cwd, sorted(given), request.mount)
+        prepare = self._container.argv(request.prepare, *options) if request.prepare else ()
+        changed = {"argv": self._container.argv(request.argv, *options), "prepare": prepare, "environment": given}
         return self._inner.launch(msgspec.structs.replace(request, mount=None, **changed))
 
     def can_mount(self, folder: str, path: str) -> bool:
@@ -127,7 +128,7 @@ class ContainerLauncher:
 
 
 class Containers:
-    """`Environments` of images. `mounts` are the folders that ranks write to; `folder` keeps m5ws's copy."""
+    """`Environments` of images. Ranks write to the folders `mounts`; `folder` is for the copy of m5ws."""
 
     def __init__(
         self,
@@ -135,15 +136,15 @@ class Containers:
         mounts: Sequence[Path],
         environment: Mapping[str, str],
         launcher: Callable[[Mapping[str, str]], Launcher],
-        here: Observer,
-        orders: Orders,
+        local: Observer,
+        request: ObserveRequest,
     ) -> None:
         self._folder = folder
         self._mounts = mounts
         self._environment = dict(environment)
         self._launcher = launcher
-        self._here = here
-        self._orders = orders
+        self._local = local
+        self._request = request
 
     def build(
         self,
@@ -152,7 +153,7 @@ class Containers:
         progress: Progress | None = None,
         *,
         same_patch: bool = True,
-    ) -> Elsewhere:
+    ) -> RebuiltEnvironment:
         """As `Environments.build`. Raises NoEngine."""
         assert recipe.image is not None
         engine, program = _engine(recipe.image, self._environment)
@@ -175,11 +176,11 @@ class Containers:
         name = f"{engine} container of {recipe.image}"
         if progress:
             progress(f"asking {engine} for {recipe.image}", 0, 0)
-        return Elsewhere(
+        return RebuiltEnvironment(
             python=_PYTHON,
             environment=self._environment,
             launcher=ContainerLauncher(self._launcher(self._environment), container, variables),
-            observer=remote.ObservedElsewhere(self._here, command, _PYTHON, self._orders, name),
+            observer=remote.RemoteObserver(self._local, command, _PYTHON, self._request, name),
         )
 
 
@@ -190,6 +191,6 @@ def _engine(image: str, environment: Mapping[str, str]) -> tuple[str, str]:
             return engine, program
     raise NoEngine(
         f"the run is pinned to the container image {image}, and none of {', '.join(ENGINES)} is on PATH",
-        hint=f"Install one of them; or start the image by other means, with {IMAGE_VARIABLE}={image} set in it, and "
-        "reproduce there without `--env rebuild`.",
+        hint=f"Install one of them. Or start the image by other means, with {IMAGE_VARIABLE}={image} set in the "
+        "container, and reproduce there without `--env rebuild`.",
     )

@@ -14,37 +14,39 @@ _ASK = "import platform; print(platform.python_implementation(), platform.python
 
 
 class NoPython(M5Error):
-    """The interpreter that an environment needs is not on this machine."""
+    """The required Python version is not installed on this machine."""
 
     exit_code = 3
 
 
 def find(version: str, environment: Mapping[str, str], *, same_patch: bool = True) -> Path:
-    """Return a CPython of `version`, without `same_patch` one of its minor version if there is no better.
+    """Return a CPython of `version`; without `same_patch` also another one of the same minor version.
 
-    Raises NoPython, which says what there is.
+    Raises NoPython, which names the installed versions.
     """
     minor = ".".join(version.split(".")[:2])
-    others: dict[str, Path] = {}
+    installed: dict[str, Path] = {}
     for path in _candidates(minor, environment):
-        found = _version(path, environment)
-        if found == version:
+        candidate = _version(path, environment)
+        if candidate == version:
             return path
-        if found is not None and found.startswith(f"{minor}."):
-            others.setdefault(found, path)
-    if others and not same_patch:
-        return others[max(others, key=_key)]
-    there = f"there is only {', '.join(sorted(others, key=_key))}" if others else f"python{minor} is not on PATH"
-    other = "; or take what there is, and have the difference named: `--env rebuild --env warn`" if others else ""
+        if candidate is not None and candidate.startswith(f"{minor}."):
+            installed.setdefault(candidate, path)
+    if installed and not same_patch:
+        return installed[max(installed, key=_key)]
+    present = (
+        f"only {', '.join(sorted(installed, key=_key))} is installed" if installed else f"no python{minor} on PATH"
+    )
+    choice = " Or use an installed version, with a warning: `--env rebuild --env warn`." if installed else ""
     raise NoPython(
-        f"the environment is of Python {version}, and {there}",
-        hint=f"Install it (`pyenv install {version}`, `uv python install {version}`, or the system's packages) and put "
-        f"its folder on PATH, so that `python{minor}` starts it{other}.",
+        f"the environment needs Python {version}: {present}",
+        hint=f"Install this version (`pyenv install {version}`, `uv python install {version}`, or the system's "
+        f"packages), and put its folder on PATH, so that `python{minor}` starts it.{choice}",
     )
 
 
 def _candidates(minor: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    # Not the virtual environment that m5ws may run in, but what that was made from.
+    # If m5ws runs in a virtual environment, this is the interpreter that made it.
     own = Path(getattr(sys, "_base_executable", sys.executable))
     if ".".join(map(str, sys.version_info[:2])) == minor:
         yield own
@@ -55,15 +57,15 @@ def _candidates(minor: str, environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _version(path: Path, environment: Mapping[str, str]) -> str | None:
-    """Return the version of a CPython that works, else None: a shim may start nothing."""
+    """Return the version of a CPython, None if it does not start, as a shim without an installed version."""
     try:
         done = subprocess.run(
             [path, "-I", "-c", _ASK], env=dict(environment), capture_output=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = re.fullmatch(r"CPython (\d+\.\d+\.\S+)", done.stdout.decode(errors="replace").strip())
-    return said[1] if said and done.returncode == 0 else None
+    match = re.fullmatch(r"CPython (\d+\.\d+\.\S+)", done.stdout.decode(errors="replace").strip())
+    return match[1] if match and done.returncode == 0 else None
 
 
 def _key(version: str) -> list[int]:

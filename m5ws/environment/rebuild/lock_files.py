@@ -1,7 +1,7 @@
-"""The hashes that lock files name for distributions, so that what is installed again is the same file.
+"""Hashes of distributions in lock files, so that a rebuild installs the same files.
 
-Read are requirements files with `--hash` (pip-tools, uv), uv.lock, poetry.lock and pylock.toml (PEP 751); a file of
-another form names none, which is no error: then the version alone is what is known.
+Supported are requirements files with `--hash` (pip-tools, uv), uv.lock, poetry.lock and pylock.toml (PEP 751). A file
+of another format has no hashes, which is not an error: then the version alone is known.
 """
 
 import re
@@ -19,7 +19,7 @@ _PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*={2,3}\s*([^\s;\\]
 
 
 def hashes(name: str, data: bytes) -> Hashes:
-    """Return the hashes in the lock file `name`; nothing for one that cannot be read."""
+    """Return the hashes in the lock file `name`; none if it is not valid."""
     try:
         text = data.decode("utf-8")
         table = tomllib.loads(text) if PurePosixPath(name).suffix in (".lock", ".toml") else None
@@ -40,7 +40,7 @@ def _requirements(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _packages(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, version and hash of a lock file in TOML: they differ in where below a package its files are."""
+    """Yield name, version and hash in a lock file in TOML. Formats differ in the keys below a package."""
     listed = table.get("package", table.get("packages", []))
     for package in listed if isinstance(listed, list) else []:
         match package:
@@ -51,16 +51,16 @@ def _packages(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def _below(value: object) -> Iterator[str]:
     """Yield each SHA-256 in a package: `hash = "sha256:…"` (uv, poetry) or `hashes = {sha256 = "…"}` (PEP 751)."""
     if isinstance(value, list):
-        for one in value:
-            yield from _below(one)
+        for item in value:
+            yield from _below(item)
     elif isinstance(value, dict):
         if isinstance(digest := value.get("sha256"), str):
-            # It becomes a word of pip's: anything else in there could be an option, or a line.
+            # The hash becomes an argument of pip: other text could be an option, or another line.
             yield from _HEX.findall(digest)
         if isinstance(digest := value.get("hash"), str):
             yield from _SHA256.findall(digest)
-        for one in value.values():
-            yield from _below(one)
+        for item in value.values():
+            yield from _below(item)
 
 
 def _normalised(name: str) -> str:

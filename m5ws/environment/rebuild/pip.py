@@ -1,4 +1,4 @@
-"""Fills a new virtual environment with exactly what a recipe names, by pip with its user's own configuration."""
+"""Installs the distributions of a recipe in a new virtual environment, by pip with the user's configuration."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from m5ws.records.recipe import Recipe, Requirement
 _LOG = "pip.log"
 _BEGUN = ("Collecting ", "Processing ", "Requirement already satisfied")
 _BUNDLED = ("setuptools", "pip")
-"""What `venv` may install by itself, pip last: it removes the other."""
+"""Distributions that `venv` may install. pip is last, because it uninstalls the other one."""
 _ELSEWHERE = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
-"""Where a user may have pip install, and not into the environment."""
+"""Variables with which pip would install outside the environment."""
 
 
 class NotInstalled(M5Error):
-    """A virtual environment could not be made, or pip could not install what it needs."""
+    """A virtual environment could not be made, or pip could not install a distribution."""
 
     exit_code = 3
 
@@ -31,14 +31,14 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
         progress("making a virtual environment", 0, 0)
     _run([str(base), "-I", "-m", "venv", str(place / "venv")], place, variables, log, "venv", base)
     python = str(place / "venv" / "bin" / "python")
-    # -I: what PYTHONPATH names is not installed here. pip's own variables and files are read all the same.
+    # -I: distributions on PYTHONPATH do not count as installed. pip's variables and files still apply.
     pip = [python, "-I", "-m", "pip"]
     shown = _Shown(progress, len(recipe.requirements))
     for number, part in enumerate(_parts(recipe)):
         lines = place / f"requirements-{number}.txt"
-        lines.write_text("".join(f"{one.line}\n" for one in part if not one.path))
+        lines.write_text("".join(f"{requirement.line}\n" for requirement in part if not requirement.path))
         words = [*pip, "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--requirement", str(lines)]
-        words += [str(place / "code" / one.path) for one in part if one.path]
+        words += [str(place / "code" / requirement.path) for requirement in part if requirement.path]
         _run(words, place, variables, log, "pip", base, shown)
     for name in _BUNDLED:
         if name not in recipe.names:
@@ -46,14 +46,14 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
 
 
 def _parts(recipe: Recipe) -> list[list[Requirement]]:
-    """Return what is installed together: pip checks either all hashes of a call, or none."""
-    hashed = [one for one in recipe.requirements if one.hashes]
-    bare = [one for one in recipe.requirements if not one.hashes]
+    """Return the requirements by call of pip, which checks either all hashes of a call or none."""
+    hashed = [requirement for requirement in recipe.requirements if requirement.hashes]
+    bare = [requirement for requirement in recipe.requirements if not requirement.hashes]
     return [part for part in (hashed, bare) if part]
 
 
 class _Shown:
-    """Counts the distributions that pip has begun with, by what it prints."""
+    """Counts the distributions that pip has begun with, by its output."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -76,8 +76,8 @@ def _run(
     base: Path,
     shown: _Shown | None = None,
 ) -> None:
-    """Run a command and keep what it prints. Raises NotInstalled with the line that says why it failed."""
-    said: list[str] = []
+    """Run a command and log its output. Raises NotInstalled with the line that has the reason."""
+    output: list[str] = []
     with log.open("a") as kept, subprocess.Popen(
         words,
         cwd=place,
@@ -92,21 +92,21 @@ def _run(
         assert process.stdout is not None
         for line in process.stdout:
             kept.write(line)
-            said.append(line.strip())
+            output.append(line.strip())
             if shown is not None:
                 shown.see(line)
     if process.returncode != 0:
-        raise _failed(program, said, log, base)
+        raise _failed(program, output, log, base)
 
 
-def _failed(program: str, said: Sequence[str], log: Path, base: Path) -> NotInstalled:
-    errors = [line for line in said if line.upper().startswith("ERROR")]
-    last = next(iter((*reversed(errors), *reversed(said))), "it gave no reason")
+def _failed(program: str, output: Sequence[str], log: Path, base: Path) -> NotInstalled:
+    errors = [line for line in output if line.upper().startswith("ERROR")]
+    last = next(iter((*reversed(errors), *reversed(output))), "no error message")
     if program == "venv":
         hint = f"{base} needs the standard modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv."
     else:
         hint = (
-            "pip looks where its configuration says (`pip config list`, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, "
-            f"PIP_FIND_LINKS): name the index that the original was installed from. All it printed: {log}"
+            "pip uses the indexes of its configuration (`pip config list`, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, "
+            f"PIP_FIND_LINKS). Add the index from which the original was installed. Full output: {log}"
         )
     return NotInstalled(f"{program} could not make the environment: {last}", hint=hint)

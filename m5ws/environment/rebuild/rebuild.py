@@ -1,7 +1,8 @@
-"""`reproduce --env rebuild`: the environment that a run began in, as it can be made again.
+"""`reproduce --env rebuild`: the recipe of the environment in which a run began.
 
-`recipe` reads what was recorded, and refuses before anything is spent what cannot be installed a second time, all of
-it at once. An adapter makes it (`Environments`); the replay then runs there, and its drift is judged as ever.
+`recipe` reads the recorded environment. It refuses distributions that cannot be installed again, all in one error,
+before anything is installed. An implementation of `Environments` builds it; the replay runs there, and its drift is
+judged as usual.
 """
 
 import posixpath
@@ -24,10 +25,10 @@ from m5ws.repository.repository import Repository
 
 _M5WS = "m5ws"
 _MASK = "***"
-# What a record says becomes words of command lines: it may hold nothing that these would read otherwise.
+# Text from records becomes arguments of command lines, so each must have the form of its kind.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*", re.ASCII)
-# pip puts variables in for `${NAME}`, and takes a line that ends with a backslash to go on.
+# pip expands variables in `${NAME}`, and continues a line that ends with a backslash.
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://((?!\$\{|\\)[!-~])+")
 _COMMIT = re.compile(r"[0-9A-Za-z][\w.-]*", re.ASCII)
 _FOLDER = re.compile(r"[0-9A-Za-z_][\w./-]*", re.ASCII)
@@ -36,14 +37,14 @@ _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class NotRebuildable(M5Error):
-    """Something of an environment cannot be installed again."""
+    """Distributions of an environment cannot be installed again."""
 
     def __init__(self, run: str, reasons: Mapping[str, str]) -> None:
         lines = (f"  {name}: {why}" for name, why in reasons.items())
         super().__init__("\n".join((f"the environment of run {run} cannot be rebuilt:", *lines)))
         self.hint = (
-            "Install these by hand into an environment of your own, with the others as `m5ws show` lists them, and "
-            "reproduce from there without `--env rebuild`. [environment] image pins all that a container has."
+            "Install these distributions by hand in a separate environment, and the others as `m5ws show` lists them. "
+            "Reproduce there without `--env rebuild`. [environment] image pins everything in a container."
         )
 
 
@@ -51,23 +52,24 @@ def recipe(
     repo: Repository,
     run: str,
     snapshot_id: Digest | None = None,
-    other: Observed | None = None,
+    replacement: Observed | None = None,
     locked_by: Sequence[Digest] = (),
 ) -> Recipe:
-    """Return how to make the environment that `run` began in, or the `other` in its place.
+    """Return the recipe of the environment in which `run` began, or of `replacement`.
 
-    What was installed from the workspace comes from the run's snapshot, or from another that its replay takes; hashes
-    come from lock files in the run's, or in the snapshots `locked_by`. Raises NotRebuildable, NotFound if nothing was
-    recorded.
+    Distributions from the workspace are installed from the run's snapshot, or from the replay's `snapshot_id`. Hashes
+    come from lock files in the run's snapshot, or in the snapshots `locked_by`. Raises NotRebuildable, NotFound if no
+    environment was recorded.
     """
     original = runs.load(repo, run)
     snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
     declared = snapshots.load(repo, original.snapshot).declared
-    pinned = other or recorded.of_run(repo, run)
+    pinned = replacement or recorded.of_run(repo, run)
     python = pinned.facts.get("python")
     if python is None or not _PYTHON.fullmatch(python) or not pinned.distributions:
         raise NotFound(
-            f"run {run} did not record what was installed", hint="Only runs of `m5ws run` can be rebuilt for."
+            f"run {run} did not record its installed distributions",
+            hint="Only environments of `m5ws run` can be rebuilt.",
         )
     if declared.image is not None:
         if not _IMAGE.fullmatch(declared.image):
@@ -91,7 +93,7 @@ def recipe(
 
 
 def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None) -> Callable[[Path], None]:
-    """Return what writes the code that a recipe installs from into a new folder; builds may write beside it."""
+    """Return a function that writes the code of a recipe to a new folder, which builds may write to."""
 
     def write(target: Path) -> None:
         if made.code is not None:
@@ -120,17 +122,17 @@ def _requirement(name: str, version: str, origin: Origin | None, locked: frozens
 
 
 def _strange(name: str, version: str, origin: Origin | None) -> str | None:
-    """Return that something is no name, version or URL: a store that others write to can hold anything."""
+    """Return the reason if a text is not a valid name, version or URL: a shared store can contain any text."""
     words = [(name, _NAME), (version, _VERSION)]
     if origin is not None and not origin.inside and origin.kind != "conda":
         words += [(origin.url, _URL), (origin.commit or "0", _COMMIT), (origin.vcs or "git", _NAME)]
         words += [(origin.subdirectory or "0", _FOLDER), (origin.hash or "0", _COMMIT)]
     wrong = next((text for text, form in words if not form.fullmatch(text)), None)
-    return f"its record says {wrong!r}, which pip could not take for what it is" if wrong is not None else None
+    return f"its record contains {wrong!r}, which is not valid for pip" if wrong is not None else None
 
 
 def _refused(origin: Origin | None, code: Tree) -> str | None:
-    """Return why something cannot be installed again, None if it can."""
+    """Return the reason why a distribution cannot be installed again, None if it can."""
     if origin is None:
         return None
     if origin.kind == "conda":
@@ -138,16 +140,16 @@ def _refused(origin: Origin | None, code: Tree) -> str | None:
     if origin.inside:
         return None if _holds(code.entries, origin.url) else f"the snapshot's code has no {origin.url}"
     if _MASK in origin.url:
-        return f"it was installed from {origin.url}, and the secret in that was not recorded"
+        return f"installed from {origin.url}, whose secret was not recorded"
     if origin.local:
-        return f"{origin.kind} install from {origin.url}, which no snapshot holds"
+        return f"{origin.kind} install from {origin.url}, which is not in the snapshot"
     return None
 
 
 def _outside(name: str, pinned: Observed) -> str | None:
-    """Return the same of a run that recorded no origins, but facts on editable installs."""
-    where = pinned.facts.get(f"editable.{name}") if pinned.origins is None else None
-    return f"editable install from {where}, which no snapshot holds" if where is not None else None
+    """Return the reason for an editable install, of a run without recorded origins."""
+    folder = pinned.facts.get(f"editable.{name}") if pinned.origins is None else None
+    return f"editable install from {folder}, which is not in the snapshot" if folder is not None else None
 
 
 def _holds(entries: tuple[Entry, ...], path: str) -> bool:
@@ -156,8 +158,8 @@ def _holds(entries: tuple[Entry, ...], path: str) -> bool:
 
 
 def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
-    """Return the hashes in lock files that snapshots declare, and have captured with the code or the config."""
-    found: lock_files.Hashes = {}
+    """Return the hashes in lock files that snapshots declare, and contain in their code or config."""
+    merged: lock_files.Hashes = {}
     for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
         declared = {posixpath.normpath(name) for name in snapshot.declared.locks}
         for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
@@ -166,5 +168,5 @@ def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
                     for key, hashes in lock_files.hashes(
                         entry.name, trees.read_file(repo.objects, repo.locations, entry)
                     ).items():
-                        found[key] = found.get(key, frozenset()) | hashes
-    return found
+                        merged[key] = merged.get(key, frozenset()) | hashes
+    return merged

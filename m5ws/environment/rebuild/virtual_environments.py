@@ -1,8 +1,8 @@
-"""Virtual environments made from recipes, by the standard `venv` and pip, and kept: `Environments`.
+"""`Environments` as virtual environments, built by the standard `venv` and pip, and kept for later runs.
 
-An environment is kept under a digest of its recipe, interpreter and platform. It is built where it stays, since its
-programs name their own folder, and counts from the moment its file `complete` appears: what a kill left is built anew.
-One process builds, others wait for it.
+The folder's name is a digest of recipe, interpreter and platform. An environment is built in its final folder, because
+its programs contain that path. It is valid once its file `complete` exists; an incomplete one is removed and built
+again. One process builds, others wait.
 """
 
 import math
@@ -18,9 +18,9 @@ import blake3
 import msgspec
 
 from m5ws import locks
-from m5ws.environment.interface import Elsewhere, Observer
+from m5ws.environment.interface import Observer, RebuiltEnvironment
 from m5ws.environment.observe import own_package, remote
-from m5ws.environment.observe.observing import Orders
+from m5ws.environment.observe.observing import ObserveRequest
 from m5ws.environment.rebuild import interpreters, pip
 from m5ws.errors import UsageError
 from m5ws.launch.interface import Launcher, Process
@@ -33,7 +33,7 @@ _COMPLETE = "complete"
 
 
 class _Launcher:
-    """`Launcher`: has `inner` start processes that find m5ws whatever a run sets."""
+    """`Launcher` that has `inner` start processes with m5ws on PYTHONPATH, also if a run sets that variable."""
 
     def __init__(self, inner: Launcher, own: Path) -> None:
         self._inner = inner
@@ -51,26 +51,26 @@ class _Launcher:
 
 
 class VirtualEnvironments:
-    """Environments below `folder`. `orders` tell what is observed in them, `launcher` starts with an environment."""
+    """Environments below `folder`. `request` is for the observer in them; `launcher` makes one for variables."""
 
     def __init__(
         self,
         folder: Path,
         environment: Mapping[str, str],
         launcher: Callable[[Mapping[str, str]], Launcher],
-        here: Observer,
-        orders: Orders,
+        local: Observer,
+        request: ObserveRequest,
     ) -> None:
-        if folder.resolve().is_relative_to(Path(orders.root).resolve()):
+        if folder.resolve().is_relative_to(Path(request.root).resolve()):
             raise UsageError(
-                f"environments would be kept in {folder}, inside the workspace",
-                hint="Let XDG_CACHE_HOME name a folder elsewhere: ranks may not load code from the checkout.",
+                f"the folder for environments, {folder}, is inside the workspace",
+                hint="Set XDG_CACHE_HOME to a folder outside: ranks may not load code from the checkout.",
             )
         self._folder = folder
         self._environment = dict(environment)
         self._launcher = launcher
-        self._here = here
-        self._orders = orders
+        self._local = local
+        self._request = request
 
     def build(
         self,
@@ -79,7 +79,7 @@ class VirtualEnvironments:
         progress: Progress | None = None,
         *,
         same_patch: bool = True,
-    ) -> Elsewhere:
+    ) -> RebuiltEnvironment:
         """As `Environments.build`. Raises NoPython, NotInstalled."""
         base = interpreters.find(recipe.python, self._environment, same_patch=same_patch)
         place = self._folder / _key(recipe, base)
@@ -91,31 +91,31 @@ class VirtualEnvironments:
                 write_code(place / "code")
                 pip.install(recipe, base, place, self._environment, progress)
                 _complete(place)
-        return self._there(recipe, place)
+        return self._environment_at(recipe, place)
 
-    def _there(self, recipe: Recipe, place: Path) -> Elsewhere:
+    def _environment_at(self, recipe: Recipe, place: Path) -> RebuiltEnvironment:
         python = str(place / "venv" / "bin" / "python")
         own = own_package.copy(self._folder)
         environment = _inherited(self._environment, place, own)
         if "deepspeed" in recipe.names and "TORCH_EXTENSIONS_DIR" not in environment:
-            # An operator that is built for this torch is not the one that another torch has in the common folder.
+            # Operators in the shared folder may be built for another version of torch.
             environment["TORCH_EXTENSIONS_DIR"] = str(place / "extensions")
 
         def command(words: tuple[str, ...], variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
             return words, environment | _with_own(variables, own)
 
-        orders = Orders(
-            root=self._orders.root,
+        request = ObserveRequest(
+            root=self._request.root,
             copied=str(place / "code"),
-            variable_names=self._orders.variable_names,
-            cache=self._orders.cache,
+            variable_names=self._request.variable_names,
+            cache=self._request.cache,
         )
         name = f"virtual environment {place.name}"
-        return Elsewhere(
+        return RebuiltEnvironment(
             python=python,
             environment=environment,
             launcher=_Launcher(self._launcher(environment), own),
-            observer=remote.ObservedElsewhere(self._here, command, python, orders, name),
+            observer=remote.RemoteObserver(self._local, command, python, request, name),
         )
 
 
@@ -125,7 +125,7 @@ def _key(recipe: Recipe, base: Path) -> str:
 
 
 def _inherited(environment: Mapping[str, str], place: Path, own: Path) -> dict[str, str]:
-    """Return what processes in the environment inherit: as after `activate`, with this m5ws before all else."""
+    """Return the variables of processes in the environment: as after `activate`, with this m5ws first."""
     programs = str(place / "venv" / "bin")
     paths = [str(own), *filter(None, (environment.get("PYTHONPATH"),))]
     inherited = dict(environment) | {
@@ -138,21 +138,21 @@ def _inherited(environment: Mapping[str, str], place: Path, own: Path) -> dict[s
 
 
 def _with_own(variables: Mapping[str, str], own: Path) -> dict[str, str]:
-    """Return variables that are set over the inherited ones; a PYTHONPATH among them would hide m5ws otherwise."""
+    """Return variables that override the inherited ones, with m5ws in PYTHONPATH if they have it."""
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(own))]
     return dict(variables) | ({"PYTHONPATH": os.pathsep.join([str(own), *paths])} if paths else {})
 
 
 def _complete(place: Path) -> None:
-    """Have everything on the disk, then say so."""
+    """Sync the environment to disk, then mark it as complete."""
     subprocess.run(["sync", "-f", str(place)], check=False, capture_output=True)
-    # The environment counts from here on.
+    # Published from here on.
     (place / _COMPLETE).touch()
 
 
 @contextmanager
 def _alone(lock: Path, progress: Progress | None) -> Iterator[None]:
-    """Hold a lock among processes, and among what they start: pip may live on for a while when m5ws is killed."""
+    """Hold a lock among processes. Child processes inherit it, because pip may outlive a killed m5ws."""
     with open(lock, "a") as held:
         os.set_inheritable(held.fileno(), True)
         if not locks.acquire(held.fileno()):

@@ -1,6 +1,6 @@
-"""Config files that people write: YAML, JSON and TOML, checked when they are captured and edited in place.
+"""Config files in YAML, JSON and TOML: checked when they are captured, and edited with their layout.
 
-A file that a run cannot read should fail the snapshot, with its line, and not the run an hour later.
+An invalid file fails the snapshot, with its line, and not the run an hour later.
 """
 
 import json
@@ -12,26 +12,26 @@ from typing import Any
 from m5ws.errors import M5Error
 
 Edit = Callable[[Any], Any]
-"""Takes a parsed document (mappings and sequences of plain values) and returns the changed one."""
+"""Function from a parsed document (mappings and sequences of plain values) to the changed one."""
 
 
 _OTHER_IN_YAML_1_1 = re.compile(
     r"(?i)y|n|yes|no|on|off|[-+]?[\d_]+(?::[0-5]?\d)+(?:\.[\d_]*)?|[-+]?[\d_.]+(?:e[-+]?[\d_]+)?|0[0-7_]+|0[bx][\da-f_]+"
 )
-"""Text that PyYAML and its like take for a boolean or a number, so that it needs quotes."""
+"""Text that readers of YAML 1.1, such as PyYAML, take for a boolean or a number. It needs quotes."""
 
 
 class BadConfigFile(M5Error):
-    """A config file is not valid YAML, JSON or TOML; the message begins with its name and line."""
+    """A config file is not valid YAML, JSON or TOML. The message begins with its name and line."""
 
-    hint = "Correct it, or take it out of [config] files in m5ws.toml."
+    hint = "Correct the file, or remove it from [config] files in m5ws.toml."
 
     def __init__(self, name: str, line: int, problem: str) -> None:
         super().__init__(f"{name}:{line}: {problem}")
 
 
 def check(name: str, data: bytes) -> None:
-    """Raise BadConfigFile unless `data` is what the suffix of `name` says; other suffixes are not looked into."""
+    """Raise BadConfigFile unless `data` is valid YAML, JSON or TOML, by the suffix of `name`; ignore other suffixes."""
     suffix = _suffix(name)
     if suffix == ".json":
         _json(name, _text(name, data))
@@ -42,9 +42,9 @@ def check(name: str, data: bytes) -> None:
 
 
 def edit(name: str, data: bytes, change: Edit) -> bytes:
-    """Return the file with `change` made to its document; comments, order and layout stay as they are.
+    """Return the file with `change` applied to its document. Comments, order and layout stay the same.
 
-    Raises BadConfigFile, for a suffix that is not known too.
+    Raises BadConfigFile, also for an unknown suffix.
     """
     text = _text(name, data)
     suffix = _suffix(name)
@@ -54,11 +54,11 @@ def edit(name: str, data: bytes, change: Edit) -> bytes:
         return _edit_toml(name, text, change).encode()
     if suffix in (".yaml", ".yml"):
         return _edit_yaml(name, text, change).encode()
-    raise BadConfigFile(name, 1, "is neither YAML nor JSON nor TOML, so that no key of it can be set")
+    raise BadConfigFile(name, 1, "the file is neither YAML, JSON nor TOML: its keys cannot be set")
 
 
 def scalar(text: str) -> object:
-    """Return the value that YAML 1.2 gives `text`: `1e-4` is a number, `on` is text, `[1, 2]` a list."""
+    """Return the value of `text` in YAML 1.2: `1e-4` is a number, `on` is text, `[1, 2]` is a list."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -69,7 +69,7 @@ def scalar(text: str) -> object:
 
 
 def yaml_styled(value: object) -> object:
-    """Return a plain value in the form in which readers of YAML 1.1 and 1.2 take it for the same, on one line."""
+    """Return a plain value in a style, on one line, that readers of YAML 1.1 and 1.2 read alike."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
@@ -105,7 +105,7 @@ def _json(name: str, text: str) -> Any:
         keys = [key for key, _ in pairs]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             line = text.count("\n", 0, text.rindex(json.dumps(twice, ensure_ascii=False))) + 1
-            raise BadConfigFile(name, line, f"key {twice!r} is there twice")
+            raise BadConfigFile(name, line, f"duplicate key {twice!r}")
         return dict(pairs)
 
     try:
@@ -165,7 +165,7 @@ def _edit_yaml(name: str, text: str, change: Edit) -> str:
 
     documents = _yaml(name, text)
     if len(documents) > 1:
-        raise BadConfigFile(name, 1, "holds several documents, so that no key of it can be set")
+        raise BadConfigFile(name, 1, "the file contains several documents: its keys cannot be set")
     yaml = _layout_keeping(text)
     document = yaml.load(text)
     out = StringIO()
@@ -174,7 +174,7 @@ def _edit_yaml(name: str, text: str, change: Edit) -> str:
 
 
 def _layout_keeping(text: str) -> Any:
-    """Return a YAML editor that writes as `text` is written, and numbers so that YAML 1.1 readers see them too."""
+    """Return a YAML editor with the layout of `text`, which writes numbers that YAML 1.1 readers read too."""
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import RoundTripRepresenter
     from ruamel.yaml.util import load_yaml_guess_indent

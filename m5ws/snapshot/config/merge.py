@@ -1,7 +1,7 @@
-"""Two versions of a config file, mixed by keys: one's text, with the other's values for some of the keys that differ.
+"""Merge of two versions of a config file by keys: the text of one, with values of the other for some keys.
 
-A mixture is read again and compared with what it is meant to say: where a key cannot be changed by itself (a YAML
-anchor that several keys share), it is an error, and never another mixture.
+The result is parsed and compared with the intended values. If a key cannot be changed by itself (several keys share a
+YAML anchor), the merge fails.
 """
 
 import json
@@ -14,22 +14,22 @@ from m5ws.errors import M5Error
 from m5ws.snapshot.config import edit
 
 Keys = tuple[str | int, ...]
-"""Where a value is: the key at each level, the number for items of lists."""
+"""Path of a value: the key at each level, the number for items of lists."""
 
 _ABSENT = object()
 
 
 class Unmixable(M5Error):
-    """Two sides cannot be mixed as asked."""
+    """Two versions cannot be merged at the requested keys."""
 
-    hint = "The two runs' versions can only be taken whole."
+    hint = "Only whole versions of this file can be exchanged between the two runs."
 
 
 def differing(name: str, old: bytes, new: bytes) -> dict[Keys, tuple[str | None, str | None]] | None:
-    """Return the places whose values differ, with both values as JSON (None: absent).
+    """Return the paths of values that differ, with both values as JSON (None: absent).
 
-    A mapping or list that only one side has, and lists of different lengths, are one value. None if the files can only
-    be taken whole: they cannot be read, no key differs, or one cannot be changed without another.
+    A mapping or list that only one side has, and lists of different lengths, are one value. None if the files cannot
+    be merged: they are invalid, no key differs, or a key cannot be changed by itself.
     """
     try:
         before, after = flatten.parse(name, old), flatten.parse(name, new)
@@ -38,15 +38,15 @@ def differing(name: str, old: bytes, new: bytes) -> dict[Keys, tuple[str | None,
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return None
     try:
-        found = {place: (_shown(one), _shown(other)) for place, one, other in _walk((), before, after)}
-        if any(not isinstance(key, str | int) for place in found for key in place):
+        values = {keys: (_shown(ours), _shown(theirs)) for keys, ours, theirs in _walk((), before, after)}
+        if any(not isinstance(key, str | int) for keys in values for key in keys):
             return None
-        for place in found:
-            merged(name, old, new, [place])
-        merged(name, old, new, found)
+        for keys in values:
+            merged(name, old, new, [keys])
+        merged(name, old, new, values)
     except (Unmixable, TypeError, RecursionError):
         return None
-    return found or None
+    return values or None
 
 
 def merged(name: str, old: bytes, new: bytes, places: Iterable[Keys]) -> bytes:
@@ -58,12 +58,12 @@ def merged(name: str, old: bytes, new: bytes, places: Iterable[Keys]) -> bytes:
     styled = {place: edit.yaml_styled(value) if yaml else value for place, value in values.items()}
     try:
         result = edit.edit(name, old, lambda document: _changed(document, styled))
-        said = flatten.parse(name, result)
+        parsed = flatten.parse(name, result)
     except (edit.BadConfigFile, AttributeError, LookupError, TypeError, ValueError) as error:
         # AttributeError: tomlkit, where a table of an array of tables becomes a plain value.
-        raise Unmixable(f"{name} cannot be changed key by key: {error}") from error
-    if next(_walk((), said, wanted), None) is not None:
-        raise Unmixable(f"{name} cannot be changed key by key: several keys share a value")
+        raise Unmixable(f"{name} cannot be merged by keys: {error}") from error
+    if next(_walk((), parsed, wanted), None) is not None:
+        raise Unmixable(f"{name} cannot be merged by keys: several keys share a value")
     return result
 
 
@@ -72,8 +72,8 @@ def _walk(place: Keys, old: Any, new: Any) -> Iterator[tuple[Keys, Any, Any]]:
         for key in dict.fromkeys([*old, *new]):
             yield from _walk((*place, key), old.get(key, _ABSENT), new.get(key, _ABSENT))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from _walk((*place, number), one, other)
+        for number, (ours, theirs) in enumerate(zip(old, new, strict=True)):
+            yield from _walk((*place, number), ours, theirs)
     elif _shown(old) != _shown(new):
         yield place, old, new
 
@@ -87,7 +87,7 @@ def _at(document: Any, place: Keys) -> Any:
 
 
 def _changed(document: Any, values: Mapping[Keys, Any]) -> Any:
-    """Set values in a parsed document, or take them out where they are absent, and return it."""
+    """Set values in a parsed document, or remove absent ones, and return it."""
     for (*way, last), value in values.items():
         node = document
         for key in way:
@@ -100,12 +100,12 @@ def _changed(document: Any, values: Mapping[Keys, Any]) -> Any:
 
 
 def _unshared(value: Any) -> Any:
-    """Return a copy in which no two keys share a mapping or list, as those of a YAML anchor do."""
+    """Return a copy in which no two keys share a mapping or list, as keys of a YAML anchor do."""
     if isinstance(value, dict):
         return {key: _unshared(inner) for key, inner in value.items()}
     return list(map(_unshared, value)) if isinstance(value, list) else value
 
 
 def _shown(value: Any) -> str | None:
-    """Return a value as text that differs where the values do: `1`, `1.0`, `true` and `"1"` are four."""
+    """Return a value as JSON, so that different values have different text: `1`, `1.0`, `true`, `"1"`."""
     return None if value is _ABSENT else json.dumps(value, ensure_ascii=False, default=str)

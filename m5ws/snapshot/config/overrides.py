@@ -1,7 +1,7 @@
-"""`--set key=value`: a snapshot that differs from another by config values alone, and says so.
+"""`--set key=value`: derives a snapshot that differs from another only in config values, and is annotated with them.
 
-The config file itself is changed, so that a run always has exactly one snapshot and reads what it always reads.
-Exactly the named keys change; anything else that would (a YAML alias of the same mapping) is an error.
+The config file itself is changed, so a run has exactly one snapshot, and its script reads the usual file. Only the
+named keys change. If another key would change too (a YAML alias of the same mapping), the override fails.
 """
 
 import difflib
@@ -33,7 +33,7 @@ _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.00
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
-    """One `--set`, parsed. `file` is None where the key says which file is meant; `add`: the key is new."""
+    """One parsed `--set`. `file` is None if the key identifies the file; `add`: the key is new."""
 
     text: str
     file: str | None
@@ -43,7 +43,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> Override:
-    """Return what `[+][FILE:]KEY=VALUE` says; the value is read as YAML. Raises UsageError."""
+    """Return the override in `[+][FILE:]KEY=VALUE`; the value is read as YAML. Raises UsageError."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise UsageError(f"--set {text!r} is not of the form key=value", hint=_HINT)
@@ -57,9 +57,9 @@ def parse(text: str) -> Override:
 
 
 def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
-    """Publish the snapshot with `overrides` made to its config files, in order, and return its id.
+    """Publish the snapshot with `overrides` applied to its config files, in order, and return its id.
 
-    It is `snapshot_id` itself if they change nothing. Raises UsageError for a key that is not there.
+    If they change nothing, that is `snapshot_id`. Raises UsageError for an unknown key.
     """
     base = snapshots.load(repo, snapshot_id)
     tree = trees.located(repo.objects, repo.locations, base.config)
@@ -73,14 +73,14 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     def attempt() -> Digest:
         config = _rewritten(repo, tree, {name: data for name, data in after.items() if data != before[name]})
         annotation = _annotation(repo, snapshot_id, tuple(overrides))
-        # Published from here on: the new config tree is durable, and all else that the snapshot names was before.
+        # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
 
     return repeated(attempt)
 
 
 def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:
-    """Return config files by name with `overrides` made to them. Raises UsageError."""
+    """Return config files by name, with `overrides` applied. Raises UsageError."""
     result = dict(files)
     for override in overrides:
         name = _file(result, override)
@@ -92,10 +92,11 @@ def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[s
 
 
 def _file(files: Mapping[str, bytes], override: Override) -> str:
-    """Return the name of the file that an override is about."""
+    """Return the name of the file that an override changes."""
     if not files:
         raise UsageError(
-            f"--set {override.text!r}: the snapshot has no config file", hint="Name them in m5ws.toml: [config] files."
+            f"--set {override.text!r}: the snapshot has no config file",
+            hint="Add config files to m5ws.toml: [config] files.",
         )
     if override.file is not None:
         return _named_file(files, override.file, override.text)
@@ -105,15 +106,19 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
     if holders:
         raise UsageError(
             f"--set {override.text!r}: the key is in {' and '.join(holders)}",
-            hint=f"Say which one: --set {holders[0]}:{override.text}",
+            hint=f"Name the file: --set {holders[0]}:{override.text}",
         )
     if override.add:
         first = next(iter(files))
-        raise UsageError(f"--set {override.text!r}: to which file?", hint=f"Say it: --set +{first}:{override.text[1:]}")
+        raise UsageError(
+            f"--set {override.text!r}: the snapshot has several config files",
+            hint=f"Name the file: --set +{first}:{override.text[1:]}",
+        )
     raise _unknown(override, [key for name, data in files.items() for key in flatten(name, data) or {}])
 
 
 def _named_file(files: Mapping[str, bytes], wanted: str, text: str) -> str:
+    """Return the config file with this path, or else with this last part of a path. Raises UsageError."""
     if wanted in files:
         return wanted
     same = [name for name in files if PurePosixPath(name).name == wanted]
@@ -132,33 +137,33 @@ def _unknown(override: Override, known: Sequence[str]) -> UsageError:
     last = override.key.rsplit(".", 1)[-1]
     close += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in close][:3]
     means = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-    return UsageError(f"--set {override.text!r}: there is no key {override.key}; {means}", hint=_HINT)
+    return UsageError(f"--set {override.text!r}: unknown key {override.key}; {means}", hint=_HINT)
 
 
 def _set(name: str, data: bytes, override: Override) -> bytes:
-    """Return a file with one key set. Its bytes stay the same if the key has that value already."""
+    """Return a file with one key set, or the same bytes if the key has that value already."""
     old = flatten(name, data) or {}
     if not override.add and not _holds(name, data, override.key):
         raise _unknown(override, list(old))
     if override.add and _holds(name, data, override.key):
-        raise UsageError(f"--set {override.text!r}: {override.key} is in {name} already", hint="Leave out the +.")
+        raise UsageError(f"--set {override.text!r}: {name} already has {override.key}", hint="Remove the +.")
     result = edit.edit(name, data, lambda document: _assigned(document, override, name))
     new = flatten(name, result) or {}
     if new == old:
         return data
-    moved = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-    others = {key for key in moved if key != override.key and not key.startswith(override.key + ".")}
-    others -= {key for key in others if key in old and key not in new and override.key.startswith(key + ".")}
-    if others:
+    differing = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    shared = {key for key in differing if key != override.key and not key.startswith(override.key + ".")}
+    shared -= {key for key in shared if key in old and key not in new and override.key.startswith(key + ".")}
+    if shared:
         raise UsageError(
-            f"--set {override.text!r} would change {', '.join(sorted(others))} of {name} too",
-            hint="They share one mapping (a YAML anchor). Write them apart.",
+            f"--set {override.text!r} would also change {', '.join(sorted(shared))} in {name}",
+            hint="These keys share one mapping (a YAML anchor). Write each mapping separately.",
         )
     return result
 
 
 def _assigned(document: Any, override: Override, name: str) -> Any:
-    """Set the key in a parsed document. A key that itself holds dots is found too."""
+    """Set the key in a parsed document. Keys may contain dots themselves."""
     _assign(document, override.key.split("."), override, name)
     return document
 
@@ -174,7 +179,7 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
                 _assign(node[key], parts[length:], override, name)
                 return
         if not override.add:
-            raise UsageError(f"--set {override.text!r}: there is no key {override.key}", hint=_HINT)
+            raise UsageError(f"--set {override.text!r}: unknown key {override.key}", hint=_HINT)
         nested: object = _styled(override.value, name, override)
         for part in reversed(parts[1:]):
             nested = {part: nested}
@@ -189,12 +194,12 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
 
 
 def _key(node: Mapping[Any, Any], text: str) -> Any:
-    """Return the key of a mapping that is written as `text`; YAML's need not be text."""
+    """Return the key of a mapping whose text is `text`, None without one. Keys in YAML may be numbers."""
     return next((key for key in node if str(key) == text), None)
 
 
 def _styled(value: object, name: str, override: Override) -> object:
-    """Return a value in the form in which every reader of the file takes it for the same."""
+    """Return a value in a style that all readers of the file format read alike."""
     suffix = PurePosixPath(name).suffix.lower()
     if suffix in (".yaml", ".yml"):
         return edit.yaml_styled(value)
@@ -204,7 +209,7 @@ def _styled(value: object, name: str, override: Override) -> object:
 
 
 def _rewritten(repo: Repository, tree: Tree, files: Mapping[str, bytes]) -> Digest:
-    """Write the config tree with other content for `files`; a tree is packed from files, so that it packs alike."""
+    """Write the config tree with new content of `files`. It is written from disk, so its packs are the usual ones."""
     with tempfile.TemporaryDirectory(prefix="m5ws-config-") as folder:
         work = Path(folder) / "config"
         materialise(repo.objects, repo.locations, [tree], work, read_only=False)
@@ -216,9 +221,9 @@ def _rewritten(repo: Repository, tree: Tree, files: Mapping[str, bytes]) -> Dige
 
 
 def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:
-    """Return the annotation of a derived snapshot; who and where are taken over from its base."""
-    said = snapshots.annotations(repo, snapshot_id)
-    origin = said[-1] if said else Annotation(created_s=0.0)
+    """Return the annotation of a derived snapshot, with author, branch and remote of its base."""
+    annotations = snapshots.annotations(repo, snapshot_id)
+    origin = annotations[-1] if annotations else Annotation(created_s=0.0)
     return msgspec.structs.replace(
         origin, created_s=time.time(), message=None, notes=(), derived_from=snapshot_id, overrides=overrides
     )

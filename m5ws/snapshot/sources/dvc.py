@@ -1,7 +1,7 @@
-"""DVC: which data a workspace tracks, whether it is what the pins say, and the data itself where it is not on disk.
+"""DVC: finds the tracked datasets of a workspace, compares them with their pins, and fetches missing data.
 
-Pins are read as the YAML that they are, and files are checked against them here, without DVC: it takes a damaged
-cache file for good (https://github.com/iterative/dvc/issues/9641). DVC itself is loaded to fetch, and only then.
+Pins are read as YAML, and files are compared with them here, without DVC: DVC accepts a damaged cache file
+(https://github.com/iterative/dvc/issues/9641). DVC is imported only to fetch.
 """
 
 import json
@@ -26,47 +26,47 @@ _TEXT = bytes(range(32, 127)) + b"\n\r\t\f\b"
 
 
 class UnusablePin(M5Error):
-    """A pin that does not say which bytes it stands for, or where they belong."""
+    """A pin lacks the hash or the path of its data, or is not valid."""
 
-    hint = "`dvc commit` or `dvc update` completes a pin; [data] dvc = false in m5ws.toml leaves DVC's data out."
+    hint = "Complete the pin (`dvc commit` or `dvc update`), or exclude DVC's data: [data] dvc = false in m5ws.toml."
 
 
 class DatasetModified(M5Error):
-    """The working tree holds something else than the pin."""
+    """Files in the working tree differ from the pin."""
 
     def __init__(self, dataset: TrackedDataset) -> None:
         name, pin = os.fsdecode(dataset.path), os.fsdecode(dataset.pin)
         target = pin if pin.endswith(".dvc") else name
-        super().__init__(f"{name} is not what {pin} pins")
-        self.hint = f"`dvc commit {target}` pins it as it is now; `dvc checkout {target}` brings back what is pinned."
+        super().__init__(f"{name} differs from its pin {pin}")
+        self.hint = f"`dvc commit {target}` pins the current files; `dvc checkout {target}` restores the pinned ones."
 
 
 class Dvc:
     """`DatasetSource`."""
 
     def find(self, root: Path, files: Sequence[bytes]) -> tuple[TrackedDataset, ...]:
-        """Return every dataset whose pin (`*.dvc`, `dvc.lock`) is among `files`, which are sorted.
+        """Return every dataset whose pin (`*.dvc`, `dvc.lock`) is in `files`, which are sorted.
 
-        Outputs that are files of the workspace themselves (`cache: false`) are none. Raises UnusablePin.
+        Outputs that git tracks (`cache: false`) are files of the workspace, and no datasets. Raises UnusablePin.
         """
-        found = list[TrackedDataset]()
+        datasets = list[TrackedDataset]()
         for pin in [path for path in files if path.endswith((b".dvc", b"dvc.lock"))]:
             if pin.endswith(b".dvc") and posixpath.basename(pin) != b".dvc":
-                found += [
+                datasets += [
                     _dataset(pin, folder, out) for folder, out in _outs_of_pin(root, pin) if out.get("cache", True)
                 ]
             elif posixpath.basename(pin) == b"dvc.lock":
                 outs = [_dataset(pin, folder, out) for folder, out in _outs_of_lock(root, pin)]
-                found += [dataset for dataset in outs if not _holds(files, dataset.path)]
-        return tuple(sorted(found, key=lambda dataset: dataset.path))
+                datasets += [dataset for dataset in outs if not _holds(files, dataset.path)]
+        return tuple(sorted(datasets, key=lambda dataset: dataset.path))
 
     def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """Return those of `files` that no `.dvcignore` names."""
+        """Return those of `files` that no `.dvcignore` matches."""
         ignored = _ignored(root, dataset.path)
         return tuple(files) if ignored is None else tuple(file for file in files if not ignored(file.path))
 
     def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
-        """Raise DatasetModified unless the MD5 of every file, and of their list, is what is pinned."""
+        """Raise DatasetModified unless the MD5 of every file, and of their list, matches the pin."""
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-md5") as pool:
             digests = list(pool.map(lambda file: _md5(file.location, dataset.legacy), files))
         if not dataset.hash.endswith(".dir"):
@@ -79,9 +79,9 @@ class Dvc:
             raise DatasetModified(dataset)
 
     def fetch(self, root: Path, dataset: TrackedDataset, target: Path) -> tuple[SourceFile, ...]:
-        """Write the dataset's files below `target`, each checked as it arrives; from the cache, else the remote.
+        """Write the dataset's files below `target`, from DVC's cache or else its remote, and verify each.
 
-        Nothing is added to DVC's cache and no lock of DVC's is taken. Raises NotFound, CorruptObject, MissingExtra.
+        Adds nothing to DVC's cache, and takes no lock of DVC. Raises NotFound, CorruptObject, MissingExtra.
         """
         try:
             from dvc.exceptions import DvcException
@@ -105,22 +105,22 @@ class Dvc:
 
 
 def _outs_of_pin(root: Path, pin: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the folder that paths start from, the entry) for each output of a `.dvc` file."""
+    """Yield the folder of its path and the entry, for each output of a `.dvc` file."""
     document = _yaml(root, pin)
     folder = posixpath.join(posixpath.dirname(os.fsdecode(pin)), str(document.get("wdir", ".")))
     yield from ((folder, out) for out in document.get("outs") or ())
 
 
 def _outs_of_lock(root: Path, pin: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield as `_outs_of_pin` for a `dvc.lock`; where its stages run stands in the `dvc.yaml` beside it."""
+    """Yield as `_outs_of_pin` for a `dvc.lock`. The `dvc.yaml` beside it has the folders of its stages."""
     document = _yaml(root, pin)
-    here = posixpath.dirname(os.fsdecode(pin))
+    parent = posixpath.dirname(os.fsdecode(pin))
     stages = document.get("stages", {}) if "schema" in document else document
-    pipeline = os.fsencode(posixpath.join(here, "dvc.yaml"))
+    pipeline = os.fsencode(posixpath.join(parent, "dvc.yaml"))
     declared = (_yaml(root, pipeline) if os.path.exists(root / os.fsdecode(pipeline)) else {}).get("stages") or {}
     for name, stage in (stages or {}).items():
-        said = declared.get(name.partition("@")[0]) or {}
-        folder = posixpath.join(here, str((said.get("do") or said).get("wdir", ".")))
+        declaration = declared.get(name.partition("@")[0]) or {}
+        folder = posixpath.join(parent, str((declaration.get("do") or declaration).get("wdir", ".")))
         yield from ((folder, out) for out in stage.get("outs") or ())
 
 
@@ -144,7 +144,7 @@ def _dataset(pin: bytes, folder: str, out: dict[str, Any]) -> TrackedDataset:
     if not path or "://" in path or posixpath.isabs(inside) or inside.split("/")[0] in ("..", "."):
         raise UnusablePin(f"{name} tracks {path!r}, which is not inside the workspace")
     if "md5" not in out:
-        raise UnusablePin(f"{name} does not say what {path!r} holds: it has no md5")
+        raise UnusablePin(f"{name} has no md5 for {path!r}")
     return TrackedDataset(
         path=os.fsencode(inside),
         pin=pin,
@@ -157,14 +157,14 @@ def _dataset(pin: bytes, folder: str, out: dict[str, Any]) -> TrackedDataset:
 
 
 def _holds(files: Sequence[bytes], path: bytes) -> bool:
-    """Return whether `path`, or something below it, is among the sorted `files`."""
+    """Return True if `path`, or a file below it, is in the sorted `files`."""
     at = bisect_left(files, path)
     below = bisect_left(files, path + b"/")
     return (at < len(files) and files[at] == path) or (below < len(files) and files[below].startswith(path + b"/"))
 
 
 def _ignored(root: Path, path: bytes) -> Callable[[bytes], bool] | None:
-    """Return what `.dvcignore` files from DVC's root down to `path` ignore; None if they say nothing."""
+    """Return a matcher for the `.dvcignore` files from DVC's root down to `path`, None if they have no patterns."""
     place = root / os.fsdecode(path)
     top = next((folder for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root)
     specs: list[tuple[str, Any]] = []
@@ -206,14 +206,14 @@ def _md5(location: str | Path, legacy: bool) -> str:
 
 
 class _Md5:
-    """DVC's MD5. Pins of DVC before 3.0 hash text with its line ends as on Unix, judged block by block."""
+    """DVC's MD5. Pins of DVC before 3.0 hash text with Unix line ends, and detect text block by block."""
 
     def __init__(self, legacy: bool) -> None:
         self._digest = _hasher()
         self._legacy = legacy
 
     def update(self, block: bytes) -> None:
-        """Take the next block; blocks of a legacy hash are 1 MiB, as DVC reads them."""
+        """Add the next block. Blocks of a legacy hash are 1 MiB, as in DVC."""
         self._digest.update(block.replace(b"\r\n", b"\n") if self._legacy and _is_text(block[:512]) else block)
 
     def hexdigest(self) -> str:
@@ -225,7 +225,7 @@ def _is_text(block: bytes) -> bool:
 
 
 def _md5_of_list(files: Any) -> str:
-    """Return DVC's hash of a folder: the MD5 of its list of files, as JSON sorted by path."""
+    """Return DVC's hash of a folder: the MD5 of the list of files as JSON, sorted by path."""
     rows = sorted(({"md5": digest, "relpath": name} for name, digest in files), key=lambda row: row["relpath"])
     digest = _hasher()
     digest.update(json.dumps(rows, sort_keys=True).encode())
@@ -233,7 +233,7 @@ def _md5_of_list(files: Any) -> str:
 
 
 def _hasher() -> "hashlib._Hash":
-    """Return MD5 as DVC uses it; OpenSSL is loaded where there is something to check."""
+    """Return a new MD5 hasher. `hashlib` loads OpenSSL, so it is imported here."""
     import hashlib
 
     return hashlib.md5(usedforsecurity=False)
@@ -246,51 +246,52 @@ def _copy_all(repo: Any, root: Path, dataset: TrackedDataset, target: Path) -> t
     index = repo.index.data["repo"]
     key = Path(os.path.realpath(root), os.fsdecode(dataset.path)).relative_to(os.path.realpath(repo.root_dir)).parts
     if key not in index:
-        raise UnusablePin(f"DVC does not know {os.fsdecode(dataset.path)}, which {os.fsdecode(dataset.pin)} pins")
-    entries = [(found, entry) for found, entry in index.iteritems(prefix=key) if not (entry.meta and entry.meta.isdir)]
+        raise UnusablePin(f"DVC does not track {os.fsdecode(dataset.path)}, which {os.fsdecode(dataset.pin)} pins")
+    entries = [(inner, entry) for inner, entry in index.iteritems(prefix=key) if not (entry.meta and entry.meta.isdir)]
     jobs = [
-        (entry, dataset.path + b"".join(b"/" + _component(dataset, part) for part in found[len(key) :]))
-        for found, entry in entries
+        (entry, dataset.path + b"".join(b"/" + _component(dataset, part) for part in inner[len(key) :]))
+        for inner, entry in entries
     ]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-dvc") as pool:
         return tuple(pool.map(lambda job: _copy(index, dataset, job[0], job[1], target), jobs))
 
 
 def _component(dataset: TrackedDataset, part: str) -> bytes:
-    """Return one part of a path that a list in cache or remote names; it must not lead out of the target."""
+    """Return one part of a path from DVC's list of files. Raises CorruptObject for one that leaves the target."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
-        raise CorruptObject(f"the list of files of {os.fsdecode(dataset.path)} holds a path with {part!r}")
+        raise CorruptObject(f"the list of files of {os.fsdecode(dataset.path)} contains a path with {part!r}")
     return os.fsencode(part)
 
 
 def _copy(index: Any, dataset: TrackedDataset, entry: Any, path: bytes, target: Path) -> SourceFile:
-    """Copy one file from the first place that has the right bytes."""
+    """Copy one file from the first storage that has the pinned bytes."""
     location = os.path.join(target, os.fsdecode(path))
     os.makedirs(os.path.dirname(location), exist_ok=True)
-    wrong: list[str] = []
-    places = index.storage_map[entry.key]
-    for storage in (places.cache, places.remote, places.data):
+    damaged: list[str] = []
+    storages = index.storage_map[entry.key]
+    for storage in (storages.cache, storages.remote, storages.data):
         if storage is None:
             continue
         try:
-            system, where = storage.get(entry)
-            if _copy_checked(system, where, location, entry.hash_info.value, dataset.legacy):
+            system, source = storage.get(entry)
+            if _copy_checked(system, source, location, entry.hash_info.value, dataset.legacy):
                 return SourceFile(path=path, location=location)
         except (FileNotFoundError, ValueError):
             continue
-        wrong.append(str(where))
-    if wrong:
+        damaged.append(str(source))
+    if damaged:
         raise CorruptObject(
-            f"{' and '.join(wrong)} is not what {os.fsdecode(dataset.pin)} pins as {os.fsdecode(path)}",
-            hint="Delete that damaged file of DVC's, and `dvc fetch` it from a good copy.",
+            f"checksum mismatch: {' and '.join(damaged)} does not match the pin {os.fsdecode(dataset.pin)} of "
+            f"{os.fsdecode(path)}",
+            hint="Delete the damaged file in DVC's storage, and `dvc fetch` it from a good copy.",
         )
     raise _absent(dataset)
 
 
-def _copy_checked(system: Any, where: str, location: str, md5: str, legacy: bool) -> bool:
+def _copy_checked(system: Any, source: str, location: str, md5: str, legacy: bool) -> bool:
     digest = _Md5(legacy)
-    with system.open(where, "rb") as source, open(location, "wb") as copy:
-        while block := source.read(_BLOCK_BYTES):
+    with system.open(source, "rb") as file, open(location, "wb") as copy:
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             copy.write(block)
     return digest.hexdigest() == md5
@@ -299,6 +300,6 @@ def _copy_checked(system: Any, where: str, location: str, md5: str, legacy: bool
 def _absent(dataset: TrackedDataset) -> NotFound:
     name, pin = os.fsdecode(dataset.path), os.fsdecode(dataset.pin)
     return NotFound(
-        f"{name}, which {pin} pins, is neither in the working tree nor in DVC's cache nor in its remote",
-        hint=f"`dvc pull {name}` says more; where the data is, `dvc push` it to the remote.",
+        f"{name}, which {pin} pins, is missing in the working tree, in DVC's cache and in its remote",
+        hint=f"`dvc pull {name}` prints details. On a machine that has the data, `dvc push` it to the remote.",
     )

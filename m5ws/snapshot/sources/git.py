@@ -1,8 +1,7 @@
-"""Git, through its own executable: what a working tree holds, and what it stands on.
+"""State of a working tree from the git executable: its files, commit, branch, remote and author.
 
-Nothing is ever written: optional locks are off, and no hook, monitor or fetch is started. File names are the
-file system's own bytes from end to end. While `git status` compares, the files that `git ls-files` named are asked
-for their stamps.
+Nothing is written: optional locks are off, and no hook, monitor or fetch is started. File names are the file system's
+own bytes everywhere. While `git status` compares, this module calls `lstat` for the files of `git ls-files`.
 """
 
 import os
@@ -27,7 +26,7 @@ _LIST = ("ls-files", "-z", "-v", "--stage")
 
 
 class _Listing(msgspec.Struct):
-    """One repository's part of the answer; paths are relative to where it was asked."""
+    """One repository's part of the state. Paths are relative to the folder in which git ran."""
 
     commit: str | None = None
     branch: str | None = None
@@ -39,7 +38,7 @@ class _Listing(msgspec.Struct):
 
 
 class Git:
-    """`SourceControl`. `environment` is what git is started with, less what would point it elsewhere."""
+    """`SourceControl`. Git gets `environment`, without variables that name another repository."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = git_start.kept(environment)
@@ -53,7 +52,7 @@ class Git:
             listing = self._listing(root, pool)
             facts = pool.submit(self._facts, root)
             if not listing.files and not listing.nested and self._ignored(root):
-                note = "the repository around the workspace ignores it: it was captured as a plain folder"
+                note = "git ignores the workspace: it was captured as a plain folder"
                 return _folder_state(root, (note,))
             notes = self._descend(root, listing, pool)
         remote, author = _remote_and_author(facts.result(), listing.branch)
@@ -77,7 +76,7 @@ class Git:
         return git_glance.begin(root, self._environment)
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
-        """Add the files of submodules and nested repositories, and return what is to be said of them."""
+        """Add the files of submodules and nested repositories, and return notes about them."""
         notes: list[str] = []
         for folder in sorted(listing.nested):
             inside = root / os.fsdecode(folder)
@@ -120,8 +119,8 @@ class Git:
     def _run(self, root: Path, *arguments: str, accept: tuple[int, ...] = (0,)) -> bytes:
         result = self._start(root, arguments)
         if result.returncode not in accept:
-            said = result.stderr.decode("utf-8", "backslashreplace").strip()
-            raise GitError(f"git {arguments[0]} failed in {root}: {said or f'exit status {result.returncode}'}")
+            message = result.stderr.decode("utf-8", "backslashreplace").strip()
+            raise GitError(f"git {arguments[0]} failed in {root}: {message or f'exit status {result.returncode}'}")
         return result.stdout
 
     def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
@@ -139,14 +138,14 @@ class Git:
 
 
 def _in_folder(root: Path) -> bool:
-    """Return whether git could name paths from further up than `root`; it is asked where `.git` is not right here."""
+    """Return True if `root` may lie below the top of its working tree, where git's paths begin."""
     return not os.path.lexists(root / ".git")
 
 
 def _read_status(output: bytes, prefix: bytes, listing: _Listing) -> set[bytes]:
-    """Fill `listing` from porcelain v2 and return tracked paths that are not in the working tree.
+    """Fill `listing` from porcelain v2, and return tracked paths that are not in the working tree.
 
-    https://git-scm.com/docs/git-status#_porcelain_format_version_2; paths start at the repository's top.
+    Paths start at the repository's top. https://git-scm.com/docs/git-status#_porcelain_format_version_2
     """
     absent: set[bytes] = set()
     for line in output.split(b"\0"):
@@ -178,10 +177,10 @@ def _read_header(line: bytes, listing: _Listing) -> None:
 
 
 def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
-    """Return tracked paths, sorted; submodules go to `listing.nested`, files that are kept off the disk are left out.
+    """Return tracked paths, sorted, without files of a sparse checkout. Submodules go to `listing.nested`.
 
-    A line is `TAG MODE OBJECT STAGE<TAB>PATH`. Status says nothing of files with a tag other than H (sparse
-    checkout, assume-unchanged), so that the disk is asked.
+    A line is `TAG MODE OBJECT STAGE<TAB>PATH`. `git status` does not list files with a tag other than H (sparse
+    checkout, assume-unchanged), so they are looked up on disk.
     """
     lines = output.split(b"\0")
     lines.pop()
@@ -199,7 +198,7 @@ def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
 
 
 def _stats(root: Path, paths: list[bytes]) -> dict[bytes, os.stat_result]:
-    """Return what `lstat` says of files, for each folder from within it: the rest of a path is not walked again."""
+    """Return the results of `lstat` by path. It is called relative to each folder, which saves walks of whole paths."""
     stats: dict[bytes, os.stat_result] = {}
     folder, descriptor = b"", os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     stat = os.stat
@@ -220,7 +219,7 @@ def _stats(root: Path, paths: list[bytes]) -> dict[bytes, os.stat_result]:
 
 
 def _present(root: Path, path: bytes) -> bool:
-    """Return whether a file is there itself, not through a link in the middle of its path."""
+    """Return True if a file exists, and no folder in its path is a link."""
     location = os.fsencode(root)
     *folders, name = path.split(b"/")
     for folder in folders:
@@ -240,8 +239,8 @@ def _folder_state(root: Path, notes: tuple[str, ...] = ()) -> SourceState:
 
 
 def _walk(folder: bytes, prefix: bytes, special: list[str]) -> Iterator[bytes]:
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             path = prefix + entry.name
             if entry.name in _NEVER:
                 continue
@@ -250,7 +249,7 @@ def _walk(folder: bytes, prefix: bytes, special: list[str]) -> Iterator[bytes]:
             elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
                 yield path
             else:
-                special.append(f"{_text(path)} is neither a file nor a link: not captured")
+                special.append(f"{_text(path)} is neither a file nor a link, and was not captured")
 
 
 def _never(path: bytes) -> bool:
@@ -262,7 +261,7 @@ def _text(path: bytes) -> str:
 
 
 def _remote_and_author(facts: Mapping[str, str], branch: str | None) -> tuple[str | None, str | None]:
-    """Return the URL of the branch's remote, else of `origin`, else of the first; and who the user is to git."""
+    """Return the URL of the branch's remote, else of `origin`, else of the first, and git's user."""
     urls = {key[7:-4]: url for key, url in facts.items() if key.startswith("remote.")}
     wanted = (facts.get(f"branch.{branch}.remote", ""), "origin", *sorted(urls))
     url = next((urls[name] for name in wanted if name in urls), None)
@@ -272,9 +271,9 @@ def _remote_and_author(facts: Mapping[str, str], branch: str | None) -> tuple[st
 
 
 def without_credentials(url: str) -> str:
-    """Return a remote's URL without password, token, query and fragment; a user name stays for ssh alone.
+    """Return a remote's URL without password, token, query and fragment. Only URLs of ssh keep the user name.
 
-    The user name of an https URL often is the token itself.
+    In https URLs the user name is often the token.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -1,10 +1,10 @@
-"""Whether a working tree is as it was, from what git keeps of it: no file is named, and none is asked by us.
+"""Fingerprint of a working tree from git's index, without a list of its unchanged files.
 
-Git's index says what each tracked file was like when git last looked: size, owner, inode, and the seconds of mtime
-and ctime. `git diff-files` names every file that is not like that any more, without reading it. So an equal index and
-equal answers mean equal files, for all that was written in an earlier second than the index: any later change gives a
-file another ctime, which nobody can set. What git does not vouch for (files that differ, untracked ones) is asked for
-its stamp here (https://git-scm.com/docs/git-diff-files, https://git-scm.com/docs/racy-git).
+Git's index has the size, owner, inode, and the seconds of mtime and ctime of each tracked file. `git diff-files` names
+every file that differs from it, without reading content. So an equal index and equal output mean equal files, if they
+were written in an earlier second than the index: each later change sets another ctime, which no program can choose.
+Files that differ and untracked files are stamped here (https://git-scm.com/docs/git-diff-files,
+https://git-scm.com/docs/racy-git).
 """
 
 import os
@@ -17,16 +17,16 @@ from m5ws.snapshot.sources.interface import Glance
 
 
 def begin(root: Path, environment: Mapping[str, str]) -> Callable[[], Glance | None]:
-    """Have git look at the working tree at `root`, a real path, and return what waits for it.
+    """Start a glance at the working tree at `root`, a real path, and return a function that waits for it.
 
-    That is None on an unborn branch, and if git fails. Raises GitError if there is no git.
+    The function returns None on an unborn branch, or if git fails. Raises GitError if git is not installed.
     """
     try:
-        return partial(_ended, git_start.look(os.fspath(root), environment))
+        return partial(_result, git_start.start(os.fspath(root), environment))
     except FileNotFoundError:
         return lambda: None
 
 
-def _ended(looking: git_start.Looking) -> Glance | None:
-    found = looking.said()
-    return None if found is None else Glance(said=found[0], indexed_ns=found[1])
+def _result(processes: git_start.GlanceProcesses) -> Glance | None:
+    result = processes.result()
+    return None if result is None else Glance(outputs=result[0], indexed_ns=result[1])

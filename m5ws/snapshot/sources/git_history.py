@@ -1,7 +1,7 @@
-"""History of commits and new repositories, by GitPython.
+"""History of commits, and new repositories, by GitPython.
 
-Nothing that a snapshot or a verdict rests on is read here: a history that is not there is a fact, and no error. A
-snapshot's files come from git itself (`git`), which answers sooner (docs/design/0001).
+Snapshots and verdicts do not depend on it, so a missing history is a fact and not an error. A snapshot's files come
+from the git executable (`git`), which is faster (docs/design/0001).
 """
 
 import configparser
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LISTED = 20
 _BRANCHES = 5
 _BRANCHES_S = 2.0
-"""A history of millions of commits takes longer to look through; its branches are left out."""
+"""Time limit, in seconds, for the search of branches. With millions of commits it takes longer, and is omitted."""
 _READS_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -42,7 +42,7 @@ class GitHistory:
             return CommitFacts(missing=str(error))
 
     def between(self, old: str, new: str) -> CommitsBetween:
-        """Return the commits that one of two commits has and the other has not."""
+        """Return the commits that only one of two commits has among its ancestors."""
         try:
             with _opened(self._root) as repo:
                 for commit in (old, new):
@@ -63,44 +63,44 @@ def make_repository(root: Path, files: Sequence[str], message: str) -> str:
             repo.index.add(list(files))
             return str(repo.index.commit(message).hexsha)
     except (git.GitError, OSError) as error:
-        raise M5Error(f"git makes no repository in {root}: {error}") from error
+        raise M5Error(f"git could not create a repository in {root}: {error}") from error
 
 
 class _Missing(Exception):
-    """Why the history does not have a commit."""
+    """The history does not have a commit. The message is the reason."""
 
 
 @contextmanager
 def _opened(root: Path) -> "Iterator[Repo]":
-    """Open the repository around `root`, reading only. Raises _Missing, also for what fails while it is open."""
+    """Open the repository around `root` for reading. Raises _Missing, also for errors while it is open."""
     try:
         git = _library()
     except M5Error as error:
         raise _Missing(str(error)) from error
     try:
         with git.Repo(root, search_parent_directories=True) as repo:
-            # A hook's variables name another repository.
+            # In a git hook, inherited variables name another repository.
             repo.git.update_environment(GIT_DIR=str(repo.git_dir), **_READS_ONLY)
             try:
                 yield repo
             # GitPython raises ValueError and its kinds for names that the repository does not have.
             except (ValueError, git.ODBError, git.GitCommandError) as error:
                 shallow = "the clone is shallow and " if _is_shallow(repo) else "the repository "
-                raise _Missing(f"{shallow}does not have such a commit") from error
+                raise _Missing(f"{shallow}does not have this commit") from error
     except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
-        raise _Missing("the workspace lies in no git repository") from error
+        raise _Missing("the workspace is not in a git repository") from error
     except (git.GitError, configparser.Error, OSError) as error:
         raise _Missing(f"the repository cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _check(commit: str) -> None:
-    """Raise _Missing for a name from a store that is no commit's, and that git could take for an option."""
+    """Raise _Missing for a text from a store that is not a commit's name. Git could read it as an option."""
     if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit) is None:
         raise _Missing(f"{commit[:20]!r} is not the name of a commit")
 
 
 def _check_joined(repo: "Repo", old: str, new: str) -> None:
-    """Raise _Missing where a shallow clone ends between two commits: all of its commits would seem to lie there."""
+    """Raise _Missing if a shallow clone ends between two commits: git would count all of its commits as between."""
     if _is_shallow(repo) and not repo.merge_base(old, new):
         raise _Missing("the clone is shallow, and ends before these commits meet")
 
@@ -118,7 +118,7 @@ def _is_shallow(repo: "Repo") -> bool:
 
 
 def _only(repo: "Repo", without: str, of: str) -> tuple[tuple[Commit, ...], int]:
-    """Return the newest commits that only `of` has, and how many there are."""
+    """Return the newest commits that only `of` has, and the number of all."""
     span = f"{without}..{of}"
     listed = tuple(map(_commit, repo.iter_commits(span, max_count=_LISTED)))
     return listed, len(listed) if len(listed) < _LISTED else int(repo.git.rev_list("--count", span))

@@ -12,13 +12,13 @@ from m5ws.repository.files.interface import SourceFile
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """What source control says of a working tree: paths relative to the root that was asked about, sorted.
+    """State of a working tree. Paths are relative to its root, and sorted.
 
-    `files` are tracked and untracked-not-ignored files that are in the working tree, submodules and nested
-    repositories included; `changed` is what of it, or missing from it, differs from `commit`, which is None on an
-    unborn branch and without a repository. `remote` and `author` hold no credentials. `stats` is what `lstat` said
-    meanwhile of files that did not differ, by path: so asking takes no time of its own. Where not `glanceable`, there
-    are files whose changes a glance does not show.
+    `files` are tracked files, and untracked ones that are not ignored, with those of submodules and nested
+    repositories. `changed` are paths that differ from `commit`, missing files included; `commit` is None on an unborn
+    branch and without a repository. `remote` and `author` have no credentials. `stats` are results of `lstat` of
+    unchanged files, by path, which were read while git compared. If not `glanceable`, a glance does not show the
+    changes of some files.
     """
 
     commit: str | None
@@ -31,19 +31,19 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     stats: Mapping[bytes, os.stat_result] = {}
     glanceable: bool = False
 
-    def says(self, other: "SourceState") -> bool:
-        """Return whether both say the same of the tree; stamps of files are not part of it."""
-        return msgspec.structs.replace(self, stats={}) == msgspec.structs.replace(other, stats={})
+    def is_same_tree(self, later: "SourceState") -> bool:
+        """Return True if both states are of the same tree; stamps of files are not compared."""
+        return msgspec.structs.replace(self, stats={}) == msgspec.structs.replace(later, stats={})
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """What a working tree was at one moment, without naming its files: two that are equal are of the same tree.
+    """Fingerprint of a working tree at one moment, without file names. Equal glances are of the same tree.
 
-    That holds for trees that were `glanceable`, between glances of which the first began more than two seconds after
-    `indexed_ns`, when source control last wrote down what files are like.
+    That holds for `glanceable` trees, if the first of the two glances began more than two seconds after `indexed_ns`,
+    the time when source control last wrote its index.
     """
 
-    said: tuple[bytes, ...]
+    outputs: tuple[bytes, ...]
     indexed_ns: int
 
 
@@ -51,23 +51,23 @@ class SourceControl(Protocol):
     """Reads a working tree; never writes to it."""
 
     def glance(self, root: Path) -> Callable[[], Glance | None]:
-        """Begin to look at `root`, for a fraction of what `state` costs, and return at once what waits for the answer.
+        """Start a glance at `root`, which costs a fraction of `state`, and return a function that waits for it.
 
-        That is None if it cannot be told so cheaply.
+        The function returns None if a glance is not enough.
         """
 
     def state(self, root: Path) -> SourceState:
-        """Return the state of the working tree at `root`, of files below `root` alone.
+        """Return the state of the working tree at `root`, with files below `root` alone.
 
-        Without a repository: every file. `.git` and `.m5ws` are never in it.
+        Without a repository it has every file. It never has `.git` and `.m5ws`.
         """
 
 
 class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset that another tool pins.
 
-    `path` is inside the workspace, `pin` the file that names it, `hash` the tool's own name for the content;
-    `executable` is the mode its pin records, which is the only one that counts.
+    `path` is inside the workspace, `pin` is the file that names the dataset, `hash` the tool's own hash of the content.
+    `executable` is the mode in the pin; the mode on disk does not count.
     """
 
     path: bytes
@@ -80,7 +80,7 @@ class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitHistory(Protocol):
-    """History of the commits around a workspace. What is missing is in the answer, and no error."""
+    """History of the commits around a workspace. A missing commit is part of the result, and not an error."""
 
     def facts(self, commit: str) -> CommitFacts: ...
 
@@ -91,26 +91,26 @@ class DatasetSource(Protocol):
     """Datasets that another tool tracks (DVC)."""
 
     def find(self, root: Path, files: Sequence[bytes]) -> tuple[TrackedDataset, ...]:
-        """Return every dataset whose pin is among `files`, by reading pins only; sorted by path."""
+        """Return every dataset whose pin is in `files`, sorted by path. Only pins are read."""
 
     def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """Return those of `files`, found where the dataset belongs, that its tool does not ignore."""
+        """Return those of `files`, which lie at the dataset's path, that its tool does not ignore."""
 
     def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
-        """Check every byte of `files` against the pin. Raises M5Error that says what to do about a difference."""
+        """Compare every byte of `files` with the pin. Raises M5Error with a hint if they differ."""
 
     def fetch(self, root: Path, dataset: TrackedDataset, target: Path) -> tuple[SourceFile, ...]:
-        """Write the dataset's files below `target`, from cache or remote, each checked.
+        """Write the dataset's files below `target`, from the tool's cache or remote, and verify each.
 
-        Raises NotFound for bytes that neither has, CorruptObject for wrong ones, MissingExtra.
+        Raises NotFound for missing files, CorruptObject for damaged ones, MissingExtra.
         """
 
 
 class TokenizerProbe(Protocol):
-    """Asks a tokenizer for token ids."""
+    """Computes token ids with a tokenizer."""
 
     def version(self) -> str | None:
-        """Return the library that would answer, with its version; None if there is none. Imports nothing heavy."""
+        """Return the library's name and version, None if it is not installed. Imports nothing heavy."""
 
     def ids(self, tokenizer_json: bytes, text: str) -> tuple[int, ...]:
-        """Return the token ids of `text`. Raises M5Error for a file that the library cannot read."""
+        """Return the token ids of `text`. Raises M5Error if the library cannot read the file."""

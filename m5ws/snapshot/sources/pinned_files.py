@@ -1,7 +1,7 @@
-"""Files that are pinned by content: the tokenizer and the data, wherever links say that they lie.
+"""Files that are pinned by content: the tokenizer and the data, with links followed.
 
-Links are followed, since what a run reads is content; so a model cache full of links, or a data folder on
-another disk, is pinned whole. What git thinks of these files does not count.
+A run reads content through links. So a model cache full of links, or a data folder on another disk, is pinned
+completely. Files count also if git ignores them.
 """
 
 import os
@@ -16,9 +16,9 @@ _NEVER = frozenset((".git", ".m5ws"))
 
 
 def below(root: Path, path: bytes) -> tuple[SourceFile, ...] | None:
-    """Return the files at and below `path` of the workspace, sorted; None if there is nothing.
+    """Return the files at and below `path` of the workspace, sorted; None if `path` does not exist.
 
-    A link to nothing is returned as the link that it is. Raises M5Error for what is neither file, folder nor link.
+    A broken link is returned as a link. Raises M5Error for sockets, devices and pipes, and for cycles of links.
     """
     location = os.path.join(root, os.fsdecode(path))
     if not os.path.lexists(location):
@@ -27,21 +27,23 @@ def below(root: Path, path: bytes) -> tuple[SourceFile, ...] | None:
 
 
 def _files(location: str, path: bytes, above: frozenset[tuple[int, int]]) -> Iterator[SourceFile]:
-    """Yield what is at `location`. `above` are the folders on the way here: a link back to one has no end."""
+    """Yield the files at `location`. `above` are the folders that contain it, to detect a cycle of links."""
     try:
-        found = os.stat(location)
+        status = os.stat(location)
     except FileNotFoundError:
         yield SourceFile(path=path, location=location)
         return
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         yield SourceFile(path=path, location=os.path.realpath(location))
-    elif stat.S_ISDIR(found.st_mode):
-        here = (found.st_dev, found.st_ino)
-        if here in above:
-            raise M5Error(f"{location} leads back to a folder that it lies in", hint="Remove that link.")
-        yield from _folder(location, path, above | {here})
+    elif stat.S_ISDIR(status.st_mode):
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            raise M5Error(f"{location} is a link to a folder that contains it", hint="Remove that link.")
+        yield from _folder(location, path, above | {identity})
     else:
-        raise M5Error(f"{location} is neither a file nor a folder", hint="Move it out of what m5ws.toml pins.")
+        raise M5Error(
+            f"{location} is neither a file nor a folder", hint="Move it out of the paths that m5ws.toml pins."
+        )
 
 
 def _folder(location: str, path: bytes, above: frozenset[tuple[int, int]]) -> Iterator[SourceFile]:

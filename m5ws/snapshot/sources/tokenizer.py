@@ -1,6 +1,6 @@
-"""Token ids from a `tokenizer.json`, through the `tokenizers` library where it is installed.
+"""Token ids from a `tokenizer.json`, by the `tokenizers` library if it is installed.
 
-Files alone do not pin what a tokenizer does: a library's new version can give other ids for the same files.
+Files alone do not pin a tokenizer: a new version of the library can give other ids for the same files.
 """
 
 import importlib.util
@@ -15,11 +15,11 @@ class Tokenizers:
     """`TokenizerProbe`."""
 
     def version(self) -> str | None:
-        """Return `tokenizers` with its version, read off its folder's name: importing it takes 40 ms."""
-        found = importlib.util.find_spec("tokenizers")
-        if found is None or found.origin is None:
+        """Return `tokenizers` with its version, from its folder's name: an import would take 40 ms."""
+        spec = importlib.util.find_spec("tokenizers")
+        if spec is None or spec.origin is None:
             return None
-        site = Path(found.origin).parent.parent
+        site = Path(spec.origin).parent.parent
         names = sorted(name for name in os.listdir(site) if re.fullmatch(r"tokenizers-[^-]+\.dist-info", name))
         return names[0].removesuffix(".dist-info") if names else "tokenizers"
 
@@ -33,6 +33,6 @@ class Tokenizers:
             return tuple(Tokenizer.from_buffer(tokenizer_json).encode(text).ids)
         except Exception as error:  # the library raises nothing narrower
             raise M5Error(
-                f"tokenizer.json cannot be used: {error}",
-                hint='Correct it or upgrade `tokenizers`; [tokenizer] probe = "" pins the files alone.',
+                f"tokenizer.json cannot be read: {error}",
+                hint='Correct the file or upgrade `tokenizers`. [tokenizer] probe = "" pins the files alone.',
             ) from error
