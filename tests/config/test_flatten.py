@@ -49,7 +49,7 @@ def test_the_same_keys_in_toml_and_json() -> None:
         ("c.ini", b"a = 1"),
     ],
 )
-def test_what_is_not_valid_has_no_keys(name: str, data: bytes) -> None:
+def test_an_invalid_file_has_no_keys(name: str, data: bytes) -> None:
     assert flatten(name, data) is None
 
 

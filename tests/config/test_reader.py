@@ -1,4 +1,4 @@
-"""m5ws.toml: what is wrong in it is named, all at once, with its line."""
+"""m5ws.toml: one error names all of its problems, with their lines."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert _read(tmp_path, "") == Settings()
 
 
-def test_what_it_says_is_read(tmp_path: Path) -> None:
+def test_values_are_read(tmp_path: Path) -> None:
     settings = _read(tmp_path, "[run]\ncommand = ['train.py', '--fast']\nnproc = 4\n[determinism]\nthreads = 2\n")
     assert settings.run.command == ("train.py", "--fast")
     assert (settings.run.nproc, settings.determinism.threads) == (4, 2)
@@ -121,7 +121,7 @@ def test_every_line_that_init_comments_out_is_a_setting_that_is_accepted(tmp_pat
     planned = init.plan(tmp_path / "w")
     text = next(file.data for file in planned.files if file.path == "m5ws.toml").decode()
     lines = [line.removeprefix("# ") if " = " in line else line for line in text.splitlines()]
-    # The keys of a bucket are errors beside a directory.
+    # The keys of an S3 store are errors for a directory.
     settings = _read(tmp_path, "\n".join(lines).replace('url = ".m5ws/store"', 'url = "s3://bucket/prefix"'))
     assert settings.run.command == ("train.py",)
     assert settings.store.sse == "aws:kms"

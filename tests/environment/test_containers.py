@@ -1,4 +1,4 @@
-"""Command lines for container engines, and what goes wrong before and in a container. No engine is started here."""
+"""Command lines for container engines, and errors before and in a container. No engine is started here."""
 
 import os
 import sys
@@ -48,8 +48,8 @@ def test_apptainer_takes_the_image_from_its_registry() -> None:
     )
 
 
-class _Told:
-    """A launcher that keeps what it was asked for."""
+class _RecordingLauncher:
+    """A launcher that keeps its requests."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.requests: list[LaunchRequest] = []
@@ -65,17 +65,17 @@ class _Told:
 def _containers(
     folder: Path, environment: Mapping[str, str], launcher: Callable[..., Launcher] = LocalLauncher
 ) -> Containers:
-    here = Machine(root=folder)
-    return Containers(folder / "kept", (folder,), environment, launcher, here, ObserveRequest(root=str(folder)))
+    machine = Machine(root=folder)
+    return Containers(folder / "kept", (folder,), environment, launcher, machine, ObserveRequest(root=str(folder)))
 
 
-def test_a_launch_is_given_the_variables_of_the_host_but_for_those_that_tell_of_it(tmp_path: Path) -> None:
+def test_a_launch_gets_the_variables_of_the_host_without_those_about_the_host(tmp_path: Path) -> None:
     write(tmp_path, {"bin/docker": "#!/bin/sh\n"})
     (tmp_path / "bin" / "docker").chmod(0o755)
     host = {"PATH": str(tmp_path / "bin"), "HOME": "/home/ada", "MY_SECRET": "not-to-be-seen", "LD_LIBRARY_PATH": "/h"}
-    told = _Told({})
-    made = _containers(tmp_path, host, lambda _: told).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
-    added = {"OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": "/asked/for"}
+    recorder = _RecordingLauncher({})
+    made = _containers(tmp_path, host, lambda _: recorder).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
+    added = {"OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": "/request_made/for"}
     request = LaunchRequest(
         argv=("python3", "-m", "a"),
         prepare=("python3", "-m", "b"),
@@ -84,19 +84,25 @@ def test_a_launch_is_given_the_variables_of_the_host_but_for_those_that_tell_of_
         log=str(tmp_path / "log"),
     )
     made.launcher.launch(request).stop(5.0)
-    (asked,) = told.requests
-    assert asked.argv[-2:] == ("-m", "a") and asked.prepare[-2:] == ("-m", "b")
-    assert asked.environment["MY_SECRET"] == "not-to-be-seen" and asked.environment["LD_LIBRARY_PATH"] == "/asked/for"
-    assert asked.environment["M5WS_CONTAINER_IMAGE"] == _IMAGE and not {"HOME", "PATH"} & asked.environment.keys()
-    assert "not-to-be-seen" not in " ".join(asked.argv)
+    (request_made,) = recorder.requests
+    assert request_made.argv[-2:] == ("-m", "a") and request_made.prepare[-2:] == ("-m", "b")
+    assert (
+        request_made.environment["MY_SECRET"] == "not-to-be-seen"
+        and request_made.environment["LD_LIBRARY_PATH"] == "/request_made/for"
+    )
+    assert (
+        request_made.environment["M5WS_CONTAINER_IMAGE"] == _IMAGE
+        and not {"HOME", "PATH"} & request_made.environment.keys()
+    )
+    assert "not-to-be-seen" not in " ".join(request_made.argv)
 
 
 def test_what_a_launch_unsets_stays_outside_and_its_own_folders_come_after_m5ws(tmp_path: Path) -> None:
     write(tmp_path, {"bin/docker": "#!/bin/sh\n"})
     (tmp_path / "bin" / "docker").chmod(0o755)
-    told = _Told({})
+    recorder = _RecordingLauncher({})
     host = {"PATH": str(tmp_path / "bin"), "OMP_DYNAMIC": "TRUE"}
-    made = _containers(tmp_path, host, lambda _: told).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
+    made = _containers(tmp_path, host, lambda _: recorder).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
     request = LaunchRequest(
         argv=("python3",),
         cwd=str(tmp_path),
@@ -105,10 +111,10 @@ def test_what_a_launch_unsets_stays_outside_and_its_own_folders_come_after_m5ws(
         unset=("OMP_DYNAMIC",),
     )
     made.launcher.launch(request).stop(5.0)
-    (asked,) = told.requests
-    assert "OMP_DYNAMIC" not in asked.environment and "OMP_DYNAMIC" not in asked.argv
-    own, *others = asked.environment["PYTHONPATH"].split(os.pathsep)
-    assert Path(own, "m5ws").is_dir() and others == ["src"]
+    (request_made,) = recorder.requests
+    assert "OMP_DYNAMIC" not in request_made.environment and "OMP_DYNAMIC" not in request_made.argv
+    own, *rest = request_made.environment["PYTHONPATH"].split(os.pathsep)
+    assert Path(own, "m5ws").is_dir() and rest == ["src"]
 
 
 @pytest.mark.parametrize("engine", ["podman", "docker", "apptainer"])
@@ -120,16 +126,16 @@ def test_a_folder_is_seen_at_the_path_that_a_launch_names(engine: str) -> None:
 def test_a_mount_is_the_engines_and_not_the_launchers_that_starts_it(tmp_path: Path) -> None:
     write(tmp_path, {"bin/docker": "#!/bin/sh\n"})
     (tmp_path / "bin" / "docker").chmod(0o755)
-    told = _Told({})
+    recorder = _RecordingLauncher({})
     host = {"PATH": str(tmp_path / "bin")}
-    made = _containers(tmp_path, host, lambda _: told).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
+    made = _containers(tmp_path, host, lambda _: recorder).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
     assert made.launcher.can_mount("/w/work", "/seen")
     request = LaunchRequest(
         argv=("python3",), cwd=str(tmp_path), environment={}, log=str(tmp_path / "log"), mount=("/w/work", "/seen")
     )
     made.launcher.launch(request).stop(5.0)
-    (asked,) = told.requests
-    assert asked.mount is None and "/w/work:/seen" in asked.argv
+    (request_made,) = recorder.requests
+    assert request_made.mount is None and "/w/work:/seen" in request_made.argv
 
 
 def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:
@@ -138,11 +144,11 @@ def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:
     assert f"M5WS_CONTAINER_IMAGE={_IMAGE}" in raised.value.hint
 
 
-def test_an_environment_without_what_m5ws_needs_is_named(tmp_path: Path) -> None:
+def test_an_environment_without_the_dependencies_of_m5ws_is_named(tmp_path: Path) -> None:
     def command(words: tuple[str, ...], _: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
         return (sys.executable, "-I", "-S", *words[1:]), {}
 
-    there = RemoteObserver(Machine(root=tmp_path), command, "python3", ObserveRequest(root="/"), "container of it")
+    observer = RemoteObserver(Machine(root=tmp_path), command, "python3", ObserveRequest(root="/"), "container of it")
     with pytest.raises(NotObserved, match=r"container of it.*No module named") as raised:
-        there.observe({})
+        observer.observe({})
     assert "pip install" in raised.value.hint

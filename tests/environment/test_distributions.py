@@ -1,4 +1,4 @@
-"""Installed distributions: where they came from, without secrets, and code that no snapshot holds."""
+"""Installed distributions: their origins without secrets, and code outside of snapshots."""
 
 import importlib
 import json
@@ -40,8 +40,8 @@ def test_where_something_was_installed_from_is_recorded_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, recorded: str
 ) -> None:
     write(tmp_path / "site/a_b-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a_b\nVersion: 1.0\n")
-    noted = {"url": url, "vcs_info": {"vcs": "git", "commit_id": "c" * 40}}
-    write(tmp_path / "site/a_b-1.0.dist-info/direct_url.json", json.dumps(noted))
+    direct_url = {"url": url, "vcs_info": {"vcs": "git", "commit_id": "c" * 40}}
+    write(tmp_path / "site/a_b-1.0.dist-info/direct_url.json", json.dumps(direct_url))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert distributions.origins(tmp_path)["a-b"].url == recorded
 
@@ -53,13 +53,13 @@ def test_a_copy_of_a_folder_that_was_installed_is_known_by_its_files(
     write(info / "METADATA", "Metadata-Version: 2.1\nName: tools\nVersion: 1.0\n")
     write(info / "direct_url.json", json.dumps({"url": (tmp_path / "libs").as_uri(), "dir_info": {}}))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    said = []
+    origins = []
     for content, installer in (("old", "1"), ("old", "2"), ("new", "2")):
         lines = (f"tools.py,sha256={content},3", f"tools-1.0.dist-info/INSTALLER,sha256={installer},3", "tools.pyc,,")
         write(info / "RECORD", "\n".join(lines))
         importlib.invalidate_caches()
-        said.append(str(distributions.origins(tmp_path)["tools"]))
-    assert said[0] == said[1] != said[2] and said[0].startswith("files ")
+        origins.append(str(distributions.origins(tmp_path)["tools"]))
+    assert origins[0] == origins[1] != origins[2] and origins[0].startswith("files ")
     pinned, seen = (
         Observed(
             distributions={"tools": "1.0"}, origins={"tools": Origin(kind="directory", url="libs", inside=True, hash=h)}
@@ -98,28 +98,28 @@ def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -
         ("Name: my-own-tools\n", ""),
     ],
 )
-def test_a_head_of_any_form_says_name_and_version(
+def test_name_and_version_are_read_from_a_head_of_any_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, version: str
 ) -> None:
     folder = tmp_path / "my_own_tools-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_bytes(text.encode())
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = {name: said for name, said in distributions.installed().items() if name.replace(" ", "-") == "my-own-tools"}
-    assert list(found.values()) == [version]
+    versions = [text for name, text in distributions.installed().items() if name.replace(" ", "-") == "my-own-tools"]
+    assert versions == [version]
 
 
 def test_the_private_copies_of_a_package_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An import of setuptools appends its own such folder to the path, in whatever process it happens.
+    # An import of setuptools appends its own `_vendor` folder to the path.
     for folder, name in (("holder/_vendor", "held-copy"), ("plain/_vendor", "of-the-user")):
         write(
             tmp_path / folder / f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path / folder))
     write(tmp_path / "holder/__init__.py", "")
-    found = distributions.installed()
-    assert found.get("of-the-user") == "1.0"
-    assert "held-copy" not in found
+    installed = distributions.installed()
+    assert installed.get("of-the-user") == "1.0"
+    assert "held-copy" not in installed
 
 
 def test_a_distribution_is_known_by_the_modules_and_folders_that_it_brings(
@@ -137,8 +137,8 @@ def test_a_distribution_is_known_by_the_modules_and_folders_that_it_brings(
         write(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         write(info / "RECORD", "".join(f"{file},,\n" for file in (*files, f"{name}-1.dist-info/RECORD")))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = distributions.provides()
-    assert found["one"] == ("one", "one.libs", "shared_by_two/one")
-    assert found["two"] == ("/lib/libtwo.so.2", "shared_by_two/two")
-    assert found["code"] == found["code-too"] == ("package_of_two",)
-    assert "link" not in found
+    places = distributions.provides()
+    assert places["one"] == ("one", "one.libs", "shared_by_two/one")
+    assert places["two"] == ("/lib/libtwo.so.2", "shared_by_two/two")
+    assert places["code"] == places["code-too"] == ("package_of_two",)
+    assert "link" not in places

@@ -1,4 +1,4 @@
-"""Drift and its table: every difference is found, and only evidence makes one harmless."""
+"""Drift and its table: every difference is reported, and only evidence makes one harmless."""
 
 import string
 from importlib import resources
@@ -34,10 +34,10 @@ def rating(part: str, name: str) -> str:
 
 
 def test_every_rule_has_a_reason_and_a_source() -> None:
-    for found in rules():
-        assert found.why, found
-        assert not found.why.endswith("."), found
-        assert found.source.startswith(("https://", "measured: ", "docs/", "tests/")), found
+    for entry in rules():
+        assert entry.why, entry
+        assert not entry.why.endswith("."), entry
+        assert entry.source.startswith(("https://", "measured: ", "docs/", "tests/")), entry
 
 
 def test_the_table_is_part_of_the_package() -> None:
@@ -45,13 +45,13 @@ def test_the_table_is_part_of_the_package() -> None:
 
 
 def test_no_rule_is_hidden_by_an_earlier_one() -> None:
-    for place, found in enumerate(rules()):
-        sample = found.pattern.replace("*", "zz")
-        part = found.part.replace("*", "zz")
-        assert rules().index(rule(part, sample)) == place, found
+    for index, entry in enumerate(rules()):
+        sample = entry.pattern.replace("*", "zz")
+        part = entry.part.replace("*", "zz")
+        assert rules().index(rule(part, sample)) == index, entry
 
 
-def test_the_last_rule_knows_everything() -> None:
+def test_the_last_rule_matches_everything() -> None:
     assert (rules()[-1].part, rules()[-1].pattern, rules()[-1].rating) == ("*", "*", "can")
 
 
@@ -131,7 +131,7 @@ def test_the_gravest_comes_first() -> None:
     assert worst(()) is None
 
 
-def test_a_fact_that_one_side_never_recorded_is_not_held_against_it() -> None:
+def test_a_fact_that_one_side_never_recorded_is_rated_can() -> None:
     change = one({}, {"threads": "2"})
     assert (change.rating, change.detail) == ("can", "only one side recorded it")
     assert one({"threads": None}, {"threads": "2"}).rating == "does"
@@ -178,9 +178,9 @@ def test_another_processor_changes_nothing_where_both_sides_are_portable() -> No
 def test_another_processor_can_change_bits_where_one_side_is_not(
     old: dict[str, str | None], new: dict[str, str | None]
 ) -> None:
-    found = ratings(OLD | old, NEW | new)
-    assert (found["cpu.model"], found["cpu.flags"]) == ("can", "can")
-    assert found.get("cpu.portable") == ("does" if old and new != old else None)
+    rated = ratings(OLD | old, NEW | new)
+    assert (rated["cpu.model"], rated["cpu.flags"]) == ("can", "can")
+    assert rated.get("cpu.portable") == ("does" if old and new != old else None)
 
 
 def test_another_number_of_processors_changes_nothing_where_both_sides_are_portable() -> None:
@@ -216,7 +216,7 @@ def test_the_declared_image_must_be_the_one_it_runs_in() -> None:
     assert (change.name, change.new) == ("image", None)
 
 
-# --- where it came from, and what is loaded ------------------------------------------------------------------------
+# --- origins, and loaded libraries ---------------------------------------------------------------------------------
 
 
 def test_one_version_from_two_sources_is_a_difference() -> None:
@@ -228,7 +228,7 @@ def test_one_version_from_two_sources_is_a_difference() -> None:
 
     (change,) = drift(environment({}), environment({"a": archive}))
     assert (change.name, change.old, change.rating) == ("origin.a", "an index", "can")
-    # Nobody looked; another version says it already; the snapshot's own files, however they were installed.
+    # No origins on one side; a different version is reported alone; files of the snapshot, installed in two ways.
     assert drift(environment(None), environment({"a": archive})) == ()
     assert [c.name for c in drift(environment({}), environment({"a": archive}, "2"))] == ["distribution.a"]
     copied = Origin(kind="directory", url="libs/a", inside=True)
@@ -236,7 +236,7 @@ def test_one_version_from_two_sources_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "loaded", "distribution", "installed", "told"),
+    ("fact", "loaded", "distribution", "installed", "reported"),
     [
         ("nccl", "2.26.2", "nvidia-nccl-cu13", "2.27.5", "2.26.2"),
         ("nccl", "2.27.5", "nvidia-nccl-cu13", "2.27.5", None),
@@ -249,13 +249,13 @@ def test_one_version_from_two_sources_is_a_difference() -> None:
     ],
 )
 def test_a_loaded_library_that_is_not_the_installed_one_is_named(
-    fact: str, loaded: str, distribution: str, installed: str, told: str | None
+    fact: str, loaded: str, distribution: str, installed: str, reported: str | None
 ) -> None:
-    here = Observed(facts={fact: loaded}, distributions={distribution: installed})
-    found = [(change.name, change.old, change.new, change.rating) for change in conflicts(here)]
-    assert found == ([] if told is None else [(f"loaded {fact}", installed, told, "can")])
-    # Between two environments it counts only where it was not so before.
-    assert not any(change.name.startswith("loaded ") for change in drift(here, here))
+    observed = Observed(facts={fact: loaded}, distributions={distribution: installed})
+    changes = [(change.name, change.old, change.new, change.rating) for change in conflicts(observed)]
+    assert changes == ([] if reported is None else [(f"loaded {fact}", installed, reported, "can")])
+    # Drift reports only conflicts that the pinned environment did not have.
+    assert not any(change.name.startswith("loaded ") for change in drift(observed, observed))
 
 
 def test_every_pair_has_a_reason_and_a_source() -> None:
@@ -281,5 +281,5 @@ def test_ratings_of_what_comes_with_an_environment(name: str, expected: str) -> 
     assert rating("environment", name) == expected
 
 
-def test_how_an_environment_was_made_cannot_change_bits_though_one_side_alone_says_it() -> None:
+def test_how_an_environment_was_built_cannot_change_bits_though_one_side_alone_records_it() -> None:
     assert one({}, {"rebuilt": "virtual environment 0"}).rating == "cannot"

@@ -1,4 +1,4 @@
-"""docs/reference/environment.md says what the code does: facts, variables and rules."""
+"""docs/reference/environment.md matches the code: facts, variables and rules."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,9 @@ def rule_table() -> str:
 
 
 def section(text: str, name: str) -> str:
-    found = re.search(rf"<!-- {name}: begin -->\n(.*?)\n?<!-- {name}: end -->", text, re.DOTALL)
-    assert found, name
-    return found[1]
+    match = re.search(rf"<!-- {name}: begin -->\n(.*?)\n?<!-- {name}: end -->", text, re.DOTALL)
+    assert match, name
+    return match[1]
 
 
 def test_the_variables_are_those_of_the_code() -> None:
@@ -34,14 +34,14 @@ def test_the_rules_are_those_of_the_table() -> None:
 
 
 def test_every_fact_is_documented() -> None:
-    here = Path("/")
-    facts = {**hardware.cpu(here), **hardware.gpu(here), **hardware.container(here, {}), **hardware.aws(here)}
-    for name in {*facts, *native_libraries.network({}, here), *NAMES}:
+    root = Path("/")
+    facts = {**hardware.cpu(root), **hardware.gpu(root), **hardware.container(root, {}), **hardware.aws(root)}
+    for name in {*facts, *native_libraries.network({}, root), *NAMES}:
         assert f"`{name}`" in PAGE.read_text(), name
 
 
 def write() -> None:
-    """Put what the code says into the page: `python tests/environment/test_environment_docs.py`."""
+    """Write the generated sections of the page: `python tests/environment/test_environment_docs.py`."""
     text = PAGE.read_text()
     for name, content in (("variables", variable_list()), ("rules", rule_table())):
         pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"

@@ -1,4 +1,4 @@
-"""What a recorded determinism level lets one expect, by the hardware that a replay has."""
+"""Expected bits of a replay, by determinism level and hardware."""
 
 import pytest
 
@@ -27,16 +27,16 @@ def drifted(old: Facts, new: Facts) -> tuple[Change, ...]:
         ("h", HERE | {"gpu.model": "g"}, "other hardware"),
     ],
 )
-def test_hardware_is_told_by_host_and_facts(host: str | None, new: Facts, hardware: str) -> None:
-    found = expected(Determinism(), host, "h", drifted(HERE, new))
-    assert (found.hardware, found.equal) == (hardware, hardware != "other hardware")
-    assert hardware in found.why and "level strict" in found.why
+def test_hardware_is_compared_by_host_and_facts(host: str | None, new: Facts, hardware: str) -> None:
+    expectation = expected(Determinism(), host, "h", drifted(HERE, new))
+    assert (expectation.hardware, expectation.equal) == (hardware, hardware != "other hardware")
+    assert hardware in expectation.why and "level strict" in expectation.why
 
 
 @pytest.mark.parametrize(("level", "equal"), [("portable", True), ("strict", True), ("warn", True), ("off", False)])
 def test_on_the_same_machine_every_level_but_off_promises_bits(level: str, equal: bool) -> None:
-    found = expected(Determinism(level=level), "h", "h", ())  # type: ignore[arg-type]
-    assert (found.level, found.equal) == (level, equal)
+    expectation = expected(Determinism(level=level), "h", "h", ())  # type: ignore[arg-type]
+    assert (expectation.level, expectation.equal) == (level, equal)
 
 
 def test_another_processor_keeps_the_bits_of_level_portable_alone() -> None:

@@ -50,9 +50,9 @@ hashes = {{ sha256 = "{B}" }}
     [("requirements.txt", _REQUIREMENTS), ("uv.lock", _UV), ("poetry.lock", _POETRY), ("pylock.toml", _PYLOCK)],
 )
 def test_each_form_is_read(name: str, text: str) -> None:
-    found = hashes(name, text.encode())
-    assert found[("green-eggs", "1.2")] == {A, B}
-    assert ("plain", "1.0") not in found and ("here", "") not in found
+    table = hashes(name, text.encode())
+    assert table[("green-eggs", "1.2")] == {A, B}
+    assert ("plain", "1.0") not in table and ("here", "") not in table
 
 
 def test_a_marker_stands_between_version_and_hash() -> None:

@@ -1,4 +1,4 @@
-"""The machine adapter on this machine, and on others' files as their documentation shows them."""
+"""The observer on this machine, and on files of other machines from their documentation."""
 
 import json
 import os
@@ -32,12 +32,12 @@ def observer(tmp_path: Path, cache: Path | None = None, **options: object) -> Ma
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for tests that do not care whether torch was asked now or before."""
+    """A cache for tests that accept facts from an earlier process with torch."""
     return tmp_path_factory.mktemp("warm")
 
 
 def counting(tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """Return an environment in which every Python process leaves a line in the file that is returned with it."""
+    """Return an environment in which every Python process writes a line to a file, and the file."""
     log = tmp_path / "started"
     write(tmp_path / "site" / "sitecustomize.py", f"open({str(log)!r}, 'a').write('x\\n')\n")
     inherited = os.environ.get("PYTHONPATH", "")
@@ -45,7 +45,7 @@ def counting(tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 
 def without_torch(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Return the environment with a torch that cannot be found: the process that is asked answers at once."""
+    """Return the environment with a torch that cannot be imported: the process with torch ends at once."""
     write(tmp_path / "site" / "torch.py", "raise ModuleNotFoundError('no torch', name='torch')\n")
     return environment
 
@@ -76,9 +76,9 @@ def test_what_is_absent_is_recorded_as_absent(tmp_path: Path, warm: Path) -> Non
 
 
 def test_distributions_are_those_of_the_interpreter(tmp_path: Path, warm: Path) -> None:
-    found = observer(tmp_path, warm).observe({}).distributions
-    assert found["msgspec"] == metadata.version("msgspec")
-    assert all(name == name.lower() and "_" not in name for name in found)
+    versions = observer(tmp_path, warm).observe({}).distributions
+    assert versions["msgspec"] == metadata.version("msgspec")
+    assert all(name == name.lower() and "_" not in name for name in versions)
 
 
 def test_two_observations_are_equal(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_observing_loads_no_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-# --- what only torch can tell ------------------------------------------------------------------------------------
+# --- facts from torch --------------------------------------------------------------------------------------------
 
 
 def test_effective_values_come_from_a_process_with_the_environment(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_loader_path_comes_before_amazons_folders(tmp_path: Path) -> None:
     assert facts["aws-ofi-nccl"] == "git-6e504db"
 
 
-def test_a_plugin_without_version_is_told_by_its_bytes(tmp_path: Path) -> None:
+def test_a_plugin_without_version_is_identified_by_its_bytes(tmp_path: Path) -> None:
     plugin = write(tmp_path / "opt/aws-ofi-nccl/lib/libnccl-net-ofi.so", b"\x7fELF stripped")
     first = native_libraries.network({}, tmp_path)["aws-ofi-nccl"]
     assert (first or "").startswith("libnccl-net-ofi.so ")
@@ -270,7 +270,7 @@ def test_the_installed_nccl(tmp_path: Path) -> None:
 
 
 def test_the_cuda_version_that_the_driver_serves(tmp_path: Path) -> None:
-    """nvidia-smi is the edge here: a program that prints the head of its table."""
+    """nvidia-smi is faked: a program that prints the head of its table."""
     pytest.importorskip("torch")
     program = write(
         tmp_path / "bin/nvidia-smi", "#!/bin/sh\necho '| Driver Version: 580.82.07  CUDA Version: 13.0 |'\n"
@@ -303,7 +303,7 @@ def test_outside_of_a_container_there_is_none(tmp_path: Path) -> None:
     assert set(hardware.container(tmp_path, {}).values()) == {None}
 
 
-def test_an_arm_processor_is_told_by_its_numbers(tmp_path: Path) -> None:
+def test_an_arm_processor_is_identified_by_its_numbers(tmp_path: Path) -> None:
     first = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nCPU revision\t: 1\n"
     text = f"{first}\n{first.replace(': 0', ': 1')}"
     write(tmp_path / "proc/cpuinfo", text)

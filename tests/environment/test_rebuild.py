@@ -1,4 +1,4 @@
-"""What of a recorded environment can be made again, and how it is asked for."""
+"""Recipes of recorded environments: requirements for pip, and refusals."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_every_distribution_is_asked_for_as_it_was_installed(repo: Repository, t
     observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins=_ORIGINS)
     made = rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
     assert made.python == "3.11.7" and made.image is None
-    assert [one.path or one.line for one in made.requirements] == [
+    assert [requirement.path or requirement.line for requirement in made.requirements] == [
         f"cloned @ git+https://example.org/c.git@{'c' * 40}#subdirectory=py/c",
         f"fetched @ https://example.org/f.zip --hash=sha256:{B}",
         f"green-eggs===1.2 --hash=sha256:{A}",
@@ -69,8 +69,8 @@ def test_all_that_cannot_be_installed_again_is_named_at_once(repo: Repository, t
     observed = Observed(facts={"python": "3.11.7"}, distributions=versions, origins=origins)
     with pytest.raises(rebuild.NotRebuildable) as raised:
         rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
-    named = [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]]
-    assert named == ["cloned 1.0", "fetched 2.0", "mine 3", "signed 1.0", "torch 2.13.0+cpu"] and raised.value.hint
+    refused = [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]]
+    assert refused == ["cloned 1.0", "fetched 2.0", "mine 3", "signed 1.0", "torch 2.13.0+cpu"] and raised.value.hint
 
 
 @pytest.mark.parametrize(

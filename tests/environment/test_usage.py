@@ -1,4 +1,4 @@
-"""A difference in what no rank loaded cannot change bits, and nothing else is called harmless for that."""
+"""A difference in a distribution or library that no rank loaded cannot change bits. Other ratings stay the same."""
 
 import pytest
 from hypothesis import given
@@ -26,17 +26,17 @@ def _rate(old: Side, new: Side) -> dict[str, str]:
 
 @given(_environments, _environments, _usages, _usages)
 def test_only_what_is_known_not_to_have_been_loaded_is_harmless(
-    old: Observed, new: Observed, one: Usage | None, other: Usage | None
+    old: Observed, new: Observed, first: Usage | None, second: Usage | None
 ) -> None:
     before = {change.name.removeprefix("distribution."): change.rating for change in drift(old, new)}
-    after = _rate(Side(observed=old, usage=one), Side(observed=new, usage=other))
+    after = _rate(Side(observed=old, usage=first), Side(observed=new, usage=second))
     assert before.keys() == after.keys()
-    loaded = set[str]() if other is None else set(other.places)
+    loaded = set[str]() if second is None else set(second.places)
     for name, rating in after.items():
         sides = [side for side in (old, new) if name in side.distributions]
-        known = one is not None and all(name in (side.provides or {}) for side in sides)
+        known = first is not None and all(name in (side.provides or {}) for side in sides)
         places = {place for side in sides for place in (side.provides or {}).get(name, ())}
-        used = loaded | (set(one.places) if one is not None else set())
+        used = loaded | (set(first.places) if first is not None else set())
         touched = any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in places for b in used)
         harmless = known and not touched and not name.startswith("nvidia-cuda-nvcc")
         assert rating == ("cannot" if harmless else before[name]), name

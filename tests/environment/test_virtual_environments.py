@@ -1,4 +1,4 @@
-"""Virtual environments made from recipes, by real pip, from wheels that are made here."""
+"""Virtual environments from recipes, installed by real pip from wheels that the tests make."""
 
 import os
 import re
@@ -57,13 +57,13 @@ class Shop:
 
     def build(self, recipe: Recipe, code: Mapping[str, str] | None = None) -> Path:
         """Return the interpreter of the recipe's environment."""
-        orders = ObserveRequest(root=str(self.root))
-        kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Machine(root=self.root), orders)
+        request = ObserveRequest(root=str(self.root))
+        kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Machine(root=self.root), request)
         return Path(kept.build(recipe, lambda target: write(target, code or {})).python)
 
     @property
     def built(self) -> list[Path]:
-        """Every environment that was begun."""
+        """The folder of every environment, incomplete ones included."""
         return [path for path in self.kept.iterdir() if path.is_dir() and not path.name.startswith("m5ws-")]
 
 
@@ -76,7 +76,7 @@ def recipe(*requirements: Requirement, python: str = _HERE) -> Recipe:
     return Recipe(python=python, requirements=requirements)
 
 
-def says(python: Path, code: str) -> str:
+def output(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -84,29 +84,31 @@ def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
     wanted = recipe(Requirement(name="greeting", version="1.0", hashes=(wheels.sha256(shop.one),)))
     with ThreadPoolExecutor(2) as pool:
         python, again = pool.map(shop.build, (wanted, wanted))
-    assert says(python, "import greeting; print(greeting.TEXT)") == "one"  # 1.0, not 1.0+other
-    # What venv brings by itself is gone.
-    assert says(python, "import importlib.metadata as m; print([d.name for d in m.distributions()])") == "['greeting']"
+    assert output(python, "import greeting; print(greeting.TEXT)") == "one"  # 1.0, not 1.0+other
+    # The distributions of `venv` itself are gone.
+    assert (
+        output(python, "import importlib.metadata as m; print([d.name for d in m.distributions()])") == "['greeting']"
+    )
     log = python.parents[2] / "pip.log"
     assert again == python and len(shop.built) == 1 and log.read_text().count("Successfully installed") == 1
 
-    # What a kill left does not count: it is made anew.
+    # An incomplete environment, as after a kill, is built again.
     (python.parents[2] / "complete").unlink()
     (python.parents[1] / "half").touch()
     assert shop.build(wanted) == python and not (python.parents[1] / "half").exists()
-    # What is whole is not made again: pip would find nothing.
+    # A complete environment is not built again: without the wheel, pip would fail.
     shop.one.unlink()
     assert shop.build(wanted) == python
 
 
 def test_what_cannot_be_installed_is_named_and_leaves_nothing_that_counts(shop: Shop) -> None:
-    for wanted, says_why in (
+    for wanted, reason in (
         (Requirement(name="greeting", version="1.0", hashes=("0" * 64,)), "DO NOT MATCH THE HASHES"),
         (Requirement(name="greeting", version="3.0"), "No matching distribution found for greeting===3.0"),
     ):
         with pytest.raises(NotInstalled) as raised:
             shop.build(recipe(wanted))
-        assert says_why.lower() in str(raised.value).lower()
+        assert reason.lower() in str(raised.value).lower()
         log = raised.value.hint.rpartition(": ")[2]
         assert "PIP_INDEX_URL" in raised.value.hint and Path(log).is_file()
     assert not [place for place in shop.built if (place / "complete").exists()]
@@ -119,17 +121,18 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
     code = {"libs/tools/pyproject.toml": _PROJECT, "libs/tools/backend.py": _BACKEND, "libs/tools/tools.py": "A = 7\n"}
     python = shop.build(wanted, code)
     assert (
-        says(python, "import tools; print(tools.A, tools.__file__)")
+        output(python, "import tools; print(tools.A, tools.__file__)")
         == f"7 {python.parents[1]}/lib/python{_MINOR}/site-packages/tools.py"
     )
-    orders = ObserveRequest(root=str(shop.root), copied=str(python.parents[2] / "code"))
-    asked = (
+    copied = str(python.parents[2] / "code")
+    code_text = (
         "import json; from pathlib import Path; from m5ws.environment.observe import distributions;"
-        f"print(distributions.origins(Path({orders.root!r}), Path({orders.copied!r}))['tools'])"
+        f"print(distributions.origins(Path({str(shop.root)!r}), Path({copied!r}))['tools'])"
     )
     own = own_package.copy(shop.kept)
     needed = os.pathsep.join([str(own), str(Path(msgspec.__file__).parents[1])])
-    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
+    command = [python, "-c", code_text]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
     assert done.stdout.strip() == "the workspace's libs/tools"
 
 
@@ -158,7 +161,7 @@ def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: P
 def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path, variable: str) -> None:
     shop.environment[variable] = "1" if variable == "PIP_USER" else str(tmp_path / "elsewhere")
     python = shop.build(recipe(Requirement(name="greeting", version="1.0")))
-    assert says(python, "import greeting; print(greeting.TEXT)") == "one"
+    assert output(python, "import greeting; print(greeting.TEXT)") == "one"
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -170,7 +173,7 @@ def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
         interpreters.find(f"{_MINOR}.99", shop.environment)
     assert "--env warn" in raised.value.hint
     near = interpreters.find(f"{_MINOR}.99", shop.environment, same_patch=False)
-    assert says(near, "import sys; print('%d.%d' % sys.version_info[:2])") == _MINOR
+    assert output(near, "import sys; print('%d.%d' % sys.version_info[:2])") == _MINOR
 
 
 def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
@@ -184,10 +187,10 @@ def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
     assert own_package.copy(tmp_path / "kept") == copy and len(list((tmp_path / "kept").iterdir())) == 1
     code = "from m5ws.environment.observe import own_package as own; print(own.__file__, own.code())"
     needed = os.pathsep.join([str(copy), str(Path(blake3.__file__).parents[1])])
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": needed}
     )
-    assert found.stdout.split() == [str(copy / "m5ws/environment/observe/own_package.py"), own_package.code()]
+    assert done.stdout.split() == [str(copy / "m5ws/environment/observe/own_package.py"), own_package.code()]
     assert own_package.is_copy_of_m5ws(copy)
     (copy / "mine.py").touch()
     assert not own_package.is_copy_of_m5ws(copy)

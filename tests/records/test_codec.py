@@ -1,9 +1,9 @@
-"""Records in threads: whichever meets a kind first, all can read it."""
+"""Records in threads: any thread may be the first to decode a kind."""
 
 import subprocess
 import sys
 
-# Each child is a process to which every kind of record is new; a crash of one is its exit status.
+# In each child no kind of record has a decoder yet. The exit status shows a crash.
 _FIRST_USE = """
 import os, sys, threading
 from m5ws.records import codec
@@ -11,6 +11,7 @@ from m5ws.records.snapshot import Code, Snapshot
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.tree import Entry, Slice, Tree
 
+# Threads change places often.
 sys.setswitchinterval(1e-6)
 digest = "0" * 64
 part = Slice(object=digest, offset=0, size_bytes=1, digest=digest)
@@ -19,7 +20,7 @@ code = Code(commit=None, dirty=False, tree=digest)
 snapshot = Snapshot(
     code=code, config=digest, tokenizer=None, datasets=(), declared=Declared(), determinism=Determinism()
 )
-stored = [(codec.encode(one), type(one)) for one in (tree, snapshot)]
+stored = [(codec.encode(record), type(record)) for record in (tree, snapshot)]
 gate = threading.Barrier(8)
 
 def read(order):
@@ -43,6 +44,6 @@ print(ends)
 """
 
 
-def test_threads_may_meet_a_kind_of_record_for_the_first_time_at_once() -> None:
+def test_threads_may_decode_a_kind_of_record_for_the_first_time_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=True)
     assert done.stdout == "{0}\n", done.stderr

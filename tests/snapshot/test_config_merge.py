@@ -1,4 +1,4 @@
-"""Two versions of a config file, mixed by keys, in each language that people write them in."""
+"""Merges of two versions of a config file by keys, in YAML, JSON and TOML."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def _written(suffix: str, value: dict[str, Any]) -> bytes:
 
 
 @given(suffix=st.sampled_from(["json", "yaml", "toml"]), old=_TREES, new=_TREES, data=st.data())
-def test_a_mixture_says_at_each_place_what_one_side_says(
+def test_a_merge_has_at_each_key_the_value_of_one_side(
     suffix: str, old: dict[str, Any], new: dict[str, Any], data: st.DataObject
 ) -> None:
     name = f"c.{suffix}"
@@ -55,7 +55,7 @@ def test_a_mixture_says_at_each_place_what_one_side_says(
     try:
         mixed = merged(name, before, after, taken)
     except Unmixable:
-        # TOML writes what comes after a table into it: an error, and no other mixture.
+        # In TOML, keys after a table belong to it: such a merge is refused.
         assert suffix == "toml" and 1 < len(taken) < len(places)
         return
     assert _differing(name, before, mixed) == taken
@@ -88,7 +88,7 @@ def test_lists_of_different_lengths_are_taken_whole() -> None:
 
 
 def test_comments_and_layout_of_the_first_stay() -> None:
-    old = b"# what it is\nlr: 0.1  # rate\nsteps: 3\n"
+    old = b"# schedule\nlr: 0.1  # rate\nsteps: 3\n"
     assert merged("c.yaml", old, b"lr: 0.2\nsteps: 4\n", [("steps",)]) == old.replace(b"3", b"4")
 
 
@@ -103,11 +103,11 @@ def test_comments_and_layout_of_the_first_stay() -> None:
         ("c.yaml", b"2001-01-01: 1\n", b"2001-01-01: 2\n"),
     ],
 )
-def test_what_cannot_be_changed_key_by_key_is_taken_whole(name: str, old: bytes, new: bytes) -> None:
+def test_files_that_cannot_be_merged_have_no_differing_keys(name: str, old: bytes, new: bytes) -> None:
     assert differing(name, old, new) is None
 
 
-def test_a_mixture_that_would_say_something_else_is_refused() -> None:
+def test_a_merge_that_would_change_another_key_is_refused() -> None:
     with pytest.raises(Unmixable, match="share"):
         merged("c.yaml", b"a: &x {v: 1}\nb: *x\n", b"a: {v: 2}\nb: {v: 1}\n", [("a", "v")])
 

@@ -1,4 +1,4 @@
-"""Promises 1 and 4: a snapshot is there whole or not at all, after whichever write its process died."""
+"""Promises 1 and 4: a snapshot exists completely or not at all, after each write at which its process may die."""
 
 from pathlib import Path
 
@@ -17,26 +17,25 @@ from tests.support.workspace.workspaces import make_workspace
 _SMALL = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
 
 
-def _take(here: Workspace, repo: Repository, index: Path) -> str:
-    return snapshot.take(
-        here.root, here.settings, repo, here.source(), here.datasets(), here.tokenizers(), here.observer(), index
-    ).id
+def _take(workspace: Workspace, repo: Repository, index: Path) -> str:
+    sources = (workspace.source(), workspace.datasets(), workspace.tokenizers(), workspace.observer())
+    return snapshot.take(workspace.root, workspace.settings, repo, *sources, index).id
 
 
 @pytest.mark.parametrize("same_index", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_snapshot_survives_a_crash_after_every_single_write(tmp_path: Path, same_index: bool) -> None:
-    """With the index of the call that died, and without: it must not claim what never became durable."""
-    here = find(make_workspace(tmp_path / "w", "plain.py").root)
+    """With the index of the killed call, and without: it must not name objects that never became durable."""
+    workspace = find(make_workspace(tmp_path / "w", "plain.py").root)
     for lives in range(1000):
         repo = Repository.create(LocalStore(tmp_path / f"store-{lives}"), _SMALL)
         dying = DyingStore(repo.store, lives)
         index = tmp_path / f"index-{lives}"
         try:
-            _take(here, Repository(dying, repo.format), index)
+            _take(workspace, Repository(dying, repo.format), index)
         except Died:
             assert snapshots.ids(repo) == []
             assert fsck.check(repo).clean
-            taken = _take(here, repo, index if same_index else tmp_path / f"other-{lives}")
+            taken = _take(workspace, repo, index if same_index else tmp_path / f"other-{lives}")
             assert snapshots.ids(repo) == [taken]
         report = fsck.check(repo)
         assert report.clean and report.snapshots == 1

@@ -1,4 +1,4 @@
-"""DVC's pins, hashes, cache and remotes: the real ones, made by DVC."""
+"""Pins, hashes, caches and remotes of real DVC."""
 
 import hashlib
 import json
@@ -75,14 +75,14 @@ EXPECTED = {b"data/a.txt": b"alpha\r\n", "data/sub/ü b.bin".encode(): bytes(ran
 
 
 def test_pins_are_found_without_dvc(root: Path) -> None:
-    found = find(root)
-    assert sorted(found) == [b"data", b"one.csv"]
-    assert found[b"data"].hash.endswith(".dir")
-    assert found[b"one.csv"].pin == b"one.csv.dvc"
-    assert found[b"one.csv"].size_bytes == 4
+    datasets = find(root)
+    assert sorted(datasets) == [b"data", b"one.csv"]
+    assert datasets[b"data"].hash.endswith(".dir")
+    assert datasets[b"one.csv"].pin == b"one.csv.dvc"
+    assert datasets[b"one.csv"].size_bytes == 4
 
 
-def test_what_is_checked_out_is_verified(root: Path) -> None:
+def test_checked_out_data_is_verified(root: Path) -> None:
     for dataset in find(root).values():
         Dvc().verify(dataset, on_disk(root, dataset))
 
@@ -96,7 +96,7 @@ def test_what_is_checked_out_is_verified(root: Path) -> None:
         lambda root: (root / "data" / "a.txt").unlink(),
     ],
 )
-def test_any_difference_is_an_error_that_says_what_to_do(root: Path, change: Callable[[Path], object]) -> None:
+def test_any_difference_is_an_error_with_a_hint(root: Path, change: Callable[[Path], object]) -> None:
     dataset = find(root)[b"data"]
     os.chmod(root / "data" / "a.txt", 0o644)
     change(root)
@@ -106,7 +106,7 @@ def test_any_difference_is_an_error_that_says_what_to_do(root: Path, change: Cal
     assert "dvc checkout data.dvc" in raised.value.hint
 
 
-def test_what_dvc_ignores_is_not_in_the_dataset(root: Path) -> None:
+def test_files_that_dvc_ignores_are_not_in_the_dataset(root: Path) -> None:
     dataset = find(root)[b"data"]
     (root / ".dvcignore").write_text("# junk\n*.tmp\n")
     (root / "data" / "sub" / "x.tmp").write_text("junk")
@@ -124,9 +124,9 @@ def test_data_comes_from_the_cache(root: Path, tmp_path: Path) -> None:
 def test_data_comes_from_the_remote(root: Path, tmp_path: Path) -> None:
     without_data(root)
     shutil.rmtree(root / ".dvc" / "cache")
-    found = find(root)
-    assert contents(Dvc().fetch(root, found[b"data"], tmp_path / "t")) == EXPECTED
-    assert contents(Dvc().fetch(root, found[b"one.csv"], tmp_path / "u")) == {b"one.csv": b"1,2\n"}
+    datasets = find(root)
+    assert contents(Dvc().fetch(root, datasets[b"data"], tmp_path / "t")) == EXPECTED
+    assert contents(Dvc().fetch(root, datasets[b"one.csv"], tmp_path / "u")) == {b"one.csv": b"1,2\n"}
     assert not (root / "data").exists()
 
 
@@ -145,7 +145,7 @@ def _damage(place: Path, md5: str) -> None:
     path.write_bytes(b"9,9\n")
 
 
-def test_a_damaged_cache_file_is_passed_over_for_the_remotes(root: Path, tmp_path: Path) -> None:
+def test_the_remotes_copy_replaces_a_damaged_cache_file(root: Path, tmp_path: Path) -> None:
     dataset = find(without_data(root))[b"one.csv"]
     _damage(root / ".dvc" / "cache", dataset.hash)
     assert contents(Dvc().fetch(root, dataset, tmp_path / "t")) == {b"one.csv": b"1,2\n"}
@@ -154,11 +154,11 @@ def test_a_damaged_cache_file_is_passed_over_for_the_remotes(root: Path, tmp_pat
         Dvc().fetch(root, dataset, tmp_path / "u")
 
 
-def test_data_that_is_nowhere(root: Path, tmp_path: Path) -> None:
-    found = find(without_data(root))
+def test_data_that_is_missing_everywhere(root: Path, tmp_path: Path) -> None:
+    datasets = find(without_data(root))
     shutil.rmtree(root / ".dvc" / "cache")
     shutil.rmtree(tmp_path / "remote")
-    for dataset in found.values():
+    for dataset in datasets.values():
         with pytest.raises(NotFound, match=re.escape(os.fsdecode(dataset.pin))):
             Dvc().fetch(root, dataset, tmp_path / "t")
 
@@ -183,22 +183,22 @@ def test_outputs_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     )
     dvc(root, "repro")
     files = [b"data.dvc", b"dvc.lock", b"dvc.yaml", b"one.csv.dvc", b"stage/.gitignore", b"stage/score.json"]
-    found = {dataset.path: dataset for dataset in Dvc().find(root, files)}
-    assert sorted(found) == [b"data", b"one.csv", b"stage/out.txt"]
+    datasets = {dataset.path: dataset for dataset in Dvc().find(root, files)}
+    assert sorted(datasets) == [b"data", b"one.csv", b"stage/out.txt"]
     (root / "stage" / "out.txt").unlink()
-    assert contents(Dvc().fetch(root, found[b"stage/out.txt"], tmp_path / "t")) == {b"stage/out.txt": b"1\n"}
+    assert contents(Dvc().fetch(root, datasets[b"stage/out.txt"], tmp_path / "t")) == {b"stage/out.txt": b"1\n"}
 
 
 def test_the_executable_bit_is_the_pins(root: Path) -> None:
     (root / "tool").write_text("#!/bin/sh\n")
-    os.chmod(root / "tool", 0o755)  # noqa: S103 — it is what is tested
+    os.chmod(root / "tool", 0o755)  # noqa: S103 — the mode under test
     dvc(root, "add", "tool")
     assert find(root)[b"tool"].executable
     assert not find(root)[b"one.csv"].executable
 
 
 def test_pins_of_dvc_before_3(root: Path) -> None:
-    """Text was hashed with the line ends of Unix; such a pin has no `hash` key."""
+    """Old pins hash text with Unix line ends, and have no `hash` key."""
     pin = "outs:\n- md5: {}\n  size: 7\n  path: old.txt\n"
     (root / "old.txt.dvc").write_text(pin.format(hashlib.md5(b"alpha\n", usedforsecurity=False).hexdigest()))
     (root / "old.txt").write_bytes(b"alpha\r\n")
@@ -208,7 +208,7 @@ def test_pins_of_dvc_before_3(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pin", "says"),
+    ("pin", "problem"),
     [
         ("outs:\n- md5: abc\n  hash: md5\n  path: ../up\n", "'../up'"),
         ("outs:\n- md5: abc\n  hash: md5\n  path: s3://b/k\n", "'s3://b/k'"),
@@ -218,7 +218,7 @@ def test_pins_of_dvc_before_3(root: Path) -> None:
         ("just text", "DVC"),
     ],
 )
-def test_pins_that_cannot_be_used(tmp_path: Path, pin: str, says: str) -> None:
+def test_pins_that_cannot_be_used(tmp_path: Path, pin: str, problem: str) -> None:
     (tmp_path / "x.dvc").write_text(pin)
-    with pytest.raises(UnusablePin, match=says):
+    with pytest.raises(UnusablePin, match=problem):
         Dvc().find(tmp_path, [b"x.dvc"])

@@ -1,4 +1,4 @@
-"""What git knows of a working tree, asked of real repositories."""
+"""State of working trees in real git repositories."""
 
 import os
 import subprocess
@@ -34,9 +34,9 @@ def state(root: Path) -> SourceState:
 
 
 def test_a_clean_tree(tree: Path) -> None:
-    found = state(tree)
-    assert found.files == (b"a.py", b"pkg/b.py")
-    assert (found.commit, found.branch, found.changed) == (git(tree, "rev-parse", "HEAD"), "main", ())
+    state_now = state(tree)
+    assert state_now.files == (b"a.py", b"pkg/b.py")
+    assert (state_now.commit, state_now.branch, state_now.changed) == (git(tree, "rev-parse", "HEAD"), "main", ())
 
 
 def test_the_working_tree_counts_not_the_index(tree: Path) -> None:
@@ -46,9 +46,9 @@ def test_the_working_tree_counts_not_the_index(tree: Path) -> None:
     (tree / "a.py").unlink()
     (tree / ".gitignore").write_text("*.log\n")
     write(tree, "x.log")
-    found = state(tree)
-    assert found.files == (b".gitignore", b"new.py", b"pkg/b.py", b"staged.py")
-    assert found.changed == (b".gitignore", b"a.py", b"new.py", b"staged.py")
+    state_now = state(tree)
+    assert state_now.files == (b".gitignore", b"new.py", b"pkg/b.py", b"staged.py")
+    assert state_now.changed == (b".gitignore", b"a.py", b"new.py", b"staged.py")
 
 
 def test_a_file_that_was_removed_from_the_index_alone_is_captured(tree: Path) -> None:
@@ -76,16 +76,16 @@ def test_an_unborn_branch(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "trunk")
     write(tmp_path, "a.py", "b.py")
     git(tmp_path, "add", "a.py")
-    found = state(tmp_path)
-    assert (found.commit, found.branch) == (None, "trunk")
-    assert found.files == (b"a.py", b"b.py")
-    assert found.changed == (b"a.py", b"b.py")
+    state_now = state(tmp_path)
+    assert (state_now.commit, state_now.branch) == (None, "trunk")
+    assert state_now.files == (b"a.py", b"b.py")
+    assert state_now.changed == (b"a.py", b"b.py")
 
 
 def test_a_detached_head(tree: Path) -> None:
     git(tree, "checkout", "-q", "--detach")
-    found = state(tree)
-    assert (found.branch, found.commit) == (None, git(tree, "rev-parse", "HEAD"))
+    state_now = state(tree)
+    assert (state_now.branch, state_now.commit) == (None, git(tree, "rev-parse", "HEAD"))
 
 
 def test_a_merge_conflict_lists_each_file_once(tree: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_merge_conflict_lists_each_file_once(tree: Path) -> None:
     git(tree, "commit", "-q", "-a", "-m", "main")
     with pytest.raises(subprocess.CalledProcessError):
         git(tree, "merge", "side")
-    found = state(tree)
-    assert (found.files, found.changed) == ((b"a.py", b"pkg/b.py"), (b"a.py",))
+    state_now = state(tree)
+    assert (state_now.files, state_now.changed) == ((b"a.py", b"pkg/b.py"), (b"a.py",))
 
 
 def test_submodules_and_nested_repositories_are_recursed_into(tree: Path, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_submodules_and_nested_repositories_are_recursed_into(tree: Path, tmp_pa
     git(tree / "nested", "init", "-q")
     git(tree / "nested/sub", "init", "-q")
     (tree / "nested/.gitignore").write_text("*.log\n")
-    found = state(tree)
-    assert found.files == (
+    state_now = state(tree)
+    assert state_now.files == (
         b".gitmodules",
         b"a.py",
         b"nested/.gitignore",
@@ -126,16 +126,17 @@ def test_submodules_and_nested_repositories_are_recursed_into(tree: Path, tmp_pa
         b"vendor/library/lib.py",
         b"vendor/library/untracked.py",
     )
-    assert found.changed == (b"nested", b"vendor/library")
+    assert state_now.changed == (b"nested", b"vendor/library")
 
 
 def test_a_submodule_that_is_not_checked_out_is_named(tree: Path, tmp_path: Path) -> None:
     git(tree, "submodule", "add", "-q", str(tree), "copy")
     git(tree, "commit", "-q", "-m", "submodule")
     git(tmp_path, "clone", "-q", str(tree), "clone")
-    found = state(tmp_path / "clone")
-    assert found.files == (b".gitmodules", b"a.py", b"pkg/b.py")
-    assert found.notes == ("submodule copy is not checked out: its files are not captured",)
+    state_now = state(tmp_path / "clone")
+    assert state_now.files == (b".gitmodules", b"a.py", b"pkg/b.py")
+    (note,) = state_now.notes
+    assert note.startswith("submodule copy is not checked out")
 
 
 def test_a_sparse_checkout_has_what_is_on_disk(tree: Path) -> None:
@@ -159,24 +160,24 @@ def test_assume_unchanged_hides_nothing(tree: Path) -> None:
 
 def test_a_worktree(tree: Path, tmp_path: Path) -> None:
     git(tree, "worktree", "add", "-q", str(tmp_path / "other"), "-b", "topic")
-    found = state(tmp_path / "other")
-    assert (found.files, found.branch) == ((b"a.py", b"pkg/b.py"), "topic")
+    state_now = state(tmp_path / "other")
+    assert (state_now.files, state_now.branch) == ((b"a.py", b"pkg/b.py"), "topic")
 
 
 def test_a_workspace_in_a_subdirectory_has_only_what_is_below_it(tree: Path) -> None:
     write(tree, "pkg/new ä.py")
     (tree / "a.py").write_text("changed outside")
-    found = state(tree / "pkg")
-    assert (found.files, found.changed) == ((b"b.py", "new ä.py".encode()), ("new ä.py".encode(),))
-    assert found.commit == git(tree, "rev-parse", "HEAD")
+    state_now = state(tree / "pkg")
+    assert (state_now.files, state_now.changed) == ((b"b.py", "new ä.py".encode()), ("new ä.py".encode(),))
+    assert state_now.commit == git(tree, "rev-parse", "HEAD")
 
 
 def test_a_workspace_that_its_repository_ignores_is_a_plain_folder(tree: Path) -> None:
     (tree / ".gitignore").write_text("scratch/\n")
     write(tree, "scratch/w/train.py")
-    found = state(tree / "scratch" / "w")
-    assert (found.files, found.commit) == ((b"train.py",), None)
-    assert "plain folder" in found.notes[0]
+    state_now = state(tree / "scratch" / "w")
+    assert (state_now.files, state_now.commit) == ((b"train.py",), None)
+    assert "plain folder" in state_now.notes[0]
 
 
 def test_a_folder_without_repository(tmp_path: Path) -> None:
@@ -184,9 +185,10 @@ def test_a_folder_without_repository(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.log\n")
     (tmp_path / "link").symlink_to("sub")
     os.mkfifo(tmp_path / "pipe")
-    found = state(tmp_path)
-    assert found.files == (b".gitignore", b"a.py", b"link", b"sub/b.log")
-    assert found.notes == ("pipe is neither a file nor a link: not captured",)
+    state_now = state(tmp_path)
+    assert state_now.files == (b".gitignore", b"a.py", b"link", b"sub/b.log")
+    (note,) = state_now.notes
+    assert note.startswith("pipe ")
 
 
 def test_own_files_are_never_captured_even_if_tracked(tree: Path) -> None:
@@ -211,14 +213,14 @@ def test_no_program_of_the_repository_is_started(tree: Path, tmp_path: Path) -> 
     assert not (tmp_path / "started").exists()
 
 
-def test_variables_of_a_git_hook_do_not_lead_elsewhere(tree: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "-q")
-    leading = Git(
-        {**os.environ, "GIT_DIR": str(other / ".git"), "GIT_INDEX_FILE": "/nowhere", "GIT_WORK_TREE": str(other)}
+def test_variables_of_a_git_hook_do_not_name_the_repository(tree: Path, tmp_path: Path) -> None:
+    hooked = tmp_path / "hooked"
+    hooked.mkdir()
+    git(hooked, "init", "-q")
+    in_hook = Git(
+        {**os.environ, "GIT_DIR": str(hooked / ".git"), "GIT_INDEX_FILE": "/nowhere", "GIT_WORK_TREE": str(hooked)}
     )
-    assert leading.state(tree).files == (b"a.py", b"pkg/b.py")
+    assert in_hook.state(tree).files == (b"a.py", b"pkg/b.py")
 
 
 def test_settings_of_the_user_change_nothing(tree: Path) -> None:
@@ -241,8 +243,8 @@ def test_a_broken_repository_is_an_error_in_gits_own_words(tree: Path) -> None:
         state(tree)
 
 
-def test_git_that_is_not_installed_is_said(tree: Path) -> None:
-    with pytest.raises(GitError, match="no `git`"):
+def test_a_missing_git_is_an_error_with_a_hint(tree: Path) -> None:
+    with pytest.raises(GitError, match="PATH"):
         Git({"PATH": "/nonexistent"}).state(tree)
 
 
@@ -253,8 +255,8 @@ def test_the_remote_is_the_branchs_own(tree: Path) -> None:
     assert state(tree).remote == "https://example.org/origin.git"
     git(tree, "remote", "add", "fork", "git@example.org:fork.git")
     git(tree, "config", "branch.main.remote", "fork")
-    found = state(tree)
-    assert (found.remote, found.author) == ("git@example.org:fork.git", "Grace <grace@example.org>")
+    state_now = state(tree)
+    assert (state_now.remote, state_now.author) == ("git@example.org:fork.git", "Grace <grace@example.org>")
 
 
 @pytest.mark.parametrize(

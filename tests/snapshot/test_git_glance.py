@@ -1,4 +1,4 @@
-"""What a glance covers: a repository's folder, a linked worktree, and where it must not be trusted."""
+"""Coverage of a glance: folders of a repository, linked worktrees, and trees that it does not cover."""
 
 import os
 import subprocess
@@ -30,12 +30,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 def glance(root: Path) -> Glance:
-    found = Git().glance(root)()
-    assert found is not None
-    return found
+    result = Git().glance(root)()
+    assert result is not None
+    return result
 
 
-def test_a_folder_of_a_repository_is_seen_without_what_is_beside_it(tree: Path) -> None:
+def test_a_folder_of_a_repository_is_compared_without_its_siblings(tree: Path) -> None:
     before = glance(tree / "inner")
     (tree / "outer.py").write_text("p")
     (tree / "new.py").write_text("")
@@ -57,9 +57,9 @@ def test_a_linked_worktree_has_an_index_of_its_own(tree: Path, tmp_path: Path) -
 def test_two_versions_of_a_file_that_differs_are_two(tree: Path) -> None:
     (tree / "outer.py").write_text("p")
     first = glance(tree)
-    found = (tree / "outer.py").stat()
+    status = (tree / "outer.py").stat()
     (tree / "outer.py").write_text("q")
-    os.utime(tree / "outer.py", ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(tree / "outer.py", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert glance(tree) != first
 
 
@@ -84,7 +84,9 @@ def _within(tree: Path) -> None:
     ],
     ids=["submodule", "repository within", "assume unchanged", "skip worktree", "unborn branch"],
 )
-def test_what_a_glance_does_not_cover_is_no_glance_or_not_glanceable(tree: Path, make: Callable[[Path], None]) -> None:
+def test_a_tree_that_a_glance_does_not_cover_has_none_or_is_not_glanceable(
+    tree: Path, make: Callable[[Path], None]
+) -> None:
     assert Git().state(tree).glanceable
     make(tree)
     assert Git().glance(tree)() is None or not Git().state(tree).glanceable
@@ -96,7 +98,7 @@ def test_without_a_repository_there_is_no_glance(tmp_path: Path) -> None:
     assert Git().glance(tmp_path)() is None
 
 
-def test_a_glance_that_was_begun_ahead_is_taken_once_and_only_where_it_was_begun(tree: Path, tmp_path: Path) -> None:
+def test_a_glance_that_was_started_early_is_used_once_and_for_its_own_root(tree: Path, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     git(tree, "worktree", "add", "-q", str(linked))
     before = glance(tree)

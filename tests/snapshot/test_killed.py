@@ -1,4 +1,4 @@
-"""Promises 1 and 4 under kill -9 at any moment: of a snapshot that is taken, and of one that is brought back."""
+"""Promises 1 and 4 under kill -9 at any moment: while a snapshot is taken, and while one is materialised."""
 
 import random
 import shutil
@@ -38,7 +38,7 @@ def where(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(where: str, request: pytest.FixtureRequest) -> Url:
-    """Return what names a new store, by a folder that is a test's own."""
+    """Return a function from a test's folder to the URL of a new store."""
     if where == "directory":
         return lambda folder: str(folder / "store")
     request.getfixturevalue("s3_environment")
@@ -53,7 +53,7 @@ def warm(url: Url) -> Iterator[Warm]:
 
 
 class _Place:
-    """A workspace, the store and the cache of one round, with ways to change the one and to judge the others."""
+    """A workspace, the store and the cache of one round, with changes of the first and checks of the others."""
 
     def __init__(self, folder: Path, url: str, warm: Warm, draw: random.Random) -> None:
         self.files = folder / "files"
@@ -77,7 +77,7 @@ class _Place:
         name.write_bytes(self._draw.randbytes(self._draw.randrange(1, 6000)))
 
     def change(self) -> None:
-        """Change what a day's work does: some small files, one that is new, and parts of the large one."""
+        """Make the changes of a day's work: some small files, a new one, and parts of the large one."""
         for number in (*self._draw.sample(range(24), 6), self._draw.randrange(1000, 10**6)):
             self._write(number)
         with open(self.files / "data" / "large", "r+b") as file:
@@ -89,8 +89,8 @@ class _Place:
         return _contents(self.files)
 
     def only_new(self, known: set[Digest]) -> Digest:
-        (found,) = set(snapshots.ids(self.repo)) - known
-        return found
+        (new,) = set(snapshots.ids(self.repo)) - known
+        return new
 
     def readable(self, snapshot_id: Digest) -> dict[str, bytes]:
         """Return every byte of a snapshot, read from the store itself and verified."""
@@ -102,7 +102,7 @@ class _Place:
         }
 
     def judge(self) -> None:
-        """Check the whole store, all snapshots of it, and what the cache holds."""
+        """Check the whole store, all of its snapshots, and the cache."""
         report = fsck.check(self.repo, read_data=True)
         assert report.clean, report.damage
         assert report.read_objects == report.objects and report.snapshots == len(self.published)
@@ -110,19 +110,19 @@ class _Place:
         self.judge_cache()
 
     def judge_cache(self) -> None:
-        """Check that the cache holds whole copies and no others."""
-        for found in LocalStore(self.cache).list("objects/"):
-            data = (self.cache / found.key).read_bytes()
-            assert self.repo.objects.digest(data) == found.key.rpartition("/")[2]
+        """Check that the cache contains only complete copies."""
+        for stat in LocalStore(self.cache).list("objects/"):
+            data = (self.cache / stat.key).read_bytes()
+            assert self.repo.objects.digest(data) == stat.key.rpartition("/")[2]
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _uploads(place: _Place, warm: Warm, kills: Kills, limit: int) -> None:
-    """Kill uploads until `limit` kills are counted; each is repeated, by the same index and cache."""
+    """Kill uploads until `limit` kills are counted. Each is repeated with the same index and cache."""
     for number in range(_UNDISTURBED):
         place.change()
         kills.usual(ended := warm.run(*place.upload))
@@ -137,7 +137,7 @@ def _uploads(place: _Place, warm: Warm, kills: Kills, limit: int) -> None:
         assert ended.killed or appeared == {ended.said.strip()}
         kills.count(ended, done=bool(appeared))
         repeated = warm.run(*place.upload).said.strip()
-        # The one that was killed has published this one, or none.
+        # The killed process published this snapshot, or none.
         assert appeared <= {repeated} == set(snapshots.ids(place.repo)) - place.published.keys()
         assert place.readable(repeated) == expected
         place.published[repeated] = expected
@@ -156,12 +156,12 @@ def test_an_upload_is_killed_at_random_moments(tmp_path: Path, url: Url, where: 
 
 
 def _materialisings(place: _Place, warm: Warm, kills: Kills, limit: int) -> None:
-    """Kill what brings a snapshot to a fresh folder, until `limit` kills are counted; each is repeated."""
+    """Kill materialisations into a fresh folder until `limit` kills are counted. Each is repeated."""
     ((snapshot_id, expected),) = place.published.items()
     target = place.files.with_name("target")
 
     def bring(moment_s: float | None) -> bool:
-        """Return whether all of it was brought before the process was killed."""
+        """Return True if all files were written before the kill."""
         shutil.rmtree(target, ignore_errors=True)
         ended = warm.run("materialise", place.url, place.cache, snapshot_id, target, moment_s=moment_s)
         whole = _contents(target) == expected
@@ -183,7 +183,7 @@ def _materialisings(place: _Place, warm: Warm, kills: Kills, limit: int) -> None
 
 
 def _repeated(place: _Place, warm: Warm, snapshot_id: Digest, target: Path) -> dict[str, bytes]:
-    """Bring the snapshot once more, by the cache that the killed process has left, and return what came."""
+    """Materialise the snapshot again, with the cache of the killed process, and return the files."""
     shutil.rmtree(target, ignore_errors=True)
     warm.run("materialise", place.url, place.cache, snapshot_id, target)
     return _contents(target)

@@ -1,4 +1,4 @@
-"""Distributions from outside the workspace: refused when a snapshot is taken, unless they are allowed."""
+"""Distributions from outside the workspace: a snapshot refuses them unless they are allowed."""
 
 import json
 from pathlib import Path
@@ -28,19 +28,19 @@ _LOCAL = {
 def test_installs_from_outside_are_refused_all_at_once_before_anything_is_stored(root: Path, repo: Repository) -> None:
     machine = captures.Machine()
     machine.local = _LOCAL
-    before = [found.key for found in repo.store.list("")]
+    before = [stat.key for stat in repo.store.list("")]
     for dry_run in (True, False):
         with pytest.raises(LocalInstalls) as raised:
             captures.take(root, repo, machine=machine, dry_run=dry_run)
     lines = str(raised.value).splitlines()[1:]
     assert [line.split(":")[0].strip() for line in lines] == ["our-layers", "fast-attention"]
     assert 'allow_local = ["our-layers", "fast-attention"]' in raised.value.hint
-    assert [found.key for found in repo.store.list("")] == before
+    assert [stat.key for stat in repo.store.list("")] == before
 
-    allowed = captures.say(environment={"allow_local": ["our_layers", "fast-*"]})
+    allowed = captures.make_settings(environment={"allow_local": ["our_layers", "fast-*"]})
     taken = captures.take(root, repo, allowed, machine=machine)
     assert captures.take(root, repo, allowed, machine=machine).id == taken.id
-    # What was allowed once is asked again when the setting has gone.
+    # Without the setting, an install that was allowed before is refused again.
     with pytest.raises(LocalInstalls):
         captures.take(root, repo, machine=machine)
 
@@ -62,7 +62,7 @@ def _installed(site: Path, name: str, direct_url: object, installer: str = "pip"
     )
 
 
-def test_where_distributions_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_of_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, root = tmp_path / "site", tmp_path / "w"
     (root / "libs").mkdir(parents=True)
     folder = {"dir_info": {"editable": True}}
@@ -76,18 +76,18 @@ def test_where_distributions_came_from(tmp_path: Path, monkeypatch: pytest.Monke
     _installed(site, "cloned", {"url": "https://example.org/cloned.git", "vcs_info": commit})
     _installed(site, "broken", {"url": 7})
     monkeypatch.setattr("sys.path", [str(site)])
-    found = distributions.origins(root)
-    assert {name: str(origin) for name, origin in found.items()} == {
+    origins = distributions.origins(root)
+    assert {name: str(origin) for name, origin in origins.items()} == {
         "within": "the workspace's libs/within",
         "copied": f"directory {(tmp_path / 'copied').as_uri()}",
         "feedstock": "conda",
         "fetched": f"archive https://example.org/fetched.zip {'a' * 64}",
         "cloned": f"vcs https://example.org/cloned.git {'b' * 40}",
     }
-    assert [name for name, origin in found.items() if origin.local] == ["copied"]
+    assert [name for name, origin in origins.items() if origin.local] == ["copied"]
 
 
-def test_what_is_in_the_pinned_image_is_pinned_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pinned_image_pins_its_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(tmp_path / "site", "copied", {"url": "file:///build/copied", "dir_info": {}})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     inside = Machine(root=tmp_path, base={"M5WS_CONTAINER_IMAGE": _IMAGE})

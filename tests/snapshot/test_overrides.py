@@ -1,4 +1,4 @@
-"""`--set`: exactly the named keys change, comments and layout stay, and what cannot be set says why."""
+"""`--set`: only the named keys change, comments and layout stay, and errors name the reason."""
 
 import json
 import tomllib
@@ -110,12 +110,12 @@ def test_an_alias_that_would_change_too_is_an_error() -> None:
         _set(text, "base.lr=2")
 
 
-def test_keys_that_hold_dots_are_found() -> None:
+def test_keys_may_contain_dots() -> None:
     assert _set(b"a.b:\n  c: 1\n", "a.b.c=2") == b"a.b:\n  c: 2\n"
 
 
 @pytest.mark.parametrize("text", ["seed", "=1", "seed=[1"])
-def test_what_is_not_an_override_is_refused(text: str) -> None:
+def test_an_invalid_override_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         overrides.parse(text)
 
@@ -125,7 +125,7 @@ def test_what_is_not_an_override_is_refused(text: str) -> None:
         st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("abcyno1e.", max_size=6)
     )
 )
-def test_any_value_is_read_back_as_it_was_set(value: object) -> None:
+def test_any_value_survives_the_round_trip(value: object) -> None:
     text = json.dumps(value)
     for name, data in (("c.yaml", b"key: old\n"), ("c.json", b'{"key": "old"}'), ("c.toml", b'key = "old"\n')):
         result = _set(data, f"key={text}", name=name)
@@ -134,7 +134,7 @@ def test_any_value_is_read_back_as_it_was_set(value: object) -> None:
 
 @settings(max_examples=20)
 @given(st.sampled_from(["yes", "on", "off", "1e5", "12:30", "n", "0777", "1_000", "0x1f", "~", "1.5e3"]))
-def test_old_yaml_readers_see_the_same_value(text: str) -> None:
+def test_old_yaml_readers_read_the_same_value(text: str) -> None:
     yaml = pytest.importorskip("yaml")
     written = YAML(typ="safe", pure=True).load(text)
     assert yaml.safe_load(_set(b"key: old\n", f"key={text}"))["key"] == written
@@ -146,7 +146,7 @@ def _publish(repo: Repository, folder: Path) -> str:
     return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
 
 
-def test_a_derived_snapshot_says_what_it_comes_from(repo: Repository, tmp_path: Path) -> None:
+def test_a_derived_snapshot_is_annotated_with_its_base(repo: Repository, tmp_path: Path) -> None:
     base = _publish(repo, tmp_path / "w")
     derived = overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"])
     (annotation,) = snapshots.annotations(repo, derived)

@@ -1,4 +1,4 @@
-"""When the id of a snapshot is the same, and when it is another."""
+"""Equal and different ids of snapshots."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle
 from tests.support.paths import ROOT
-from tests.support.workspace.captures import say, take
+from tests.support.workspace.captures import make_settings, take
 from tests.support.workspace.checkouts import git, write
 
 
@@ -36,9 +36,9 @@ def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> No
 
 def test_another_clone_in_another_directory_is_the_same_snapshot(root: Path, repo: Repository, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", str(root), "elsewhere/deep")
-    other = Repository.create(LocalStore(tmp_path / "other-store"))
+    second_repo = Repository.create(LocalStore(tmp_path / "second-store"))
     git(tmp_path / "elsewhere" / "deep", "checkout", "-q", "-b", "topic")
-    assert take(tmp_path / "elsewhere" / "deep", other).id == take(root, repo).id
+    assert take(tmp_path / "elsewhere" / "deep", second_repo).id == take(root, repo).id
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_any_change_is_another_snapshot(root: Path, repo: Repository, change: Ca
     assert take(root, repo).id != before
 
 
-def test_what_is_not_captured_does_not_count(root: Path, repo: Repository) -> None:
-    said = say(code={"exclude": ["notes/", "*.tmp"]}, store={"url": "stores/main"})
-    before = take(root, repo, said)
+def test_files_that_are_not_captured_do_not_count(root: Path, repo: Repository) -> None:
+    excluding = make_settings(code={"exclude": ["notes/", "*.tmp"]}, store={"url": "stores/main"})
+    before = take(root, repo, excluding)
     write(root, {"x.log": "1", "notes/a.md": "1", "sub/b.tmp": "1", "stores/main/objects/aa": "1", ".m5ws/runs/x": "1"})
-    after = take(root, repo, said)
+    after = take(root, repo, excluding)
     assert (after.id, after.snapshot.code.dirty) == (before.id, False)
 
 
@@ -117,7 +117,7 @@ def test_a_materialised_snapshot_is_the_same_snapshot(
     base = tmp_path_factory.mktemp("trip")
     root = base / "w"
     root.mkdir()
-    for path, what in files.items():
+    for path, file_or_link in files.items():
         place = os.path.join(os.fsencode(root), path)
         if any(
             os.path.lexists(os.path.join(os.fsencode(root), *path.split(b"/")[:n]))
@@ -127,12 +127,13 @@ def test_a_materialised_snapshot_is_the_same_snapshot(
         if os.path.lexists(place):
             continue
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if what is None:
+        if file_or_link is None:
             os.symlink(b"\xff\n dangling", place)
             continue
+        mode, content = file_or_link
         with open(place, "wb") as file:
-            file.write(what[1])
-        os.chmod(place, what[0])
+            file.write(content)
+        os.chmod(place, mode)
     repo = Repository.create(LocalStore(base / "store"))
     first = take(root, repo)
     parts = [trees.located(repo.objects, repo.locations, tree) for tree in first.snapshot.trees.values()]

@@ -1,4 +1,4 @@
-"""A workspace that does not hold still while it is captured."""
+"""A workspace that changes while it is captured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState
-from tests.support.workspace.captures import say, take
+from tests.support.workspace.captures import make_settings, take
 from tests.support.workspace.checkouts import git, write
 
 
 class Meddling(Git):
-    """Git beside somebody who writes to `path` before the looks whose numbers are given."""
+    """Git beside a program that writes to `path` before the looks with the given numbers."""
 
     def __init__(self, path: Path, looks: Sequence[int]) -> None:
         super().__init__()
@@ -32,20 +32,20 @@ class Meddling(Git):
 @pytest.mark.parametrize("name", ["train.py", "config.yaml", "tok/vocab", "data/x", "brand-new.py"])
 def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repository, name: str) -> None:
     write(root, {"tok/vocab": "v", "data/x": "x"})
-    said = say(tokenizer={"path": "tok"}, data={"paths": ["data"]})
+    settings = make_settings(tokenizer={"path": "tok"}, data={"paths": ["data"]})
     source = Meddling(root / name, [2])
-    captured = take(root, repo, said, source=source)
+    captured = take(root, repo, settings, source=source)
     assert source.look == 4
-    assert captured.id == take(root, repo, said).id
-    found = {
-        e.name: e
+    assert captured.id == take(root, repo, settings).id
+    entries = {
+        entry.name: entry
         for tree in captured.snapshot.trees.values()
-        for e in trees.located(repo.objects, repo.locations, tree).entries
+        for entry in trees.located(repo.objects, repo.locations, tree).entries
     }
-    assert trees.read_file(repo.objects, repo.locations, found[name]) == b"look 2\n"
+    assert trees.read_file(repo.objects, repo.locations, entries[name]) == b"look 2\n"
 
 
-def test_a_file_that_never_holds_still_is_an_error_and_nothing_is_published(root: Path, repo: Repository) -> None:
+def test_a_file_that_keeps_changing_is_an_error_and_nothing_is_published(root: Path, repo: Repository) -> None:
     with pytest.raises(FileChanged, match="workspace"):
         take(root, repo, source=Meddling(root / "train.py", [2, 4, 6, 8]))
     assert snapshots.ids(repo) == []

@@ -1,4 +1,4 @@
-"""Datasets that DVC tracks, in a snapshot: from the working tree, the cache, the remote or the store."""
+"""DVC's datasets in a snapshot: from the working tree, the cache, the remote or the store."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 class Counting(Dvc):
-    """DVC, counting what is expensive."""
+    """DVC with counts of its expensive calls."""
 
     fetched = 0
     verified = 0
@@ -85,7 +85,7 @@ def clone(root: Path) -> Path:
 
 
 def take(root: Path, repo: Repository, dvc: Dvc | None = None, **sections: Mapping[str, object]) -> Captured:
-    return captures.take(root, repo, captures.say(**sections), datasets=dvc or Dvc())
+    return captures.take(root, repo, captures.make_settings(**sections), datasets=dvc or Dvc())
 
 
 def test_a_dataset_is_pinned_by_both_hashes(root: Path, repo: Repository) -> None:
@@ -106,14 +106,14 @@ def test_a_dataset_is_pinned_by_both_hashes(root: Path, repo: Repository) -> Non
 
 
 def test_a_clone_that_has_not_pulled_gets_the_same_snapshot(root: Path, clone: Path, repo: Repository) -> None:
-    other = Repository.create(LocalStore(root.parent / "other-store"))
-    fetched = take(clone, other)
+    second_repo = Repository.create(LocalStore(root.parent / "second-store"))
+    fetched = take(clone, second_repo)
     assert fetched.id == take(root, repo).id
     assert not (clone / "data").exists()
     materialise(
-        other.objects,
-        other.locations,
-        [trees.located(other.objects, other.locations, fetched.snapshot.datasets[0].tree)],
+        second_repo.objects,
+        second_repo.locations,
+        [trees.located(second_repo.objects, second_repo.locations, fetched.snapshot.datasets[0].tree)],
         root.parent / "out",
     )
     assert (root.parent / "out" / "data" / "sub" / "b.bin").read_bytes() == bytes(range(256)) * 6000
@@ -136,7 +136,7 @@ def test_an_unchanged_dataset_is_verified_once_and_never_fetched(root: Path, rep
     assert (counting.fetched, counting.verified) == (0, 1)
 
 
-def test_what_the_store_has_is_not_fetched(root: Path, clone: Path, repo: Repository) -> None:
+def test_a_stored_dataset_is_not_fetched(root: Path, clone: Path, repo: Repository) -> None:
     first = take(root, repo)
     shutil.rmtree(root.parent / "remote")
     counting = Counting()
@@ -145,7 +145,9 @@ def test_what_the_store_has_is_not_fetched(root: Path, clone: Path, repo: Reposi
     assert (counting.fetched, counting.verified) == (0, 0)
 
 
-def test_what_the_store_has_lost_is_fetched_again(root: Path, clone: Path, repo: Repository, store: LocalStore) -> None:
+def test_a_dataset_with_lost_objects_is_fetched_again(
+    root: Path, clone: Path, repo: Repository, store: LocalStore
+) -> None:
     first = take(root, repo)
     entries = trees.located(repo.objects, repo.locations, first.snapshot.datasets[0].tree).entries
     lost = entries[-1].parts[0].object
@@ -168,7 +170,7 @@ def test_a_modified_dataset_is_refused_until_it_is_committed(root: Path, repo: R
     assert len(snapshots.ids(repo)) == 2
 
 
-def test_data_that_is_nowhere_publishes_nothing(clone: Path, repo: Repository) -> None:
+def test_missing_data_publishes_nothing(clone: Path, repo: Repository) -> None:
     shutil.rmtree(clone.parent / "remote")
     with pytest.raises(NotFound, match=r"\.dvc\b.*remote"):
         take(clone, repo)
@@ -184,9 +186,9 @@ def test_a_link_into_a_cache_that_is_gone_is_fetched(root: Path, repo: Repositor
 
 
 def test_a_tokenizer_that_dvc_tracks(root: Path, clone: Path, repo: Repository) -> None:
-    """Its files are the tokenizer's; the rest stays a dataset, and all of it is verified."""
-    said = {"path": "data/sub"}
-    captured, fetched = take(root, repo, tokenizer=said), take(clone, repo, tokenizer=said)
+    """The tokenizer has its files, the rest stays a dataset, and all files are verified."""
+    settings = {"path": "data/sub"}
+    captured, fetched = take(root, repo, tokenizer=settings), take(clone, repo, tokenizer=settings)
     assert captured.id == fetched.id
     assert captured.snapshot.tokenizer is not None
     names = {
@@ -197,7 +199,7 @@ def test_a_tokenizer_that_dvc_tracks(root: Path, clone: Path, repo: Repository) 
     (root / "data" / "sub" / "b.bin").chmod(0o644)
     (root / "data" / "sub" / "b.bin").write_bytes(b"other")
     with pytest.raises(DatasetModified):
-        take(root, repo, tokenizer=said)
+        take(root, repo, tokenizer=settings)
 
 
 def test_data_paths_and_dvc_may_overlap(root: Path, repo: Repository) -> None:
@@ -210,7 +212,7 @@ def test_data_paths_and_dvc_may_overlap(root: Path, repo: Repository) -> None:
     ]
 
 
-def test_what_dvc_tracks_can_be_left_out(root: Path, repo: Repository) -> None:
+def test_dvc_can_be_switched_off(root: Path, repo: Repository) -> None:
     captured = captures.take(root, repo)
     assert captured.snapshot.datasets == ()
 
@@ -224,7 +226,7 @@ def test_without_git_the_cache_is_not_captured(root: Path, repo: Repository) -> 
 
 
 def test_this_projects_own_sample_data(tmp_path: Path, repo: Repository) -> None:
-    """A fresh clone of this project has the pin and, in its own folder, the remote that the data comes from."""
+    """A fresh clone of this project contains the pin, and the remote with its data in a folder."""
     origin = tmp_path / "origin"
     for name in (
         ".dvc/config",

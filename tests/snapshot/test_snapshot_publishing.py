@@ -1,4 +1,4 @@
-"""What taking a snapshot writes into the store, and what is said beside it."""
+"""Objects and annotations that `snapshot` writes to the store."""
 
 import shutil
 from pathlib import Path
@@ -20,16 +20,20 @@ from tests.support.workspace.captures import SECRET, Machine, take
 from tests.support.workspace.checkouts import git
 
 
-def test_what_is_said_beside_it(root: Path, repo: Repository) -> None:
+def test_the_annotation_has_branch_remote_message_and_environment(root: Path, repo: Repository) -> None:
     git(root, "remote", "add", "origin", "https://ada:hunter2@example.org/r.git")
     machine = Machine()
     captured = take(root, repo, machine=machine, message=f"try {SECRET}")
-    (said,) = snapshots.annotations(repo, captured.id)
-    assert msgspec.structs.replace(said, key=None, packings={}) == captured.annotation
-    assert said.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
-    assert (said.branch, said.remote, said.message) == ("main", "https://example.org/r.git", "try ***")
-    assert said.observed is not None
-    assert repo.objects.get_record(said.observed, Observed).facts == {"python": "3.11", "threads": "1"}
+    (annotation,) = snapshots.annotations(repo, captured.id)
+    assert msgspec.structs.replace(annotation, key=None, packings={}) == captured.annotation
+    assert annotation.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
+    assert (annotation.branch, annotation.remote, annotation.message) == (
+        "main",
+        "https://example.org/r.git",
+        "try ***",
+    )
+    assert annotation.observed is not None
+    assert repo.objects.get_record(annotation.observed, Observed).facts == {"python": "3.11", "threads": "1"}
 
 
 def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository) -> None:
@@ -39,13 +43,13 @@ def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository
     assert take(root, repo, machine=machine).annotated
     assert (machine.looks, len(snapshots.annotations(repo, first.id))) == (1, 1)
     take(root, repo, machine=machine, message="now with a word")
-    assert [said.message for said in snapshots.annotations(repo, first.id)] == [None, "now with a word"]
+    assert [annotation.message for annotation in snapshots.annotations(repo, first.id)] == [None, "now with a word"]
 
 
-def test_a_dry_run_writes_nothing_and_says_the_same_id(root: Path, repo: Repository) -> None:
-    before = [found.key for found in repo.store.list("")]
+def test_a_dry_run_writes_nothing_and_has_the_same_id(root: Path, repo: Repository) -> None:
+    before = [stat.key for stat in repo.store.list("")]
     dry = take(root, repo, dry_run=True)
-    assert [found.key for found in repo.store.list("")] == before
+    assert [stat.key for stat in repo.store.list("")] == before
     real = take(root, repo)
     assert (dry.id, dry.new_bytes) == (real.id, real.new_bytes)
 
@@ -53,12 +57,12 @@ def test_a_dry_run_writes_nothing_and_says_the_same_id(root: Path, repo: Reposit
 def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, store: LocalStore) -> None:
     first = take(root, repo)
     shutil.rmtree(store.root)
-    again = Repository.create(LocalStore(store.root))
-    assert take(root, again).id == first.id
-    assert first.id in snapshots.ids(again)
+    new = Repository.create(LocalStore(store.root))
+    assert take(root, new).id == first.id
+    assert first.id in snapshots.ids(new)
     for tree in first.snapshot.trees.values():
-        for entry in trees.located(again.objects, again.locations, tree).entries:
-            trees.read_file(again.objects, again.locations, entry)
+        for entry in trees.located(new.objects, new.locations, tree).entries:
+            trees.read_file(new.objects, new.locations, entry)
 
 
 def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
@@ -69,12 +73,12 @@ def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repo
     assert fsck.check(repo).clean
 
 
-def test_a_snapshot_that_a_lie_made_unreadable_is_readable_once_it_is_taken_again(root: Path, repo: Repository) -> None:
+def test_a_false_packing_makes_a_snapshot_unreadable_until_it_is_taken_again(root: Path, repo: Repository) -> None:
     settle(root)
     first = take(root, repo)
-    (said,) = snapshots.annotations(repo, first.id)
-    lied = {tree: repo.objects.put_record(_of_other_bytes(repo, packing)) for tree, packing in said.packings.items()}
-    annotate(repo, first.id, lied, int(said.created_s * 1000) + 1)
+    (annotation,) = snapshots.annotations(repo, first.id)
+    false = {tree: repo.objects.put_record(_false(repo, packing)) for tree, packing in annotation.packings.items()}
+    annotate(repo, first.id, false, int(annotation.created_s * 1000) + 1)
     assert not take(root, repo).annotated
     for tree in snapshots.load(fresh := Repository.open(repo.store), first.id).trees.values():
         for entry in trees.located(fresh.objects, fresh.locations, tree).entries:
@@ -82,8 +86,8 @@ def test_a_snapshot_that_a_lie_made_unreadable_is_readable_once_it_is_taken_agai
     assert take(root, repo).annotated
 
 
-def _of_other_bytes(repo: Repository, packing: Digest) -> Packing:
-    """Return a packing by which the same files are in packs that do not hold them."""
+def _false(repo: Repository, packing: Digest) -> Packing:
+    """Return a packing with the same files in packs that do not contain them."""
     packs = repo.objects.get_record(packing, Packing).packs
     put = repo.objects.put
-    return Packing(packs=tuple(msgspec.structs.replace(one, object=put(b"x" * one.size_bytes)) for one in packs))
+    return Packing(packs=tuple(msgspec.structs.replace(pack, object=put(b"x" * pack.size_bytes)) for pack in packs))

@@ -1,4 +1,4 @@
-"""What a snapshot refuses to hold: secrets, pointers in the place of content, links that lead out."""
+"""Files that a snapshot refuses: secrets, Git LFS pointers, links to files outside."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ from m5ws.repository import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_scan import SecretsFound
 from m5ws.snapshot.inspection import LinksOutside, NotTheContent
-from tests.support.workspace.captures import SECRET, names, say, take
+from tests.support.workspace.captures import SECRET, make_settings, names, take
 from tests.support.workspace.checkouts import write
 
 
 def stored_bytes(repo: Repository) -> bytes:
-    return b"".join(repo.store.get(found.key) for found in repo.store.list(""))
+    return b"".join(repo.store.get(stat.key) for stat in repo.store.list(""))
 
 
 def test_secrets_are_refused_all_at_once_and_nothing_is_stored(root: Path, repo: Repository) -> None:
@@ -33,22 +33,22 @@ def test_secrets_are_refused_all_at_once_and_nothing_is_stored(root: Path, repo:
 
 def test_secrets_can_be_excluded_or_allowed(root: Path, repo: Repository) -> None:
     write(root, {"a.py": SECRET, "fixtures/.env": "A=1\n"})
-    captured = take(root, repo, say(code={"exclude": ["a.py"]}, secrets={"allow": ["fixtures"]}))
+    captured = take(root, repo, make_settings(code={"exclude": ["a.py"]}, secrets={"allow": ["fixtures"]}))
     assert "fixtures/.env" in names(repo, captured)["code"]
     assert "a.py" not in names(repo, captured)["code"]
 
 
-def test_what_was_allowed_is_refused_when_it_is_no_more(root: Path, repo: Repository) -> None:
+def test_an_allowed_file_is_refused_without_the_setting(root: Path, repo: Repository) -> None:
     write(root, {"a.py": SECRET})
     os.utime(root / "a.py", (1, 1))
     for _ in range(2):
-        take(root, repo, say(secrets={"allow": ["a.py"]}))
+        take(root, repo, make_settings(secrets={"allow": ["a.py"]}))
     for _ in range(2):
         with pytest.raises(SecretsFound):
             take(root, repo)
 
 
-def test_a_secret_that_comes_later_is_found(root: Path, repo: Repository) -> None:
+def test_a_secret_that_is_added_later_is_refused(root: Path, repo: Repository) -> None:
     take(root, repo)
     write(root, {"config.yaml": f"token: {SECRET}\n"})
     with pytest.raises(SecretsFound, match=r"config\.yaml:1"):
@@ -65,7 +65,7 @@ def test_a_secret_that_comes_later_is_found(root: Path, repo: Repository) -> Non
         {"data/id_rsa": bytes(100)},
     ],
 )
-def test_data_is_searched_by_name_and_where_a_file_is_small(
+def test_data_is_searched_by_name_and_small_files_by_content(
     root: Path, repo: Repository, files: dict[str, bytes]
 ) -> None:
     for name, content in files.items():
@@ -73,19 +73,19 @@ def test_data_is_searched_by_name_and_where_a_file_is_small(
         (root / name).write_bytes(content)
     data = {"paths": ["data"]}
     with pytest.raises(SecretsFound) as raised:
-        take(root, repo, say(data=data))
+        take(root, repo, make_settings(data=data))
     assert [found.path for found in raised.value.findings] == list(files)
     assert all(content not in stored_bytes(repo) for content in files.values())
     for _ in range(2):
-        take(root, repo, say(data=data, secrets={"allow": ["data/*"]}))
+        take(root, repo, make_settings(data=data, secrets={"allow": ["data/*"]}))
     for _ in range(2):
         with pytest.raises(SecretsFound):
-            take(root, repo, say(data=data))
+            take(root, repo, make_settings(data=data))
 
 
 def test_large_data_is_not_searched(root: Path, repo: Repository) -> None:
     write(root, {"data/corpus.txt": "a line\n" * 10_000 + SECRET})
-    take(root, repo, say(data={"paths": ["data"]}))
+    take(root, repo, make_settings(data={"paths": ["data"]}))
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_pointers_of_git_lfs_are_not_content(root: Path, repo: Repository) -> No
         take(root, repo)
     write(root, {"model.bin": "x", "data/a.bin": pointer})
     with pytest.raises(NotTheContent, match=r"data/a\.bin"):
-        take(root, repo, say(data={"paths": ["data"]}))
+        take(root, repo, make_settings(data={"paths": ["data"]}))
 
 
-def test_links_to_what_is_not_captured_are_refused(root: Path, repo: Repository, tmp_path: Path) -> None:
+def test_links_to_files_outside_are_refused(root: Path, repo: Repository, tmp_path: Path) -> None:
     write(tmp_path, {"outside.py": "x"})
     (root / "out").symlink_to("../outside.py")
     (root / "absolute").symlink_to(root / "train.py")
@@ -123,5 +123,5 @@ def test_links_to_what_is_not_captured_are_refused(root: Path, repo: Repository,
     with pytest.raises(LinksOutside) as raised:
         take(root, repo)
     assert str(raised.value).count("->") == 2
-    code = names(repo, take(root, repo, say(code={"exclude": ["absolute", "out"]})))["code"]
+    code = names(repo, take(root, repo, make_settings(code={"exclude": ["absolute", "out"]})))["code"]
     assert code == [".gitignore", "bin/go", "dangling", "latest", "train.py"]

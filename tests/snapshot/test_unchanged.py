@@ -17,11 +17,11 @@ from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import age, end_second, settle
-from tests.support.workspace.captures import Machine, say
+from tests.support.workspace.captures import Machine, make_settings
 from tests.support.workspace.checkouts import git, write
 from tests.support.workspace.workspace_changes import CHANGES, THE_SAME, make, quietly
 
-SAID = say(config={"files": ["config.yaml", "local.yaml", "conf/*.yaml"]}, data={"paths": ["data"]})
+SAID = make_settings(config={"files": ["config.yaml", "local.yaml", "conf/*.yaml"]}, data={"paths": ["data"]})
 
 
 class Counting(Git):
@@ -38,10 +38,10 @@ class Place(NamedTuple):
     root: Path
     repo: Repository
 
-    def take(self, said: Settings = SAID, index: str = "index", source: Git | None = None) -> snapshot.Captured:
+    def take(self, settings: Settings = SAID, index: str = "index", source: Git | None = None) -> snapshot.Captured:
         home = self.root / ".m5ws"
         datasets = Dvc()
-        return snapshot.take(self.root, said, self.repo, source or Git(), datasets, None, Machine(), home / index)
+        return snapshot.take(self.root, settings, self.repo, source or Git(), datasets, None, Machine(), home / index)
 
     def looks(self) -> int:
         """Take a snapshot and return how often git was asked for everything."""
@@ -69,7 +69,7 @@ def _repository(base: Path, number: int) -> Repository:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_known_from_a_glance_is_what_a_full_look_finds(places: dict[str, Place], change: str) -> None:
+def test_a_snapshot_by_a_glance_equals_one_by_a_full_capture(places: dict[str, Place], change: str) -> None:
     place = places[change]
     before = place.take()
     CHANGES[change](place.root)
@@ -88,18 +88,18 @@ def test_a_workspace_that_is_remembered_is_not_listed_again(places: dict[str, Pl
     assert (place.looks() > 0, place.looks()) == (True, 0)
 
 
-def test_other_settings_are_another_workspace(places: dict[str, Place]) -> None:
+def test_changed_settings_are_another_workspace(places: dict[str, Place]) -> None:
     place = places["nothing"]
     place.take()
-    left_out = say(code={"exclude": ["lib/"]}, config={"files": ["config.yaml"]}, data={"paths": ["data"]})
+    left_out = make_settings(code={"exclude": ["lib/"]}, config={"files": ["config.yaml"]}, data={"paths": ["data"]})
     assert place.take(left_out).id == place.take(left_out, index="yet another").id != place.take().id
 
 
-def test_what_the_store_lost_is_written_again(places: dict[str, Place]) -> None:
+def test_objects_that_the_store_lost_are_written_again(places: dict[str, Place]) -> None:
     place = places["nothing"]
     whole = place.take()
-    for found in list(place.repo.store.list("objects/")):
-        place.repo.store.delete(found.key)
+    for stat in list(place.repo.store.list("objects/")):
+        place.repo.store.delete(stat.key)
         captured = place.take()
         assert captured.id == whole.id
         for tree in captured.snapshot.trees.values():
@@ -107,18 +107,18 @@ def test_what_the_store_lost_is_written_again(places: dict[str, Place]) -> None:
                 trees.read_file(place.repo.objects, place.repo.locations, entry)
 
 
-def test_a_change_in_the_second_in_which_git_wrote_its_index_is_seen(tmp_path: Path) -> None:
-    """Where git would not see it, nothing is remembered."""
+def test_a_change_in_the_second_in_which_git_wrote_its_index_is_detected(tmp_path: Path) -> None:
+    """If git would not detect the change, the capture is not remembered."""
     place = Place(tmp_path / "w", Repository.create(LocalStore(tmp_path / "store")))
     write(place.root, {"train.py": "0000\n", "data/x": "x"})
     git(place.root, "init", "-q")
     for number in range(12):
         if number % 4 == 0:
             git(place.root, "add", "train.py")
-            git(place.root, "commit", "-q", "--allow-empty", "-m", "git may not see what was changed within a second")
+            git(place.root, "commit", "-q", "--allow-empty", "-m", "git may miss a change within this second")
         quietly(place.root / "train.py", b"%04d\n" % (number + 1))
-        said = say(data={"paths": ["data"]})
-        assert place.take(said).id == place.take(said, index=f"index-{number}").id
+        settings = make_settings(data={"paths": ["data"]})
+        assert place.take(settings).id == place.take(settings, index=f"index-{number}").id
 
 
 _WHILE = """
@@ -135,7 +135,7 @@ while True:
 """
 
 
-def test_a_file_that_is_written_to_all_the_time_is_never_remembered_as_it_is_not(places: dict[str, Place]) -> None:
+def test_a_file_that_is_written_to_all_the_time_is_never_remembered_wrongly(places: dict[str, Place]) -> None:
     place = places["touched"]
     path = place.root / "lib" / "busy.py"
     path.write_bytes(b"000000")

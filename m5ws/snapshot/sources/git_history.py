@@ -86,7 +86,7 @@ def _opened(root: Path) -> "Iterator[Repo]":
             # GitPython raises ValueError and its kinds for names that the repository does not have.
             except (ValueError, git.ODBError, git.GitCommandError) as error:
                 shallow = "the clone is shallow and " if _is_shallow(repo) else "the repository "
-                raise _Missing(f"{shallow}does not have this commit") from error
+                raise _Missing(f"{shallow}does not have such a commit") from error
     except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
         raise _Missing("the workspace is not in a git repository") from error
     except (git.GitError, configparser.Error, OSError) as error:

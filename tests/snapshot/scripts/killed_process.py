@@ -1,12 +1,12 @@
-"""One process of tests/snapshot/test_killed.py: `upload` a folder as a snapshot, or `materialise` one, by a cache.
+"""One process of tests/snapshot/test_killed.py: `upload` a folder as a snapshot, or `materialise` one, with a cache.
 
-The store is what its URL says, the cache a directory. The machine is not looked at: what is killed here is m5ws.
+The machine is not observed, because the test kills m5ws and no other process.
 """
 
 import sys
 from pathlib import Path
 
-import m5ws.store.s3.store  # noqa: F401  # what is imported here is there in every process that is forked
+import m5ws.store.s3.store  # noqa: F401  # forked processes inherit the import
 from m5ws.config.settings import ConfigSettings, DataSettings, Settings
 from m5ws.records.store import Format
 from m5ws.repository import snapshots
@@ -25,7 +25,7 @@ _AHEAD = (collect, inspection)
 
 
 def repository(url: str, cache: str | None = None) -> Repository:
-    """Open the store, or make it; with `cache`, as it is seen through copies on disk."""
+    """Open or make the store, with `cache` behind a cache on disk."""
     repo = Repository.create(open_store(url), _FORMAT)
     return repo if cache is None else repo.through(cached(repo.store, Path(cache), _CACHE_BYTES))
 

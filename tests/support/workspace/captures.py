@@ -1,4 +1,4 @@
-"""Snapshots as `m5ws snapshot` takes them, but on a machine that is always the same."""
+"""Snapshots as `m5ws snapshot` takes them, with a fixed observed environment."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
 SECRET = "gh" + "p_" + "a1B2" * 9
-"""What looks like a secret, and is none."""
+"""Text in the form of a secret."""
 
 
 class Machine:
-    """`Observer` of a machine that is always the same; it counts how often it is looked at."""
+    """`Observer` of a fixed machine, with a count of its observations."""
 
     looks = 0
     local: Mapping[str, Origin] = {}
@@ -36,15 +36,15 @@ class Machine:
         return dict(self.local)
 
 
-def say(**sections: Mapping[str, Any]) -> Settings:
-    """Return what an m5ws.toml of these sections says."""
+def make_settings(**sections: Mapping[str, Any]) -> Settings:
+    """Return the settings of an m5ws.toml with these sections."""
     return msgspec.convert(sections, Settings)
 
 
 def take(
     root: Path,
     repo: Repository,
-    said: Settings | None = None,
+    settings: Settings | None = None,
     *,
     machine: Machine | None = None,
     source: SourceControl | None = None,
@@ -53,10 +53,10 @@ def take(
     message: str | None = None,
     dry_run: bool = False,
 ) -> Captured:
-    """Take a snapshot of `root`, with the index that the workspace keeps. Raises as `snapshot.snapshot` does."""
+    """Take a snapshot of `root` with the workspace's index. Raises as `snapshot.take`."""
     arguments = (
         root,
-        said or Settings(),
+        settings or Settings(),
         repo,
         source or Git(),
         datasets,
@@ -68,9 +68,9 @@ def take(
 
 
 def names(repo: Repository, captured: Captured) -> dict[str, list[str]]:
-    """Return the names of the files of each part that has any."""
-    found = {
+    """Return the names of the files of each part, without empty parts."""
+    parts = {
         part: trees.located(repo.objects, repo.locations, tree).entries
         for part, tree in captured.snapshot.trees.items()
     }
-    return {part: [entry.name for entry in entries] for part, entries in found.items() if entries}
+    return {part: [entry.name for entry in entries] for part, entries in parts.items() if entries}

@@ -1,4 +1,4 @@
-"""The command line in this process: `m5ws.cli.main` with what it prints, its exit status, and other ranks if wanted."""
+"""The command line in this process: calls `m5ws.cli.main` and returns its output and exit status."""
 
 import io
 import logging
@@ -16,11 +16,11 @@ from m5ws.launch import local
 from tests.support.ranks.forks import ForkLauncher, ForkParents
 
 OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
-"""DeepSpeed and torch set them in a process that imports them, as the tests' own does sooner or later."""
+"""Variables that DeepSpeed and torch set in a process that imports them, such as the tests' own."""
 
 
 def inherited() -> dict[str, str]:
-    """Return the variables that a user's shell would have: this process' own, without those of libraries."""
+    """Return the variables of a user's shell: those of this process without `OF_LIBRARIES`."""
     return {name: value for name, value in os.environ.items() if name not in OF_LIBRARIES}
 
 
@@ -33,7 +33,7 @@ def forked_ranks(parents: ForkParents) -> Iterator[None]:
 
 
 def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "CompletedProcess[str]":
-    """Run `m5ws` here, with variables added, and return what a process of its own would have printed and ended with."""
+    """Run `m5ws` in this process, with variables added, and return the output and status of a separate process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     kept, handlers, level = dict(os.environ), list(logging.root.handlers), logging.root.level
     for name in OF_LIBRARIES:
@@ -46,5 +46,5 @@ def call(*arguments: str, environment: Mapping[str, str] | None = None) -> "Comp
         os.environ.clear()
         os.environ.update(kept)
         logging.root.handlers[:], logging.root.level = handlers, level
-    told = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    return CompletedProcess([sys.executable, "-m", "m5ws", *arguments], status, *told)
+    outputs = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return CompletedProcess([sys.executable, "-m", "m5ws", *arguments], status, *outputs)

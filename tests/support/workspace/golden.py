@@ -1,4 +1,4 @@
-"""Golden files: text that a test compares with a file of the repository, which `pytest --update-golden` rewrites."""
+"""Golden files: files of the repository with the expected text of a test. `pytest --update-golden` rewrites them."""
 
 import difflib
 import warnings
@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parents[3]
 
 
 class Golden:
-    """The files below `folder`, which are compared, or with `update` rewritten."""
+    """The golden files below `folder`; with `update` they are rewritten instead of compared."""
 
     def __init__(self, *, update: bool, regenerate: str, folder: Path = FOLDER) -> None:
         self.update = update

@@ -1,6 +1,6 @@
-"""Whatever may be done to a workspace between two looks at it, and a workspace to do it to.
+"""Changes of a workspace between two captures, and a workspace to change.
 
-No change that can be seen may be taken for none, however quietly it was made: by as many bytes, with the old time.
+Every change must be detected, also one with the same number of bytes and the old time.
 """
 
 import os
@@ -21,7 +21,7 @@ FILES: dict[str, str | bytes] = {
 
 
 def make(root: Path, change: str) -> None:
-    """Make a workspace that `change` can be made to: two commits, untracked files, ignored config and data."""
+    """Make a workspace for `change`: two commits, untracked files, ignored config and data."""
     write(root, FILES)
     (root / "latest").symlink_to("lib/a.py")
     git(root, "init", "-q", "-b", "main")
@@ -35,19 +35,19 @@ def make(root: Path, change: str) -> None:
 
 
 def quietly(path: Path, content: bytes) -> None:
-    """Write as many bytes as there are, and leave the time of the change as it was."""
-    found = path.stat()
-    assert len(content) == found.st_size
+    """Write the same number of bytes, and restore the modification time."""
+    status = path.stat()
+    assert len(content) == status.st_size
     path.write_bytes(content)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _replaced(path: Path, content: bytes) -> None:
-    found = path.stat()
-    other = path.with_name("other")
-    other.write_bytes(content)
-    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
-    other.replace(path)
+    status = path.stat()
+    new = path.with_name("other")
+    new.write_bytes(content)
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    new.replace(path)
 
 
 def then(*steps: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -94,7 +94,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a byte, of a file in a folder": as_long("lib/a.py", b"b = 1\n"),
     "another file with the old time": lambda root: _replaced(root / "train.py", b"print(3)\n"),
     "touched": lambda root: (root / "train.py").touch(),
-    "what a filter hides from git": lambda root: (root / "plain.txt").write_bytes(b"a\r\nb\r\n"),
+    "line ends that a filter hides from git": lambda root: (root / "plain.txt").write_bytes(b"a\r\nb\r\n"),
     "a mode": lambda root: (root / "train.py").chmod(0o755),
     "a file less": _unlink("train.py"),
     "another name": lambda root: (root / "train.py").rename(root / "main.py"),

@@ -1,4 +1,4 @@
-"""Small, real workspaces, and their command line: in this process with forked ranks, or as a user has it."""
+"""Small, real workspaces, and their command line: in this process with forked ranks, or as a separate process."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ enabled = {mlflow}
 """
 
 _CONFIG = """\
-# What the tests change.
+# Values that the tests change.
 learning_rate: 0.01
 steps: 10
 dropout: 0.1
@@ -58,7 +58,7 @@ stage: 2
 
 
 _PATIENCE_S = 550
-"""The first start with DeepSpeed builds its operators, which takes minutes of two cores."""
+"""The first launch with DeepSpeed builds its operators, which takes minutes of two cores."""
 
 
 class Workspace(msgspec.Struct, frozen=True):
@@ -69,11 +69,11 @@ class Workspace(msgspec.Struct, frozen=True):
     def m5ws(
         self, *arguments: str, expect: int | None = 0, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """Run `m5ws` in this process; fail the test, with all output, if it does not end with `expect`."""
+        """Run `m5ws` in this process. Fail the test, with all output, if its exit status is not `expect`."""
         return self._judged(command_line.call("-C", str(self.root), *arguments, environment=environment), expect)
 
     def process(self, *arguments: str, expect: int | None = 0) -> "subprocess.CompletedProcess[str]":
-        """Run `m5ws` as a process of its own, which starts ranks as it does for a user; as `m5ws` otherwise."""
+        """Run `m5ws` as a separate process with real launches; otherwise like `m5ws`."""
         command = [sys.executable, "-m", "m5ws", "-C", str(self.root), *arguments]
         return self._judged(
             subprocess.run(command, env=command_line.inherited(), capture_output=True, text=True, timeout=_PATIENCE_S),
@@ -84,13 +84,13 @@ class Workspace(msgspec.Struct, frozen=True):
         self, done: "subprocess.CompletedProcess[str]", expect: int | None
     ) -> "subprocess.CompletedProcess[str]":
         if expect is not None and done.returncode != expect:
-            found = sorted(self.root.rglob("logs/*.log"))
-            logs = "".join(f"\n--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in found)
+            paths = sorted(self.root.rglob("logs/*.log"))
+            logs = "".join(f"\n--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in paths)
             pytest.fail(f"{' '.join(done.args)} → {done.returncode}\n{done.stdout}\n{done.stderr}{logs}")
         return done
 
     def json(self, *arguments: str, expect: int | None = 0) -> Any:
-        """Run a verb with --json and return what it printed."""
+        """Run a verb with --json and return the parsed output."""
         verb, *rest = arguments
         return json.loads(self.m5ws(verb, "--json", *rest, expect=expect).stdout)
 
@@ -113,7 +113,7 @@ class Workspace(msgspec.Struct, frozen=True):
         return history.load(self.repo, run)
 
     def edit(self, path: str, old: str, new: str) -> None:
-        """Change a file of the checkout; the old text must be there."""
+        """Change a file of the checkout, which must contain the old text."""
         file = self.root / path
         text = file.read_text()
         assert old in text
