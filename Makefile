@@ -11,7 +11,7 @@ export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-services lint check bench mutations soak canary clean
+.PHONY: help venv demo test test-services lint docs check bench mutations soak canary clean
 
 help: ## Show what can be made.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -42,7 +42,10 @@ lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
 	$(bin)/mypy
 	$(bin)/lint-imports
 
-check: lint test test-services ## Run what CI runs.
+docs: $(stamp) ## Build the documentation site in build/docs, with its links checked.
+	$(bin)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs
+
+check: lint docs test test-services ## Run what CI runs.
 
 bench: $(stamp) ## Run the benchmarks, which write their tables.
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script"; done
