@@ -131,7 +131,7 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
     )
     own = own_package.copy(shop.kept)
     needed = os.pathsep.join([str(own), str(Path(msgspec.__file__).parents[1])])
-    command = [python, "-c", code_text]
+    command: list[str | Path] = [python, "-c", code_text]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
     assert done.stdout.strip() == "the workspace's libs/tools"
 
