@@ -46,6 +46,7 @@ auth_cluster_required = cephx
 auth_service_required = cephx
 auth_client_required = cephx
 keyring = {directory}/keyring
+# Files.
 run_dir = {directory}
 admin_socket =
 pid_file =
