@@ -73,7 +73,7 @@ def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], cho
 
 
 def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) -> Digest:
-    """Publish a hybrid's snapshot, if it is new, and return its id. Raises Vanished if gc deleted a part of it."""
+    """Publish a hybrid's snapshot, if it is new, and return its id. Raises ObjectDeleted if gc deleted a part of it."""
     digest = repo.objects.put_record(hybrid.snapshot)
     if repo.store.names(f"snapshots/{digest}/"):
         known = snapshots.load(repo, digest).trees.values()

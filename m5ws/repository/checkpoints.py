@@ -21,7 +21,7 @@ Recorded = Mapping[str, CheckpointPublished]
 """The ledger's events about a run's checkpoints, by checkpoint name."""
 
 # Other ranks wait minutes for the publishing rank, and a failed save is retried.
-_PATIENCE = gc_plans.Patience(limit_s=60.0)
+_PATIENCE = gc_plans.RetryPolicy(limit_s=60.0)
 
 PINS = "pins/"
 """Prefix of pins, `pins/<run>/<checkpoint>`: checkpoints that are kept for ever.
@@ -60,7 +60,7 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
     `began` is the intersection of `Objects.begin` on all ranks. Raises Fenced if a newer attempt has started, or if
-    another checkpoint has this name. Raises Vanished if gc has deleted some of the content: save all of it again.
+    another checkpoint has this name. Raises ObjectDeleted if gc has deleted some of the content: save all of it again.
     """
     newest = max(ledger.attempts(repo, checkpoint.run), default=0)
     if newest > checkpoint.attempt:
@@ -81,7 +81,7 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
 
 
 def keep(repo: Repository, run: str, label: str) -> None:
-    """Keep a checkpoint for ever, against all retention rules; there is no undo. Raises NotFound, Vanished."""
+    """Keep a checkpoint for ever, against all retention rules; there is no undo. Raises NotFound, ObjectDeleted."""
     repo.objects.begin()
     record = digest(repo, run, label)
     if label not in valid(repo, run):

@@ -20,7 +20,7 @@ PREFIX = "gc/"
 WIDTH = bindings.DIGEST_BYTES
 
 
-class Standings(msgspec.Struct, frozen=True, kw_only=True):
+class GcState(msgspec.Struct, frozen=True, kw_only=True):
     """Names of plans by state: published only, being executed, and done."""
 
     open: frozenset[str]
@@ -29,7 +29,7 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Patience:
+class RetryPolicy:
     """How a writer waits for a `gc` that is deleting objects it needs."""
 
     limit_s: float = 3600.0
@@ -37,7 +37,7 @@ class Patience:
     progress: Progress | None = None
 
 
-def look(store: ObjectStore) -> Standings:
+def look(store: ObjectStore) -> GcState:
     """Return the state of every plan, in one request."""
     names: dict[str, set[str]] = {"plan": set(), "executing": set(), "done": set()}
     for name in store.names(PREFIX):
@@ -46,7 +46,7 @@ def look(store: ObjectStore) -> Standings:
             names[standing].add(plan)
     done = frozenset(names["done"])
     executing = frozenset(names["executing"] - done)
-    return Standings(open=frozenset(names["plan"] - done - executing), executing=executing, done=done)
+    return GcState(open=frozenset(names["plan"] - done - executing), executing=executing, done=done)
 
 
 def head_key(plan: str) -> str:

@@ -17,7 +17,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
-from m5ws.store.interface import Buffer, Flowing, Near, ObjectStore
+from m5ws.store.interface import Buffer, CachingStore, ObjectStore, StreamingStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -192,7 +192,7 @@ class Objects:
         No byte beyond `size_bytes` is passed on, if it is known. After damage, all bytes are passed on again from
         offset 0. Raises NotFound, CorruptObject, and the errors of `write`.
         """
-        if isinstance(self.store, Flowing):
+        if isinstance(self.store, StreamingStore):
             arriving = _Arriving(self.hasher(), digest, size_bytes, write)
             with suppress(_Damaged):
                 self.store.flow(key(digest), arriving)
@@ -218,7 +218,7 @@ class Objects:
         """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
         yield self.store.get(*where)
         for _ in range(_READS - 1):
-            yield self.store.fresh(*where) if isinstance(self.store, Near) else self.store.get(*where)
+            yield self.store.fresh(*where) if isinstance(self.store, CachingStore) else self.store.get(*where)
 
     def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
         """Return slices of `data`, and the first slice with a checksum mismatch."""

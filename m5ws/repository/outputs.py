@@ -66,7 +66,7 @@ def find(repo: Repository, run: str, label: str) -> tuple[Digest, OutputFiles]:
 def publish(repo: Repository, files: OutputFiles) -> Digest:
     """Publish output files whose content is durable, and return their record's digest.
 
-    Raises Fenced if a newer attempt has started, or if other files have this name; raises Vanished.
+    Raises Fenced if a newer attempt has started, or if other files have this name; raises ObjectDeleted.
     """
     if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
         raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")

@@ -13,7 +13,7 @@ from m5ws.errors import M5Error, NotFound, ObjectExists
 from m5ws.records.gc import Keep
 from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
-from m5ws.repository.gc_plans import Patience, Standings
+from m5ws.repository.gc_plans import GcState, RetryPolicy
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")
@@ -22,13 +22,13 @@ _TRIES = 10
 _POLL_S = (0.2, 5.0)
 
 
-class Vanished(M5Error):
+class ObjectDeleted(M5Error):
     """`gc` deleted objects after their existence check and before their publication."""
 
     hint = "Run the command again: missing objects are uploaded again."
 
 
-class Deleting(M5Error):
+class DeletionInProgress(M5Error):
     """A `gc` that deletes objects needed here did not end in time."""
 
 
@@ -37,7 +37,7 @@ def repeated(attempt: Callable[[], T]) -> T:
     for _ in range(_TRIES - 1):
         try:
             return attempt()
-        except Vanished:
+        except ObjectDeleted:
             continue
     return attempt()
 
@@ -47,18 +47,22 @@ def publish(
     needs: Callable[[], set[bytes]],
     create: Callable[[], None],
     *,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     began: frozenset[str] | None = None,
     repair: Callable[[], object] | None = None,
 ) -> None:
     """Create a reference. `needs` returns all objects reachable from it, and is called only if a plan may affect them.
 
     `began` is the result of `Objects.begin` in the process with the first existence check. `repair` uploads missing
-    objects. Without it, Vanished is raised, and the caller uploads and publishes again. Vanished can come after the
-    reference was created, if a writer paused for a whole grace period. Raises Deleting.
+    objects. Without it, ObjectDeleted is raised, and the caller uploads and publishes again. ObjectDeleted can come
+    after the reference was created, if a writer paused for a whole grace period. Raises DeletionInProgress.
     """
     guard = _Guard(
-        repo, needs, patience or repo.patience or Patience(), repo.objects.begin() if began is None else began, repair
+        repo,
+        needs,
+        patience or repo.patience or RetryPolicy(),
+        repo.objects.begin() if began is None else began,
+        repair,
     )
     guard.settle(published=False)
     # Published from here on (W4).
@@ -71,7 +75,7 @@ class _Guard:
         self,
         repo: Repository,
         needs: Callable[[], set[bytes]],
-        patience: Patience,
+        patience: RetryPolicy,
         began: frozenset[str],
         repair: Callable[[], object] | None,
     ) -> None:
@@ -94,7 +98,7 @@ class _Guard:
             for plan in threats:
                 self._meet(plan, state)
 
-    def _meet(self, plan: str, state: Standings) -> None:
+    def _meet(self, plan: str, state: GcState) -> None:
         named = self._named(plan)
         if plan in state.open:
             if named and not self._kept(plan, named):
@@ -112,7 +116,7 @@ class _Guard:
             except NotFound as error:
                 for executing in sorted(plans.look(self._repo.store).executing - self._settled):
                     self._await(executing)
-                raise Vanished(f"gc deleted objects that were about to be published: {error}") from error
+                raise ObjectDeleted(f"gc deleted objects that were about to be published: {error}") from error
         try:
             return plans.named(self._repo.store, plan, self._digests)
         except NotFound:
@@ -132,7 +136,7 @@ class _Guard:
         pause_s = _POLL_S[0]
         while plan not in plans.look(self._repo.store).done:
             if time.monotonic() >= end:
-                raise Deleting(
+                raise DeletionInProgress(
                     f"gc is still executing plan {plan}, which names objects that are needed here",
                     hint=f"Run the command again after `m5ws gc --execute {plan}` has ended. Nothing is lost.",
                 )
@@ -145,7 +149,7 @@ class _Guard:
         if all(self._repo.objects.has(digest.hex()) for digest in sorted(named)):
             return
         if self._repair is None:
-            raise Vanished(f"gc plan {plan} deleted objects that were about to be published")
+            raise ObjectDeleted(f"gc plan {plan} deleted objects that were about to be published")
         self._repair()
 
 

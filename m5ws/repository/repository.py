@@ -16,9 +16,9 @@ from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
 from m5ws.repository.files.locations import PackLocations
-from m5ws.repository.gc_plans import Patience, Standings
+from m5ws.repository.gc_plans import GcState, RetryPolicy
 from m5ws.repository.objects import Objects
-from m5ws.store.interface import FORMAT, Homed, ObjectStore
+from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 
 T = TypeVar("T")
 _NEW = Format(file_chunk_bytes=16 * 2**20)
@@ -33,7 +33,7 @@ class Repository:
     """
 
     def __init__(
-        self, store: ObjectStore, form: Format, note: str = "", looking: Future[Standings] | None = None
+        self, store: ObjectStore, form: Format, note: str = "", looking: Future[GcState] | None = None
     ) -> None:
         self.store = store
         self.format = form
@@ -41,7 +41,7 @@ class Repository:
         self.objects = Objects(store, form, self._done_plans)
         self.locations = PackLocations(self.objects)
         self._looking = looking
-        self.patience: Patience | None = None
+        self.patience: RetryPolicy | None = None
 
     @classmethod
     def open(cls, store: ObjectStore, *, writing: bool = False) -> "Repository":
@@ -49,13 +49,13 @@ class Repository:
 
         With `writing`, gc's plans are read concurrently if that takes a round trip.
         """
-        looking = _begun(partial(gc_plans.look, store)) if writing and isinstance(store, Homed) else None
+        looking = _begun(partial(gc_plans.look, store)) if writing and isinstance(store, RegionAware) else None
         try:
             data = store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
-        note = store.visit(form.home_region) if isinstance(store, Homed) else ""
+        note = store.visit(form.home_region) if isinstance(store, RegionAware) else ""
         return cls(store, form, note, looking)
 
     @classmethod
@@ -65,7 +65,7 @@ class Repository:
             return cls._joined(store, form)
         except NotFound:
             wanted = form or _NEW
-        if isinstance(store, Homed):
+        if isinstance(store, RegionAware):
             wanted = msgspec.structs.replace(wanted, home_region=store.home())
             store.probe()
         try:
@@ -78,7 +78,7 @@ class Repository:
     def is_blank(store: ObjectStore, form: Format) -> bool:
         """Return True if a store in a directory is empty, as `init` created it, and has another format than `form`."""
         try:
-            other = not isinstance(store, Homed) and Repository.open(store).alike != form
+            other = not isinstance(store, RegionAware) and Repository.open(store).alike != form
         except NotFound:
             return False
         return other and all(stat.key == FORMAT for stat in store.list(""))

@@ -21,7 +21,7 @@ def new_id() -> str:
 def publish(repo: Repository, run: Run) -> None:
     """Publish a run, after its snapshot. Raises ObjectExists if the id exists.
 
-    A fork needs the checkpoint that it starts from. Raises NotFound, Vanished if that is missing.
+    A fork needs the checkpoint that it starts from. Raises NotFound, ObjectDeleted if that is missing.
     """
 
     def create() -> None:

@@ -15,8 +15,8 @@ from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.repository import bindings, concurrency, presence, publishing
 from m5ws.repository.files import trees
-from m5ws.repository.gc_plans import Patience
-from m5ws.repository.publishing import Vanished
+from m5ws.repository.gc_plans import RetryPolicy
+from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
 
@@ -30,13 +30,13 @@ def publish(
     repo: Repository,
     snapshot: Snapshot,
     annotation: Annotation,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     workers: Callable[[], Executor] = thread,
 ) -> Digest:
     """Publish a snapshot whose trees are durable, and return its id. The packings of the trees are added to the
     annotation.
 
-    Raises Vanished if gc has deleted some of the objects: upload and publish all of them again.
+    Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
     places = packings(repo, snapshot)
     with workers() as pool:
@@ -44,7 +44,7 @@ def publish(
         lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
     if lost:
         repo.locations.forget_trees()
-        raise Vanished(f"packing {min(lost)} was written, and is now missing")
+        raise ObjectDeleted(f"packing {min(lost)} was written, and is now missing")
     annotation, digest = msgspec.structs.replace(annotation, packings=places), record.result()
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
@@ -60,7 +60,7 @@ def publish(
 
     try:
         publishing.publish(repo, needs, create, patience=patience)
-    except Vanished:
+    except ObjectDeleted:
         repo.locations.forget_trees()
         raise
     return digest

@@ -28,7 +28,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import Stored
-from m5ws.store.interface import Near
+from m5ws.store.interface import CachingStore
 from m5ws.tracking.interface import Tracker
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
@@ -224,7 +224,7 @@ def resumed(repo: Repository, run_id: str) -> Run:
 def _context(
     repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
 ) -> Context:
-    copies, copies_bytes = repo.store.copies if isinstance(repo.store, Near) else ("", 0)
+    copies, copies_bytes = repo.store.copies if isinstance(repo.store, CachingStore) else ("", 0)
     return Context(
         store=repo.store.url,
         run=run.id,

@@ -23,7 +23,7 @@ from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.repository import presence, snapshots
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.writer import FileChanged
-from m5ws.repository.gc_plans import Patience
+from m5ws.repository.gc_plans import RetryPolicy
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
@@ -76,7 +76,7 @@ def take(
         )
         if not captured.annotated:
             # Published from here on: every tree, and the observed environment, is durable.
-            snapshots.publish(repo, captured.snapshot, captured.annotation, Patience(progress=progress))
+            snapshots.publish(repo, captured.snapshot, captured.annotation, RetryPolicy(progress=progress))
         return captured
 
     return repeated(attempt)

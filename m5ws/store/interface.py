@@ -17,7 +17,7 @@ class ObjectStat(msgspec.Struct, frozen=True, kw_only=True):
     modified_s: float
 
 
-class VouchedStat(ObjectStat, frozen=True, kw_only=True):
+class ChecksummedStat(ObjectStat, frozen=True, kw_only=True):
     """One stored object, with the algorithm (`CRC64NVME`, `SHA256` …) of the checksum that its server keeps for all its
     bytes.
     """
@@ -62,7 +62,7 @@ class ObjectStore(Protocol):
 
 
 @runtime_checkable
-class Homed(Protocol):
+class RegionAware(Protocol):
     """A store in a region, on a server run by others (S3). These checks run before a store is created or joined."""
 
     def home(self) -> str | None:
@@ -84,13 +84,13 @@ class Homed(Protocol):
 
 
 @runtime_checkable
-class Vouching(Protocol):
+class ChecksumListing(Protocol):
     """A store on a server that verifies uploads and keeps a checksum of each object (S3).
 
     A checksum of the server is no proof of content: docs/threat-model.md states its limits.
     """
 
-    def vouched(self, prefix: str) -> Iterator[VouchedStat]:
+    def vouched(self, prefix: str) -> Iterator[ChecksummedStat]:
         """Yield the objects of `list`, each with the algorithm of its whole-object checksum; None if there is none."""
 
     def sha256(self, key: str) -> str | None:
@@ -98,7 +98,7 @@ class Vouching(Protocol):
 
 
 @runtime_checkable
-class OnDisk(Protocol):
+class FileBacked(Protocol):
     """A store that may have objects in files of this machine: a directory or a cache."""
 
     def descriptor(self, key: str) -> int | None:
@@ -109,7 +109,7 @@ class OnDisk(Protocol):
 
 
 @runtime_checkable
-class Flowing(Protocol):
+class StreamingStore(Protocol):
     """A store on a remote server that can stream an object without holding all of it in memory."""
 
     def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
@@ -120,7 +120,7 @@ class Flowing(Protocol):
 
 
 @runtime_checkable
-class Near(Protocol):
+class CachingStore(Protocol):
     """A store that keeps copies of objects on this machine's disk: a cache."""
 
     @property

@@ -36,7 +36,7 @@ class StoreGone(M5Error):
 
 
 @dataclass
-class Draft:
+class TemporaryFile:
     """A file of a store that has no key yet."""
 
     path: Path
@@ -93,18 +93,18 @@ class LocalStore:
             self.publish(draft, key)
 
     @contextmanager
-    def draft(self) -> Iterator["Draft"]:
+    def draft(self) -> Iterator["TemporaryFile"]:
         """Yield a new file without a key, to fill and publish. It is deleted at the end."""
         path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
         self._make_directory(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         try:
-            yield Draft(path, descriptor)
+            yield TemporaryFile(path, descriptor)
         finally:
             os.close(descriptor)
             os.unlink(path)
 
-    def publish(self, draft: "Draft", key: str) -> None:
+    def publish(self, draft: "TemporaryFile", key: str) -> None:
         """Link a complete draft under its key. Raises ObjectExists if the key exists."""
         target = self._path(key)
         self._make_directory(target.parent)

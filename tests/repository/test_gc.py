@@ -169,9 +169,9 @@ def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
     repo.store.create(gc_plans.executing_key(plan), b"never ends")
     # Another process has not seen that the plan is done, so it waits.
     other = Repository(repo.store, repo.format)
-    other.patience = gc_plans.Patience(limit_s=0.0, pause=lambda _: None)
+    other.patience = gc_plans.RetryPolicy(limit_s=0.0, pause=lambda _: None)
     before = list(repo.store.list("snapshots/"))
-    with pytest.raises(publishing.Deleting, match=plan):
+    with pytest.raises(publishing.DeletionInProgress, match=plan):
         publish(other, [b"left"])
     assert list(repo.store.list("snapshots/")) == before
     # Objects outside the plan are published at once.
@@ -201,6 +201,6 @@ def test_a_lost_part_of_a_plan_makes_a_writer_look_at_everything() -> None:
     repo.store.delete(gc_plans.head_key(plan))
     assert not repo.objects.has(needed.code.tree)
     assert snapshots.ids(repo)
-    with pytest.raises(publishing.Vanished):
+    with pytest.raises(publishing.ObjectDeleted):
         publishing.publish(writer, lambda: gc_plans.packed([needed.code.tree]), lambda: None)
     assert repo.store.stat(key(needed.code.tree)) is None

@@ -24,7 +24,7 @@ from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
-from m5ws.repository.publishing import Vanished
+from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.store.local import LocalStore
@@ -201,7 +201,7 @@ def test_a_packing_that_was_never_written_is_not_published(tmp_path: Path) -> No
     repo = Repository.create(LocalStore(tmp_path / "store"))
     tree = planted.packed(repo, {b"a": b"content"})
     repo.locations.add_tree(tree, "3" * 64)
-    with pytest.raises(Vanished):
+    with pytest.raises(ObjectDeleted):
         planted.publish(repo, planted.snapshot(tree))
     assert repo.store.names("snapshots/") == ()
 

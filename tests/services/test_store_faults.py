@@ -45,7 +45,7 @@ def opener(ceph: Ceph, endpoint: str, *, budget_s: float) -> Open:
     retry: Any = importlib.import_module("m5ws.store.s3.retry")
     s3: Any = importlib.import_module("m5ws.store.s3.store")
     # Pauses are short, because the proxy needs none. The number of attempts is the same as with long ones.
-    patience = retry.Patience(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
+    patience = retry.RetryPolicy(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
 
     def opened() -> ObjectStore:
         store: ObjectStore = s3.S3Store(location.parse(url), patience)

@@ -8,7 +8,7 @@ import pytest
 
 from m5ws.errors import M5Error, UsageError
 from m5ws.store import open_store
-from m5ws.store.interface import Homed, ObjectStore
+from m5ws.store.interface import ObjectStore, RegionAware
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import StoreUnreachable
 from tests.support.s3.ceph import Ceph
@@ -74,7 +74,7 @@ def test_a_bundle_that_is_none_is_named(
     if content is not None:
         path.write_bytes(content)
     store = _open(ceph, monkeypatch, path)
-    if isinstance(store, Homed):
+    if isinstance(store, RegionAware):
         store.recall(REGION)  # as a workspace does that has joined the store
     for act in (lambda: store.stat(_KEY), lambda: store.create(_KEY, b"data"), lambda: store.get(_KEY)):
         with pytest.raises(M5Error, match=r"bundle\.pem") as caught:

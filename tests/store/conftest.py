@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from m5ws.store.s3.location import parse
-from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from tests.support.s3.s3_servers import descriptions_read_once
 from tests.support.s3.scripted_s3 import ScriptedS3
 
 
 @pytest.fixture
-def at_once() -> Patience:
+def at_once() -> RetryPolicy:
     """Pauses without length: a scripted server needs no rest."""
-    return Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+    return RetryPolicy(budget_s=60.0, first_s=0.0, longest_s=0.0)
 
 
 @pytest.fixture(scope="package")
@@ -30,5 +30,5 @@ def server(s3_environment: None, quick_clients: None) -> Iterator[ScriptedS3]:
 
 
 @pytest.fixture
-def store(server: ScriptedS3, at_once: Patience) -> S3Store:
+def store(server: ScriptedS3, at_once: RetryPolicy) -> S3Store:
     return S3Store(parse(server.url()), at_once)

@@ -15,8 +15,8 @@ from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
 from m5ws.store.cache import cache
 from m5ws.store.cache.cache import Cached, cached
-from m5ws.store.interface import Buffer, Near, OnDisk
-from m5ws.store.local import Draft, LocalStore
+from m5ws.store.interface import Buffer, CachingStore, FileBacked
+from m5ws.store.local import LocalStore, TemporaryFile
 from tests.support.stores.counting_store import CountingStore
 from tests.support.stores.flowing_store import FlowingStore
 
@@ -51,8 +51,8 @@ def _entry(tmp_path: Path, digest: str) -> Path:
 
 def test_it_is_what_the_optional_ports_ask_for(near: Cached, far: CountingStore, tmp_path: Path) -> None:
     directory: object = LocalStore(tmp_path)
-    assert all(isinstance(near, port) for port in (Near, OnDisk))
-    assert isinstance(directory, OnDisk) and not isinstance(directory, Near)
+    assert all(isinstance(near, port) for port in (CachingStore, FileBacked))
+    assert isinstance(directory, FileBacked) and not isinstance(directory, CachingStore)
     assert cached(far, tmp_path / "none", 0) is far
 
 
@@ -348,11 +348,11 @@ def test_a_full_disk_under_what_flows_is_no_failure(
     data = os.urandom(50_000)
     digest = _put(flowing, data)
 
-    def full(draft: Draft, piece: memoryview) -> int:
+    def full(draft: TemporaryFile, piece: memoryview) -> int:
         raise OSError(errno.ENOSPC, "the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Draft, "write", full)
+        patch.setattr(TemporaryFile, "write", full)
         assert _poured(Objects(near, Format()), digest, len(data)) == data
     assert near.held(key(digest)) is None and "cannot write to the cache" in caplog.text
     assert _poured(Objects(near, Format()), digest, len(data)) == data

@@ -22,11 +22,11 @@ from m5ws.store.s3.errors import (
     WrongRegion,
 )
 from m5ws.store.s3.location import parse
-from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from tests.support.s3.scripted_s3 import ScriptedS3
 
-_AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+_AT_ONCE = RetryPolicy(budget_s=60.0, first_s=0.0, longest_s=0.0)
 _PASSING = ["InternalError", "SlowDown", "TooManyRequests", "RequestTimeout", "ExpiredToken", "reset"]
 _DATA = bytes(range(256)) * 40
 
@@ -150,7 +150,7 @@ def test_a_server_that_says_slow_down_has_fewer_requests_at_a_time(server: Scrip
 
 
 def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> None:
-    store = S3Store(parse(server.url()), Patience(budget_s=0.0))
+    store = S3Store(parse(server.url()), RetryPolicy(budget_s=0.0))
     server.always = lambda method, _key: "InternalError" if method == "PUT" else None
     with pytest.raises(StoreFailing, match=r"store/a .*s3://bucket/store.*InternalError"):
         store.create("a", _DATA)
@@ -160,7 +160,7 @@ def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> N
 def test_a_server_that_is_not_there_is_told_soon(server: ScriptedS3) -> None:
     with ScriptedS3() as gone:
         url = gone.url()
-    store = S3Store(parse(url), Patience(contact_s=0.0))
+    store = S3Store(parse(url), RetryPolicy(contact_s=0.0))
     with pytest.raises(StoreUnreachable, match="s3://bucket/store"):
         store.get("a")
 

@@ -5,18 +5,18 @@ import threading
 
 import pytest
 
-from m5ws.store.s3.errors import Passing, StoreFailing, StoreUnreachable
-from m5ws.store.s3.retry import Limiter, Patience, Persistence
+from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
+from m5ws.store.s3.retry import AdaptiveLimiter, Retrier, RetryPolicy
 
 
-def _persistence(patience: Patience, renewed: list[None] | None = None) -> Persistence:
+def _persistence(patience: RetryPolicy, renewed: list[None] | None = None) -> Retrier:
     kept: list[None] = [] if renewed is None else renewed
-    return Persistence("s3://bucket/store", patience, lambda: kept.append(None))
+    return Retrier("s3://bucket/store", patience, lambda: kept.append(None))
 
 
 def test_one_cut_is_made_for_all_that_was_in_flight_together() -> None:
     now_s = [0.0]
-    limiter = Limiter(most=64, clock=lambda: now_s[0])
+    limiter = AdaptiveLimiter(most=64, clock=lambda: now_s[0])
     for _ in range(10):
         limiter.slow_down()
     assert limiter.allowed == 32
@@ -26,7 +26,7 @@ def test_one_cut_is_made_for_all_that_was_in_flight_together() -> None:
 
 
 def test_what_goes_well_brings_one_more_a_round_up_to_the_most() -> None:
-    limiter = Limiter(most=8, clock=lambda: 0.0)
+    limiter = AdaptiveLimiter(most=8, clock=lambda: 0.0)
     limiter.slow_down()
     for _ in range(5):
         limiter.well()
@@ -37,7 +37,7 @@ def test_what_goes_well_brings_one_more_a_round_up_to_the_most() -> None:
 
 
 def test_no_more_than_allowed_are_in_flight() -> None:
-    limiter, lock = Limiter(most=3), threading.Lock()
+    limiter, lock = AdaptiveLimiter(most=3), threading.Lock()
     inside, seen = 0, []
 
     def work() -> None:
@@ -65,10 +65,10 @@ def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> No
     def attempt(number: int) -> str:
         numbers.append(number)
         if number < 3:
-            raise Passing("old", expired=number == 1)
+            raise TransientError("old", expired=number == 1)
         return "done"
 
-    patience = Patience(first_s=0.0, longest_s=0.0)
+    patience = RetryPolicy(first_s=0.0, longest_s=0.0)
     assert _persistence(patience, renewed).do("a", attempt) == "done"
     assert numbers == [0, 1, 2, 3] and len(renewed) == 1
 
@@ -76,10 +76,10 @@ def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> No
 @pytest.mark.parametrize(("unreachable", "error"), [(False, StoreFailing), (True, StoreUnreachable)])
 def test_a_spent_budget_is_an_error_that_says_what_it_was(unreachable: bool, error: type[Exception]) -> None:
     def attempt(_number: int) -> None:
-        raise Passing("the cause", unreachable=unreachable)
+        raise TransientError("the cause", unreachable=unreachable)
 
     with pytest.raises(error, match=r"s3://bucket/store.*\b1 .*the cause"):
-        _persistence(Patience(budget_s=0.0, contact_s=0.0)).do("reading a", attempt)
+        _persistence(RetryPolicy(budget_s=0.0, contact_s=0.0)).do("reading a", attempt)
 
 
 def test_other_errors_are_not_tried_again() -> None:
@@ -90,7 +90,7 @@ def test_other_errors_are_not_tried_again() -> None:
         raise KeyError(number)
 
     with pytest.raises(KeyError):
-        _persistence(Patience()).do("a", attempt)
+        _persistence(RetryPolicy()).do("a", attempt)
     assert calls == [0]
 
 
@@ -99,8 +99,8 @@ def test_pauses_draw_nothing_from_the_generator_that_a_training_uses() -> None:
 
     def attempt(number: int) -> str:
         if number < 3:
-            raise Passing("slow down", slow=True)
+            raise TransientError("slow down", slow=True)
         return "done"
 
-    assert _persistence(Patience(first_s=0.001, longest_s=0.001)).do("a", attempt) == "done"
+    assert _persistence(RetryPolicy(first_s=0.001, longest_s=0.001)).do("a", attempt) == "done"
     assert random.getstate() == before

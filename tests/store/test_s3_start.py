@@ -11,12 +11,12 @@ import pytest
 from m5ws.store.s3 import joined
 from m5ws.store.s3.control import Control
 from m5ws.store.s3.location import parse
-from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from m5ws.store.s3.variables import plain
 from tests.support.s3.scripted_s3 import ScriptedS3
 
-_AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+_AT_ONCE = RetryPolicy(budget_s=60.0, first_s=0.0, longest_s=0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -18,17 +18,17 @@ from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
 from m5ws.repository.fsck.damage import Report
 from m5ws.repository.repository import Repository
-from m5ws.store.interface import Vouching
+from m5ws.store.interface import ChecksumListing
 from m5ws.store.local import LocalStore
 from m5ws.store.s3.errors import AccessDenied
 from m5ws.store.s3.location import parse
-from m5ws.store.s3.retry import Patience
+from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from tests.support.records.filled_store import Scale, fill
 from tests.support.s3.s3_servers import ENVIRONMENT
 from tests.support.s3.scripted_s3 import ScriptedS3
 
-_AT_ONCE = Patience(budget_s=60.0, first_s=0.0, longest_s=0.0)
+_AT_ONCE = RetryPolicy(budget_s=60.0, first_s=0.0, longest_s=0.0)
 _SCALE = Scale(large=10, large_bytes=8192, small=5, small_bytes=400, saved_bytes=8192, snapshots=2)
 Open = Callable[..., Repository]
 
@@ -263,7 +263,7 @@ def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: Scr
 
 def test_a_directory_vouches_for_nothing(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
-    assert not isinstance(repo.store, Vouching)
+    assert not isinstance(repo.store, ChecksumListing)
     fill(repo, tmp_path / "files", Scale())
     report = fsck.check(repo)
     assert report == fsck.check(repo, read_data=True)

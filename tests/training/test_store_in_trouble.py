@@ -75,7 +75,7 @@ def _impatient(url: str) -> ObjectStore:
     location: Any = importlib.import_module("m5ws.store.s3.location")
     retry: Any = importlib.import_module("m5ws.store.s3.retry")
     s3: Any = importlib.import_module("m5ws.store.s3.store")
-    budget = retry.Patience(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
+    budget = retry.RetryPolicy(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
     store: ObjectStore = s3.S3Store(location.parse(url), budget)
     return store
 

@@ -22,7 +22,7 @@ from m5ws.repository.files.locations import PackLocations
 from m5ws.repository.files.trees import read_elsewhere
 from m5ws.repository.files.validation import check_claims, check_paths, is_small
 from m5ws.repository.objects import Objects, key
-from m5ws.store.interface import OnDisk
+from m5ws.store.interface import FileBacked
 
 _THREADS = 16
 """More threads than processors: with a remote store, most of them wait."""
@@ -104,7 +104,7 @@ class _Writer:
     def __init__(self, objects: Objects, locations: PackLocations, target: Path, read_only: bool) -> None:
         self._objects = objects
         self._locations = locations
-        self._on_disk = objects.store if isinstance(objects.store, OnDisk) else None
+        self._on_disk = objects.store if isinstance(objects.store, FileBacked) else None
         self._root = os.fspath(target) + "/"
         self._write_bits = 0o222 if read_only else 0
 

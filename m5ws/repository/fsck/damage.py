@@ -21,7 +21,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     harms: tuple[str, ...] = ()
 
 
-class Vouched(msgspec.Struct, frozen=True, kw_only=True):
+class ChecksumOnly(msgspec.Struct, frozen=True, kw_only=True):
     """Objects that were not read, because the store's server keeps a `checksum` of each.
 
     `named` is True if the checksum is the store's own hash, and was compared with each object's name.
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     read_objects: int
     read_bytes: int
-    vouched: tuple[Vouched, ...]
+    vouched: tuple[ChecksumOnly, ...]
     distrusted: bool
     snapshots: int
     runs: int

@@ -1,8 +1,8 @@
 """All objects of a store, and the damage among them.
 
 An object is read completely and checked against its name and the slices that records name. It is not read if the
-store's server keeps a checksum (`Vouching`) and its size matches the records. If the store's hash is SHA-256 and the
-server keeps one, that is compared with the name. If reading shows damage in an object with a server checksum, the
+store's server keeps a checksum (`ChecksumListing`) and its size matches the records. If the store's hash is SHA-256 and
+the server keeps one, that is compared with the name. If reading shows damage in an object with a server checksum, the
 server is not trusted, and everything is read.
 """
 
@@ -13,11 +13,11 @@ from m5ws.errors import CorruptObject, NotFound
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.repository.concurrency import Job, fly
-from m5ws.repository.fsck.damage import Trouble, Vouched
+from m5ws.repository.fsck.damage import ChecksumOnly, Trouble
 from m5ws.repository.fsck.records import NOT_ITS_BYTES, Records, unread
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.repository import Repository
-from m5ws.store.interface import VouchedStat, Vouching
+from m5ws.store.interface import ChecksumListing, ChecksummedStat
 
 _OBJECTS = "objects/"
 _SHA256 = "SHA256"
@@ -35,7 +35,7 @@ class Holdings:
     def __init__(self, repo: Repository, records: Records, *, read_data: bool) -> None:
         self._repo = repo
         self._records = records
-        self._vouching = repo.store if isinstance(repo.store, Vouching) and not read_data else None
+        self._vouching = repo.store if isinstance(repo.store, ChecksumListing) and not read_data else None
         self._checksums: dict[Digest, str] = {}
         self._trusted: set[Digest] = set()
         self.sizes: dict[Digest, int] = {}
@@ -56,14 +56,14 @@ class Holdings:
             self._trusted, unread_digests = set(), self._trusted
             self._read(unread_digests, progress)
 
-    def vouched(self) -> tuple[Vouched, ...]:
+    def vouched(self) -> tuple[ChecksumOnly, ...]:
         """Return the unread objects that count as undamaged, grouped by their server checksum."""
         counts: dict[str, tuple[int, int]] = {}
         for digest in self._trusted:
             objects, size_bytes = counts.get(self._checksums[digest], (0, 0))
             counts[self._checksums[digest]] = objects + 1, size_bytes + self.sizes[digest]
         return tuple(
-            Vouched(checksum=checksum, named=self._is_name(checksum), objects=objects, size_bytes=size_bytes)
+            ChecksumOnly(checksum=checksum, named=self._is_name(checksum), objects=objects, size_bytes=size_bytes)
             for checksum, (objects, size_bytes) in sorted(counts.items())
         )
 
@@ -75,7 +75,7 @@ class Holdings:
                 self.foreign.append(stat.key)
                 continue
             self.sizes[digest] = stat.size_bytes
-            if isinstance(stat, VouchedStat) and stat.checksum is not None:
+            if isinstance(stat, ChecksummedStat) and stat.checksum is not None:
                 self._checksums[digest] = stat.checksum
 
     def _judge_sizes(self) -> None:
@@ -154,7 +154,7 @@ class Holdings:
         return None
 
 
-def _sha256(store: Vouching, digest: Digest) -> str | None:
+def _sha256(store: ChecksumListing, digest: Digest) -> str | None:
     """Return the server's SHA-256, or None for an object deleted since the listing, which is read later."""
     try:
         return store.sha256(key(digest))

@@ -15,7 +15,7 @@ from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
-from m5ws.store.interface import Near
+from m5ws.store.interface import CachingStore
 
 _THREADS = 16
 _BUDGET_BYTES = 512 * 2**20
@@ -51,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
     """Return the plan of a prefetch. It reads the records, which are in the cache afterwards. Raises NotFound."""
-    near = repo.store if isinstance(repo.store, Near) else None
+    near = repo.store if isinstance(repo.store, CachingStore) else None
     needs = closure.start(repo, kind, identifier)
     fetch = {} if near is None else {digest: size for digest, size in needs.items() if not _held(near, digest, size)}
     return Plan(
@@ -78,7 +78,11 @@ def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> 
         done += size
         if progress:
             progress("fetching", done, planned.missing_bytes)
-    lost = [d for d, size in planned.fetch.items() if isinstance(repo.store, Near) and not _held(repo.store, d, size)]
+    lost = [
+        d
+        for d, size in planned.fetch.items()
+        if isinstance(repo.store, CachingStore) and not _held(repo.store, d, size)
+    ]
     if lost:
         raise M5Error(
             f"the cache lost {len(lost)} of the {planned.missing} fetched objects",
@@ -106,7 +110,7 @@ def _fetch(repo: Repository, digest: Digest, size: int) -> int:
     return size
 
 
-def _held(near: Near, digest: Digest, size: int) -> bool:
+def _held(near: CachingStore, digest: Digest, size: int) -> bool:
     """Return True if there is a copy. Its bytes are checked when they are used, and replaced after damage."""
     size_bytes = near.held(key(digest))
     return size_bytes is not None and size_bytes >= size

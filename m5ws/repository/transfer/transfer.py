@@ -76,7 +76,7 @@ def copy(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
             lambda: _publish(source, target, new),
-            patience=gc_plans.Patience(progress=progress),
+            patience=gc_plans.RetryPolicy(progress=progress),
             began=began,
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )

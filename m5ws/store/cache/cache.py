@@ -17,7 +17,7 @@ from pathlib import Path
 from m5ws import locks
 from m5ws.store.cache.entry import Filling, filling
 from m5ws.store.cache.limit import Room, open_private
-from m5ws.store.interface import Buffer, Flowing, ObjectStat, ObjectStore
+from m5ws.store.interface import Buffer, ObjectStat, ObjectStore, StreamingStore
 from m5ws.store.local import LocalStore, read
 
 _OBJECTS = "objects/"
@@ -43,7 +43,7 @@ def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore
 
 
 class Cached:
-    """`ObjectStore`, `Near`, `OnDisk` and `Flowing` on a store and a directory.
+    """`ObjectStore`, `CachingStore`, `FileBacked` and `StreamingStore` on a store and a directory.
 
     Any number of processes may share the directory, for any stores, because keys are content-addressed. Created objects
     up to WHOLE_BYTES are cached too: the run that follows a snapshot reads its trees, records and packs. Larger objects
@@ -92,7 +92,7 @@ class Cached:
         return self._fetch(key, start, length)
 
     def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        if not isinstance(self._store, Flowing) or not key.startswith(_OBJECTS):
+        if not isinstance(self._store, StreamingStore) or not key.startswith(_OBJECTS):
             sink(self.get(key))
         elif not self._copied(key, sink):
             with self._alone(key):
@@ -168,7 +168,7 @@ class Cached:
             self._drop(key)
             return b""
 
-    def _flow(self, store: Flowing, key: str, sink: Callable[[Buffer], object]) -> None:
+    def _flow(self, store: StreamingStore, key: str, sink: Callable[[Buffer], object]) -> None:
         """Stream an object from the store, and cache it without reading it back from disk."""
         with self._filling(key) as entry:
 

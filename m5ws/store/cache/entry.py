@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from m5ws.errors import ObjectExists
 from m5ws.store.cache.limit import Room
 from m5ws.store.interface import Buffer
-from m5ws.store.local import Draft, LocalStore
+from m5ws.store.local import LocalStore, TemporaryFile
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AT_LEAST_BYTES = 64 * 2**20
@@ -25,7 +25,7 @@ class Filling:
         self._entries = entries
         self._room = room
         self._key = key
-        self._draft: Draft | None = None
+        self._draft: TemporaryFile | None = None
         self._trimmed = False
         self.problem: OSError | None = None
         try:

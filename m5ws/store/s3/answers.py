@@ -11,18 +11,18 @@ import urllib3.exceptions
 from botocore.parsers import ResponseParserError
 
 from m5ws.store.s3.errors import (
-    Absent,
     AccessDenied,
     BucketMissing,
     NoCredentials,
-    Passing,
-    PastTheEnd,
+    NoSuchKey,
+    PreconditionFailed,
+    RangeNotSatisfiable,
     StoreError,
     StoreFull,
     StoreUnreachable,
-    Taken,
-    elsewhere,
+    TransientError,
     region_of,
+    wrong_region,
 )
 from m5ws.store.s3.location import Location
 
@@ -46,9 +46,9 @@ _SKEWED = "RequestTimeTooSkewed"
 DAMAGED = (urllib3.exceptions.HTTPError, OSError, KeyError, ValueError, TypeError)
 """Errors of a response that is truncated or damaged in fields that botocore does not check."""
 _ANSWERS: dict[HTTPStatus, type[Exception]] = {
-    HTTPStatus.PRECONDITION_FAILED: Taken,
-    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: PastTheEnd,
-    HTTPStatus.NOT_FOUND: Absent,
+    HTTPStatus.PRECONDITION_FAILED: PreconditionFailed,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: RangeNotSatisfiable,
+    HTTPStatus.NOT_FOUND: NoSuchKey,
 }
 
 
@@ -68,18 +68,18 @@ def translate(error: Exception, location: Location, action: str, path: str | Non
     ):
         return NoCredentials(f"cannot get credentials for {location.url}: {error}")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
-        return Passing(str(error), unreachable=True)
+        return TransientError(str(error), unreachable=True)
     if isinstance(error, boto.SSLError):
         return StoreUnreachable(
             f"TLS connection to {location.url} failed: {error}",
             hint="Set AWS_CA_BUNDLE to a file with your certificate authorities.",
         )
     if isinstance(error, boto.HTTPClientError | boto.IncompleteReadError | ResponseParserError):
-        return Passing(f"{type(error).__name__}: {error}")
+        return TransientError(f"{type(error).__name__}: {error}")
     if isinstance(error, boto.BotoCoreError):
         return StoreError(f"{location.url}: {error}")
     if isinstance(error, DAMAGED):
-        return Passing(f"invalid response: {type(error).__name__}: {error}")
+        return TransientError(f"invalid response: {type(error).__name__}: {error}")
     return error
 
 
@@ -93,7 +93,7 @@ def _by_code(error: boto.ClientError, location: Location, action: str, path: str
     if status in _ANSWERS:
         return _ANSWERS[HTTPStatus(status)]()
     if code in _ELSEWHERE or status == HTTPStatus.MOVED_PERMANENTLY:
-        return elsewhere(location, region_of(error.response), location.options.region)
+        return wrong_region(location, region_of(error.response), location.options.region)
     if code in _UNKNOWN_KEY:
         return NoCredentials(f"the server rejected the credentials for {location.url}: {code}: {message}")
     if code == _SKEWED:
@@ -111,14 +111,14 @@ def _by_code(error: boto.ClientError, location: Location, action: str, path: str
     return StoreError(f"{action} on {location.arn(path)} failed: {code}: {message}")
 
 
-def _passing(code: str, status: int, why: str) -> Passing | None:
+def _passing(code: str, status: int, why: str) -> TransientError | None:
     """Return a TransientError if a retry can succeed, else None."""
     if code in _EXPIRED:
-        return Passing(why, expired=True)
+        return TransientError(why, expired=True)
     if code in _SLOW_CODES or status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-        return Passing(why, slow=True)
+        return TransientError(why, slow=True)
     broken = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
-    return Passing(why) if broken or code in _PASSING_CODES or status == HTTPStatus.CONFLICT else None
+    return TransientError(why) if broken or code in _PASSING_CODES or status == HTTPStatus.CONFLICT else None
 
 
 def code_of(error: boto.ClientError) -> str:

@@ -78,7 +78,8 @@ class Connection:
     def bucket_region(self) -> str | None:
         """The bucket's region as reported by the server; None if the server has no regions.
 
-        Requested once, or never if it is remembered. Raises BucketMissing, Passing and the other errors of `translate`.
+        Requested once, or never if it is remembered. Raises BucketMissing, TransientError and the other errors of
+        `translate`.
         """
         with self._lock:
             if not self._asked:
@@ -114,8 +115,8 @@ class Connection:
     def call(self, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
         """Return the result of `ask`, which makes a request with boto3's client.
 
-        Raises the errors of `translate`: Passing, Absent, Taken, M5Error. boto3 can accept a truncated response; a
-        field that `ask` misses in it is an error too.
+        Raises the errors of `translate`: TransientError, NoSuchKey, PreconditionFailed, M5Error. boto3 can accept a
+        truncated response; a field that `ask` misses in it is an error too.
         """
         from m5ws.store.s3 import control as s3_control
 

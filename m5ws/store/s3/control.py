@@ -46,7 +46,7 @@ class Control:
     def ask_region(self, wanted: str) -> str | None:
         """Return the bucket's region as reported by the server, in a request to the `wanted` region.
 
-        Raises BucketMissing, Passing and the other errors of `translate`.
+        Raises BucketMissing, TransientError and the other errors of `translate`.
         """
         try:
             response = self.client(wanted).head_bucket(Bucket=self._location.bucket)

@@ -1,7 +1,7 @@
 """Errors of an S3 store, the same for all client libraries. Imports no S3 library.
 
-`s3.retry` retries after `Passing`. `Taken`, `Absent` and `PastTheEnd` are expected responses. Any other error is an
-`M5Error` that names the store, the action and the next step.
+`s3.retry` retries after `TransientError`. `PreconditionFailed`, `NoSuchKey` and `RangeNotSatisfiable` are expected
+responses. Any other error is an `M5Error` that names the store, the action and the next step.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ class UnsafeServer(StoreError):
     hint = "Use a server with conditional PUT (If-None-Match: *). docs/how-to/team-store.md lists some."
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """A request failed in a way that a retry can solve. Never leaves the store.
 
     `slow`: the server limits the request rate. `expired`: newer credentials are needed. `unreachable`: no response.
@@ -80,19 +80,19 @@ class Passing(Exception):
         self.unknown = unknown
 
 
-class Taken(Exception):
+class PreconditionFailed(Exception):
     """412: the key of a conditional create exists."""
 
 
-class Absent(Exception):
+class NoSuchKey(Exception):
     """404: the object does not exist."""
 
 
-class PastTheEnd(Exception):
+class RangeNotSatisfiable(Exception):
     """416: a range begins after the end of the object."""
 
 
-def elsewhere(location: Location, region: str | None, wanted: str | None = None) -> WrongRegion:
+def wrong_region(location: Location, region: str | None, wanted: str | None = None) -> WrongRegion:
     """Return the error for a bucket that is not in the `wanted` region."""
     where = f"in {region}" if region else "in another region"
     configured = f", but the configured region is {wanted}" if wanted else ""

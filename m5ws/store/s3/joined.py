@@ -7,20 +7,20 @@ may be deleted at any time; the next command then tests the stores again.
 from pathlib import Path
 
 from m5ws.filesystem import write_atomically
-from m5ws.store.interface import Homed, ObjectStore
+from m5ws.store.interface import ObjectStore, RegionAware
 
 _NO_REGION = "-"
 
 
 def recall(path: Path, store: ObjectStore) -> None:
     """Pass the remembered region to a store."""
-    if isinstance(store, Homed) and (region := _read(path).get(store.url)):
+    if isinstance(store, RegionAware) and (region := _read(path).get(store.url)):
         store.recall(None if region == _NO_REGION else region)
 
 
 def join(path: Path, store: ObjectStore) -> None:
-    """Test a store on first use, and remember the result. Raises as `Homed.probe`."""
-    if not isinstance(store, Homed):
+    """Test a store on first use, and remember the result. Raises as `RegionAware.probe`."""
+    if not isinstance(store, RegionAware):
         return
     known = _read(path)
     if known.get(store.url):

@@ -12,7 +12,7 @@ import msgspec
 import obstore
 
 from m5ws.store.s3.clients import Connection
-from m5ws.store.s3.retry import Persistence
+from m5ws.store.s3.retry import Retrier
 from m5ws.store.s3.transfer import translated
 
 _PAGE = 1000
@@ -31,7 +31,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Listing:
     """Lists a bucket in key order."""
 
-    def __init__(self, connection: Connection, requests: Persistence) -> None:
+    def __init__(self, connection: Connection, requests: Retrier) -> None:
         self._connection = connection
         self._requests = requests
 

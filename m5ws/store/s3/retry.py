@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.store.s3.errors import Passing, StoreFailing, StoreUnreachable
+from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
 
 _log = logging.getLogger(__name__)
 # Not the global generator: retries must not change the random numbers of a training.
@@ -24,7 +24,7 @@ _DRAW = random.SystemRandom()
 T = TypeVar("T")
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request is retried: pauses up to `first_s`, doubling up to `longest_s`, until `budget_s` is spent.
 
     `contact_s` is the budget until the first response, so that a wrong address is reported soon.
@@ -36,7 +36,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float = 5.0
 
 
-class Limiter:
+class AdaptiveLimiter:
     """Limit for requests in flight, over all threads: additive increase, multiplicative decrease."""
 
     def __init__(self, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,18 +79,21 @@ class Limiter:
                 self._cut_s = self._clock()
 
 
-class Persistence:
+class Retrier:
     """Retries requests of one store until they succeed, fail for good, or spend their budget."""
 
-    def __init__(self, url: str, patience: Patience, renew: Callable[[], None], limiter: Limiter | None = None) -> None:
+    def __init__(
+        self, url: str, patience: RetryPolicy, renew: Callable[[], None], limiter: AdaptiveLimiter | None = None
+    ) -> None:
         self._url = url
         self._patience = patience
         self._renew = renew
-        self.limiter = limiter or Limiter()
+        self.limiter = limiter or AdaptiveLimiter()
         self._answered = False
 
     def do(self, what: str, attempt: Callable[[int], T]) -> T:
-        """Return the result of `attempt`. It gets its number, from 0, and is called again if it raises `Passing`.
+        """Return the result of `attempt`. It gets its number, from 0, and is called again if it raises
+        `TransientError`.
 
         Raises StoreFailing or StoreUnreachable when the budget is spent, and any other error of `attempt` at once.
         """
@@ -99,7 +102,7 @@ class Persistence:
             try:
                 with self.limiter.slot():
                     result = attempt(number)
-            except Passing as trouble:
+            except TransientError as trouble:
                 self._wait(what, trouble, number, began_s)
                 number += 1
             else:
@@ -107,7 +110,7 @@ class Persistence:
                 self.limiter.well()
                 return result
 
-    def _wait(self, what: str, trouble: Passing, number: int, began_s: float) -> None:
+    def _wait(self, what: str, trouble: TransientError, number: int, began_s: float) -> None:
         """Pause before the next attempt. Raises if there is none."""
         _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
         self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
@@ -123,7 +126,9 @@ class Persistence:
             raise self._given_up(what, trouble, number + 1, budget_s) from trouble
         time.sleep(pause_s)
 
-    def _given_up(self, what: str, trouble: Passing, attempts: int, budget_s: float) -> StoreFailing | StoreUnreachable:
+    def _given_up(
+        self, what: str, trouble: TransientError, attempts: int, budget_s: float
+    ) -> StoreFailing | StoreUnreachable:
         attempted = f"{attempts} attempts in {budget_s:.0f} s"
         if trouble.unreachable:
             return StoreUnreachable(f"no response from {self._url} ({attempted}): {trouble}")

@@ -1,7 +1,7 @@
 """A store in an S3 bucket: one conditional PUT per object, obstore for bytes, boto3 for everything else.
 
 An object appears by `PUT` with `If-None-Match: *`, which one writer wins. There is no copy, rename or completion later.
-Every request goes through `Persistence.do`. The first attempt to transfer bytes uses obstore, which is several times
+Every request goes through `Retrier.do`. The first attempt to transfer bytes uses obstore, which is several times
 cheaper. Every further attempt uses boto3, which returns an error code.
 """
 
@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.store.interface import Buffer, ObjectStat, VouchedStat
+from m5ws.store.interface import Buffer, ChecksummedStat, ObjectStat
 from m5ws.store.keys import checked
 from m5ws.store.s3 import probe as s3_probe
 from m5ws.store.s3.clients import Connection
-from m5ws.store.s3.errors import Absent, PastTheEnd, Taken, WrongRegion, elsewhere
+from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, RangeNotSatisfiable, WrongRegion, wrong_region
 from m5ws.store.s3.listing import Listing
 from m5ws.store.s3.location import Location
-from m5ws.store.s3.retry import Patience, Persistence
+from m5ws.store.s3.retry import Retrier, RetryPolicy
 from m5ws.store.s3.transfer import Flow, Transfer, Upload
 
 
 class S3Store:
-    """`ObjectStore`, `Flowing`, `Homed` and `Vouching` on a bucket and a prefix.
+    """`ObjectStore`, `StreamingStore`, `RegionAware` and `ChecksumListing` on a bucket and a prefix.
 
     Makes no request before the first call.
     """
 
-    def __init__(self, location: Location, patience: Patience | None = None) -> None:
+    def __init__(self, location: Location, patience: RetryPolicy | None = None) -> None:
         self.location = location
         self.connection = Connection(location)
-        self.requests = Persistence(location.url, patience or Patience(), self.connection.renew)
+        self.requests = Retrier(location.url, patience or RetryPolicy(), self.connection.renew)
         self._transfer = Transfer(self.connection)
         self._listing = Listing(self.connection, self.requests)
         self._probed = False
@@ -47,18 +47,18 @@ class S3Store:
             return self.requests.do(
                 f"reading {key}", lambda number: self._transfer.read(path, start, length, surely=number > 0)
             )
-        except Absent:
+        except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
-        except PastTheEnd:
+        except RangeNotSatisfiable:
             return b""
 
     def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
         path, flow = self._path(key), Flow(sink)
         try:
             self.requests.do(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
-        except Absent:
+        except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
-        except PastTheEnd:
+        except RangeNotSatisfiable:
             # Only the end of the response was lost, after the last byte.
             return
 
@@ -77,10 +77,10 @@ class S3Store:
             key = found.path.removeprefix(self.location.prefix)
             yield ObjectStat(key=key, size_bytes=found.size_bytes, modified_s=found.modified_s)
 
-    def vouched(self, prefix: str) -> Iterator[VouchedStat]:
+    def vouched(self, prefix: str) -> Iterator[ChecksummedStat]:
         for found in self._listing.walk(self.location.prefix + prefix, checksums=True):
             key = found.path.removeprefix(self.location.prefix)
-            yield VouchedStat(
+            yield ChecksummedStat(
                 key=key, size_bytes=found.size_bytes, modified_s=found.modified_s, checksum=found.checksum
             )
 
@@ -88,7 +88,7 @@ class S3Store:
         path = self._path(key)
         try:
             return self.requests.do(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
-        except Absent:
+        except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
 
     def names(self, prefix: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with suppress(Absent):
+        with suppress(NoSuchKey):
             self.requests.do(f"deleting {key}", lambda _: self._transfer.delete(path))
 
     def stat(self, key: str) -> ObjectStat | None:
@@ -105,7 +105,7 @@ class S3Store:
             size_bytes, modified_s = self.requests.do(
                 f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0)
             )
-        except Absent:
+        except NoSuchKey:
             return None
         return ObjectStat(key=key, size_bytes=size_bytes, modified_s=modified_s)
 
@@ -121,7 +121,7 @@ class S3Store:
         region = self.region()
         wanted = self.location.options.region or self.connection.here
         if region and wanted and region != wanted:
-            raise elsewhere(self.location, region, wanted)
+            raise wrong_region(self.location, region, wanted)
         return region or self.location.options.region
 
     def visit(self, home_region: str | None) -> str:
@@ -153,7 +153,7 @@ class S3Store:
             self.requests.do(
                 f"writing {path}", lambda number: self._transfer.write(path, upload, surely=surely or number > 0)
             )
-        except Taken:
+        except PreconditionFailed:
             return upload.doubtful and self._holds(path, upload)
         return True
 
@@ -174,5 +174,5 @@ class S3Store:
                 )
                 if upload.equals(current) or current == previous:
                     return upload.equals(current)
-        except Absent:
+        except NoSuchKey:
             return False

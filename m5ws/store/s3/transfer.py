@@ -18,7 +18,7 @@ from obstore import exceptions
 
 from m5ws.store.interface import Buffer
 from m5ws.store.s3.clients import Connection
-from m5ws.store.s3.errors import Absent, Passing, Taken
+from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, TransientError
 
 _LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
@@ -65,7 +65,10 @@ class Flow:
 
 
 class Transfer:
-    """Single attempts; `s3.retry.Persistence` repeats them. Raises Absent, Taken, PastTheEnd, Passing, M5Error."""
+    """Single attempts; `s3.retry.Retrier` repeats them.
+
+    Raises NoSuchKey, PreconditionFailed, RangeNotSatisfiable, TransientError, M5Error.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -102,7 +105,7 @@ class Transfer:
                 break
             flow.add(memoryview(piece))
         if flow.done != size_bytes:
-            raise Passing(f"{flow.done} bytes instead of {size_bytes}")
+            raise TransientError(f"{flow.done} bytes instead of {size_bytes}")
         return None
 
     def write(self, path: str, upload: Upload, *, surely: bool) -> None:
@@ -112,11 +115,11 @@ class Transfer:
                 self._connection.call("s3:PutObject", path, lambda one: self._put_object(one, path, upload))
             else:
                 self._put(path, upload)
-        except Taken:
+        except PreconditionFailed:
             raise
-        except Absent as error:
+        except NoSuchKey as error:
             upload.doubtful = True
-            raise Passing("the bucket does not exist", unknown=True) from error
+            raise TransientError("the bucket does not exist", unknown=True) from error
         except BaseException:
             upload.doubtful = True
             raise
@@ -146,7 +149,7 @@ class Transfer:
                 attributes: Any = {"Storage-Class": storage_class} if storage_class else None
                 obstore.put(client, path, upload.data, mode="create", use_multipart=False, attributes=attributes)
             except exceptions.AlreadyExistsError as error:
-                raise Taken from error
+                raise PreconditionFailed from error
 
     def _put_object(self, client: Any, path: str, upload: Upload) -> None:
         body = _Body(upload.data, self._connection.location.options.stall_s)
@@ -188,7 +191,7 @@ class _Pace:
     def check(self, moved_bytes: int) -> None:
         took_s = time.monotonic() - self._began_s
         if took_s > self._stall_s and moved_bytes < _CRAWL_BYTES_PER_S * took_s:
-            raise Passing(f"{moved_bytes} bytes in {took_s:.0f} s", slow=True)
+            raise TransientError(f"{moved_bytes} bytes in {took_s:.0f} s", slow=True)
 
 
 class _Body(io.RawIOBase):
@@ -232,11 +235,11 @@ def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise Absent from error
+        raise NoSuchKey from error
     except exceptions.BaseError as error:
         # A transfer that hits its time limit means an overloaded link, as SlowDown does.
         abandoned = time.monotonic() - began_s >= limit_s
-        raise Passing(type(error).__name__, unknown=True, slow=abandoned) from error
+        raise TransientError(type(error).__name__, unknown=True, slow=abandoned) from error
 
 
 def _complete(head: Any) -> Any:
@@ -246,10 +249,10 @@ def _complete(head: Any) -> Any:
 
 
 def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> bytes:
-    """Return `data`. Raises Passing if it is shorter than the requested part of the object."""
+    """Return `data`. Raises TransientError if it is shorter than the requested part of the object."""
     wanted = size_bytes - start if length is None else min(length, size_bytes - start)
     if len(data) != wanted:
-        raise Passing(f"{len(data)} bytes instead of {wanted}")
+        raise TransientError(f"{len(data)} bytes instead of {wanted}")
     return data
 
 

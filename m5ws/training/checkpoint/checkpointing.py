@@ -18,7 +18,7 @@ from m5ws.records.ledger import CheckpointPublished, State
 from m5ws.records.tree import Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
-from m5ws.repository.publishing import Vanished
+from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
@@ -215,7 +215,7 @@ class _Saving:
             digest = checkpoints.publish(self.active.repo, checkpoint, began)
         except Fenced as error:
             return _Outcome(fenced=str(error))
-        except Vanished as error:
+        except ObjectDeleted as error:
             return _Outcome(problem=str(error), vanished=True)
         except (M5Error, OSError) as error:
             return _Outcome(problem=f"{type(error).__name__}: {error}")

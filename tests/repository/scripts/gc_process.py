@@ -12,7 +12,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.publishing import Vanished, repeated
+from m5ws.repository.publishing import ObjectDeleted, repeated
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from tests.support.records import planted
@@ -49,7 +49,7 @@ def write(store: str, folder: str, seed: str, count: str) -> None:
             try:
                 print(repeated(attempt), flush=True)
                 break
-            except Vanished:
+            except ObjectDeleted:
                 continue
 
 

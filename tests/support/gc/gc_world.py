@@ -10,8 +10,8 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Tree
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.gc_plans import Patience
-from m5ws.repository.publishing import Vanished, repeated
+from m5ws.repository.gc_plans import RetryPolicy
+from m5ws.repository.publishing import ObjectDeleted, repeated
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.turns import Actor, Serial, TurnStore
@@ -47,7 +47,7 @@ def publish(repo: Repository, contents: Sequence[bytes]) -> str:
     while True:
         try:
             return repeated(attempt)
-        except Vanished:
+        except ObjectDeleted:
             continue
 
 
@@ -83,7 +83,7 @@ class World:
             for contents, whole in jobs:
                 # A separate process for each job.
                 repo = Repository(self._lies[0](TurnStore(self.store, actor)), self.repo.format)
-                repo.patience = Patience(limit_s=1e9, pause=actor.pause)
+                repo.patience = RetryPolicy(limit_s=1e9, pause=actor.pause)
                 if whole:
                     needed = self.needs(contents)
                     self.returned[publish(repo, contents)] = needed

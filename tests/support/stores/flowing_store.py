@@ -9,7 +9,7 @@ _PIECE_BYTES = 10_000
 
 
 class FlowingStore(CountingStore):
-    """`Flowing` on another store. `flows` lists the keys streamed. `damage` changes the bytes that arrive."""
+    """`StreamingStore` on another store. `flows` lists the keys streamed. `damage` changes the bytes that arrive."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
