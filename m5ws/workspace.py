@@ -141,7 +141,7 @@ class Workspace:
         from m5ws.store.cache.cache import cached
 
         limit_bytes = self.settings.store.cache_limit_bytes or 0
-        return repository.through(cached(repository.store, self.cache_dir, limit_bytes))
+        return repository.with_store(cached(repository.store, self.cache_dir, limit_bytes))
 
     def kept(self, folder: Path) -> "Repository":
         """Open a store in a directory of this machine. Raises NotFound if it does not exist."""
@@ -166,9 +166,9 @@ class Workspace:
         store = open_store(where)
         if create or imagined:
             self.prepare()
-        if form is not None and Repository.is_blank(store, form):
+        if form is not None and Repository.is_unused(store, form):
             if not create:
-                return Repository.imagined(store, form)
+                return Repository.for_dry_run(store, form)
             store.delete(FORMAT)
             store = open_store(where)
         joined.recall(self.home / "joined", store)
@@ -188,7 +188,7 @@ class Workspace:
             return Repository.open(store)
         except NotFound as error:
             if imagined:
-                return Repository.imagined(store, form)
+                return Repository.for_dry_run(store, form)
             raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
 
     def source(self) -> SourceControl:

@@ -28,5 +28,5 @@ def command(
     here = names.workspace(context)
     source = here.repository_at(url)
     wanted = transfer.chosen(source, ids, everything)
-    target = here.repository(create=not dry_run, imagined=dry_run, form=source.alike)
+    target = here.repository(create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

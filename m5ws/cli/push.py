@@ -29,5 +29,5 @@ def command(
     here = names.workspace(context)
     source = names.settled(here)
     wanted = transfer.chosen(source, ids, everything)
-    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=source.alike)
+    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

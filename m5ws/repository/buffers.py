@@ -87,13 +87,13 @@ def _writing(
 
 
 def _put_chunk(objects: Objects, name: str, piece: memoryview) -> list[tuple[str, Slice]]:
-    digest = objects.ensure(piece)
+    digest = objects.put_if_absent(piece)
     return [(name, Slice(object=digest, offset=0, size_bytes=piece.nbytes, digest=digest))]
 
 
 def _put_pack(objects: Objects, pack: list[tuple[str, memoryview]]) -> list[tuple[str, Slice]]:
     joined = b"".join(view for _, view in pack)
-    digest = objects.ensure(joined)
+    digest = objects.put_if_absent(joined)
     parts, offset = [], 0
     for name, view in pack:
         part = Slice(object=digest, offset=offset, size_bytes=view.nbytes, digest=objects.digest(view))

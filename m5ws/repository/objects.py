@@ -141,7 +141,7 @@ class Objects:
             return False
         return True
 
-    def ensure(self, data: Buffer) -> Digest:
+    def put_if_absent(self, data: Buffer) -> Digest:
         """As `put`, for bytes that probably exist: one existence check, and an upload only if they are missing.
 
         The result is remembered. If gc deletes the object later, publishing detects the loss; see `forget`.
@@ -186,7 +186,7 @@ class Objects:
                 return data
         raise _not_as_written(part)
 
-    def pour(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
+    def read_into(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
         """Call `write(offset, bytes)` with an object's bytes as they arrive. They are verified when this returns.
 
         No byte beyond `size_bytes` is passed on, if it is known. After damage, all bytes are passed on again from
@@ -195,7 +195,7 @@ class Objects:
         if isinstance(self.store, StreamingStore):
             arriving = _Arriving(self.hasher(), digest, size_bytes, write)
             with suppress(_Damaged):
-                self.store.flow(key(digest), arriving)
+                self.store.stream(key(digest), arriving)
                 arriving.end()
                 return
         whole = None if size_bytes is None else Slice(object=digest, offset=0, size_bytes=size_bytes, digest=digest)
@@ -218,7 +218,7 @@ class Objects:
         """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
         yield self.store.get(*where)
         for _ in range(_READS - 1):
-            yield self.store.fresh(*where) if isinstance(self.store, CachingStore) else self.store.get(*where)
+            yield self.store.refetch(*where) if isinstance(self.store, CachingStore) else self.store.get(*where)
 
     def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
         """Return slices of `data`, and the first slice with a checksum mismatch."""

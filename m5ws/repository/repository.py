@@ -55,7 +55,7 @@ class Repository:
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
-        note = store.visit(form.home_region) if isinstance(store, RegionAware) else ""
+        note = store.check_region(form.home_region) if isinstance(store, RegionAware) else ""
         return cls(store, form, note, looking)
 
     @classmethod
@@ -66,7 +66,7 @@ class Repository:
         except NotFound:
             wanted = form or _NEW
         if isinstance(store, RegionAware):
-            wanted = msgspec.structs.replace(wanted, home_region=store.home())
+            wanted = msgspec.structs.replace(wanted, home_region=store.expected_region())
             store.probe()
         try:
             store.create(FORMAT, codec.encode(wanted))
@@ -75,23 +75,23 @@ class Repository:
         return cls(store, wanted)
 
     @staticmethod
-    def is_blank(store: ObjectStore, form: Format) -> bool:
+    def is_unused(store: ObjectStore, form: Format) -> bool:
         """Return True if a store in a directory is empty, as `init` created it, and has another format than `form`."""
         try:
-            other = not isinstance(store, RegionAware) and Repository.open(store).alike != form
+            other = not isinstance(store, RegionAware) and Repository.open(store).compatible_format != form
         except NotFound:
             return False
         return other and all(stat.key == FORMAT for stat in store.list(""))
 
     @property
-    def alike(self) -> Format:
+    def compatible_format(self) -> Format:
         """The store's format without its home region.
 
         Snapshots and runs can be copied between stores where it is equal.
         """
         return msgspec.structs.replace(self.format, home_region=None)
 
-    def through(self, store: ObjectStore) -> "Repository":
+    def with_store(self, store: ObjectStore) -> "Repository":
         """Return the same repository through `store`, which is a cache of its store."""
         same = Repository(store, self.format, self.note, self._looking)
         same.locations = self.locations.of(same.objects)
@@ -102,7 +102,7 @@ class Repository:
         return (looking.result() if looking is not None else gc_plans.look(self.store)).done
 
     @classmethod
-    def imagined(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
+    def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return the repository that `create` would make, without writing. For dry runs."""
         return cls(store, form or _NEW)
 
@@ -110,9 +110,9 @@ class Repository:
     def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
         repository = cls.open(store, writing=True)
         wanted = form and msgspec.structs.replace(form, home_region=None)
-        if wanted not in (None, repository.alike):
+        if wanted not in (None, repository.compatible_format):
             raise UsageError(
-                f"the store at {store.url} has format {repository.alike}, but {wanted} is needed",
+                f"the store at {store.url} has format {repository.compatible_format}, but {wanted} is needed",
                 hint="Ids depend on the store's hash and sizes. Copy into a new or empty store, or use the other store "
                 "itself in the workspace (`[store] url` in m5ws.toml).",
             )

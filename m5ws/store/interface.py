@@ -65,10 +65,10 @@ class ObjectStore(Protocol):
 class RegionAware(Protocol):
     """A store in a region, on a server run by others (S3). These checks run before a store is created or joined."""
 
-    def home(self) -> str | None:
+    def expected_region(self) -> str | None:
         """Return the region for a new store. Raises M5Error if it differs from the configured region."""
 
-    def visit(self, home_region: str | None) -> str:
+    def check_region(self, home_region: str | None) -> str:
         """Return a warning about regions for this machine, or "". Raises M5Error if the bucket is missing or in another
         region.
         """
@@ -76,7 +76,7 @@ class RegionAware(Protocol):
     def region(self) -> str | None:
         """Return the region that the server reports; None if it reports none. Raises M5Error."""
 
-    def recall(self, region: str | None) -> None:
+    def assume_region(self, region: str | None) -> None:
         """Use a remembered `region` instead of a request to the server."""
 
     def probe(self) -> None:
@@ -90,7 +90,7 @@ class ChecksumListing(Protocol):
     A checksum of the server is no proof of content: docs/threat-model.md states its limits.
     """
 
-    def vouched(self, prefix: str) -> Iterator[ChecksummedStat]:
+    def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
         """Yield the objects of `list`, each with the algorithm of its whole-object checksum; None if there is none."""
 
     def sha256(self, key: str) -> str | None:
@@ -112,7 +112,7 @@ class FileBacked(Protocol):
 class StreamingStore(Protocol):
     """A store on a remote server that can stream an object without holding all of it in memory."""
 
-    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
         """Call `sink` with the bytes of an object, in order, each byte once. The bytes are not verified, as with `get`.
 
         Raises NotFound, and any error of `sink`.
@@ -131,8 +131,8 @@ class CachingStore(Protocol):
     def capacity_bytes(self) -> int:
         """Bytes that fit for certain before the least recently used copies are deleted."""
 
-    def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+    def refetch(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Delete the copy and read the object from the store itself, as `get`. Raises NotFound."""
 
-    def held(self, key: str) -> int | None:
+    def cached_size(self, key: str) -> int | None:
         """Return the size of an object's copy and mark it as used; None if there is no copy."""

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     stop = Stop(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
     if orders.copies:
-        repo = repo.through(cached(repo.store, Path(orders.copies), orders.copies_bytes))
+        repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
     apply.apply(orders.determinism)
     if orders.determinism.level != "off":
         # Or the system would, for a script that does not.

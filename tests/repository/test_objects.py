@@ -16,12 +16,12 @@ def test_what_was_seen_to_be_there_is_remembered_up_to_a_limit(
     watched = Repository(PassingStore(store, lambda operation, key: asked.append(key)), repo.format)
     contents = [bytes([number]) for number in range(5)]
     for content in contents[:4]:
-        watched.objects.ensure(content)
+        watched.objects.put_if_absent(content)
     asked.clear()
     for content in contents[:4]:
-        watched.objects.ensure(content)
+        watched.objects.put_if_absent(content)
     assert asked == []
     for content in contents:
-        watched.objects.ensure(content)
+        watched.objects.put_if_absent(content)
     assert len(watched.objects._seen) == 1
     assert [watched.objects.get(watched.objects.digest(content)) for content in contents] == contents

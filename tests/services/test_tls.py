@@ -75,7 +75,7 @@ def test_a_bundle_that_is_none_is_named(
         path.write_bytes(content)
     store = _open(ceph, monkeypatch, path)
     if isinstance(store, RegionAware):
-        store.recall(REGION)  # as a workspace does that has joined the store
+        store.assume_region(REGION)  # as a workspace does that has joined the store
     for act in (lambda: store.stat(_KEY), lambda: store.create(_KEY, b"data"), lambda: store.get(_KEY)):
         with pytest.raises(M5Error, match=r"bundle\.pem") as caught:
             act()

@@ -65,7 +65,7 @@ def test_an_object_is_fetched_once(far: CountingStore, objects: Objects) -> None
 def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near: Cached) -> None:
     far.create("runs/r/run", b"1")
     assert [near.get("runs/r/run") for _ in range(2)] == [b"1"] * 2
-    assert near.fresh("runs/r/run") == b"1"
+    assert near.refetch("runs/r/run") == b"1"
     assert far.gets == ["runs/r/run"] * 3
     far.delete("runs/r/run")
     with pytest.raises(NotFound):
@@ -92,7 +92,7 @@ def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Ob
     digest = _put(far, data)
     part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
     assert objects.read(part) == objects.read(part) == data
-    assert far.gets == [key(digest)] and near.held(key(digest)) == len(data)
+    assert far.gets == [key(digest)] and near.cached_size(key(digest)) == len(data)
 
 
 def test_what_is_created_is_kept_if_it_is_small_and_there_in_the_store_in_any_case(
@@ -190,7 +190,7 @@ def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_pat
     for digest in digests[:4]:
         objects.get(digest)  # The oldest is used again.
     objects.get(_put(far, b"one more" * 131_072))
-    held = [near.held(key(digest)) is not None for digest in digests]
+    held = [near.cached_size(key(digest)) is not None for digest in digests]
     # A trim also leaves a sixteenth free.
     assert held == [True] * 4 + [False] * 2 + [True] * 10
 
@@ -210,7 +210,7 @@ def test_an_object_larger_than_the_cache_is_read_and_not_kept(far: CountingStore
     near = Cached(far, tmp_path / "cache", _MIB)
     digest = _put(far, bytes(2 * _MIB))
     assert Objects(near, Format()).get(digest) == bytes(2 * _MIB)
-    assert near.held(key(digest)) is None
+    assert near.cached_size(key(digest)) is None
 
 
 def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: CountingStore, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: Cou
     usage.write_bytes((10**12).to_bytes(8, "big"))
     objects.get(_put(far, b"a"))
     assert int.from_bytes(usage.read_bytes(), "big") == 6 * _MIB + 1
-    assert all(near.held(key(digest)) for digest in digests)
+    assert all(near.cached_size(key(digest)) for digest in digests)
     usage.unlink()
     objects.get(_put(far, b"b"))
     assert int.from_bytes(usage.read_bytes(), "big") == 6 * _MIB + 2
@@ -299,7 +299,7 @@ def _poured(objects: Objects, digest: str, size: int) -> bytes:
     def write(offset: int, piece: Buffer) -> None:
         out[offset : offset + len(piece)] = piece
 
-    objects.pour(digest, size, write)
+    objects.read_into(digest, size, write)
     return bytes(out)
 
 
@@ -310,7 +310,7 @@ def test_what_flows_is_kept_as_it_arrives_and_read_from_the_disk_then(flowing: F
     for _ in range(2):
         assert _poured(Objects(near, Format()), digest, len(data)) == data
     assert flowing.flows == [key(digest)] and not flowing.gets
-    assert near.held(key(digest)) == len(data)
+    assert near.cached_size(key(digest)) == len(data)
     assert int.from_bytes((tmp_path / "cache" / "usage").read_bytes(), "big") == len(data)
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
@@ -321,8 +321,8 @@ def test_what_is_damaged_as_it_flows_is_never_kept(flowing: FlowingStore, tmp_pa
     digest = _put(flowing, data)
     flowing.damage = lambda found: found[:-1] + bytes([found[-1] ^ 1])
     with pytest.raises(RuntimeError, match="verified"):
-        near.flow(key(digest), _refuse_at(len(data)))
-    assert near.held(key(digest)) is None
+        near.stream(key(digest), _refuse_at(len(data)))
+    assert near.cached_size(key(digest)) is None
     assert not list((tmp_path / "cache" / "tmp").iterdir())
     assert _poured(Objects(near, Format()), digest, len(data)) == data
     assert (tmp_path / "cache" / key(digest)).read_bytes() == data
@@ -354,6 +354,6 @@ def test_a_full_disk_under_what_flows_is_no_failure(
     with monkeypatch.context() as patch:
         patch.setattr(TemporaryFile, "write", full)
         assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert near.held(key(digest)) is None and "cannot write to the cache" in caplog.text
+    assert near.cached_size(key(digest)) is None and "cannot write to the cache" in caplog.text
     assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert near.held(key(digest)) == len(data)
+    assert near.cached_size(key(digest)) == len(data)

@@ -64,7 +64,7 @@ def test_what_flows_goes_on_where_it_stopped(server: ScriptedS3, store: S3Store,
     server.objects["objects/ab/abc"] = data
     server.faults = list(faults)
     arrived = bytearray()
-    store.flow("objects/ab/abc", arrived.extend)
+    store.stream("objects/ab/abc", arrived.extend)
     assert arrived == data
     assert not server.faults
 
@@ -73,7 +73,7 @@ def test_what_arrived_is_not_asked_for_again(server: ScriptedS3, store: S3Store)
     server.objects["objects/ab/abc"] = os.urandom(3_000_000)
     server.faults = ["half"]
     sizes: list[int] = []
-    store.flow("objects/ab/abc", lambda piece: sizes.append(len(piece)))
+    store.stream("objects/ab/abc", lambda piece: sizes.append(len(piece)))
     _, _, headers = server.requests[-1]
     assert headers["range"] == f"bytes={sum(sizes[:-1])}-" and sum(sizes[:-1]) > 0
 
@@ -85,10 +85,10 @@ def test_what_a_sink_raises_is_no_trouble_of_the_server(server: ScriptedS3, stor
         raise FileNotFoundError("the reader's own")
 
     with pytest.raises(FileNotFoundError, match="the reader's own"):
-        store.flow("a", sink)
+        store.stream("a", sink)
     assert server.count("GET") == 1
     with pytest.raises(NotFound):
-        store.flow("absent", sink)
+        store.stream("absent", sink)
 
 
 @pytest.mark.parametrize("fault", _PASSING)
@@ -270,20 +270,20 @@ def test_unsigned_bytes_are_not_sent_without_tls(server: ScriptedS3) -> None:
 
 
 def test_a_store_is_made_where_its_bucket_is_meant_to_be(server: ScriptedS3, store: S3Store) -> None:
-    assert store.home() == "eu-west-1"
+    assert store.expected_region() == "eu-west-1"
     with pytest.raises(WrongRegion, match=r"bucket bucket .*eu-west-1.*us-west-2"):
-        S3Store(parse(server.url(region="us-west-2"))).home()
+        S3Store(parse(server.url(region="us-west-2"))).expected_region()
 
 
 def test_joining_from_elsewhere_works_and_says_so(
     server: ScriptedS3, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert store.visit("eu-west-1") == ""
+    assert store.check_region("eu-west-1") == ""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    warning = S3Store(store.location).visit("eu-west-1")
+    warning = S3Store(store.location).check_region("eu-west-1")
     assert "eu-west-1" in warning and "us-west-2" in warning
     with pytest.raises(WrongRegion, match=r"ap-south-1.*eu-west-1"):
-        S3Store(store.location).visit("ap-south-1")
+        S3Store(store.location).check_region("ap-south-1")
 
 
 def test_many_threads_share_a_store(server: ScriptedS3, store: S3Store) -> None:

@@ -18,21 +18,21 @@ def test_one_cut_is_made_for_all_that_was_in_flight_together() -> None:
     now_s = [0.0]
     limiter = AdaptiveLimiter(most=64, clock=lambda: now_s[0])
     for _ in range(10):
-        limiter.slow_down()
+        limiter.on_throttle()
     assert limiter.allowed == 32
     now_s[0] = 2.0
-    limiter.slow_down()
+    limiter.on_throttle()
     assert limiter.allowed == 16
 
 
 def test_what_goes_well_brings_one_more_a_round_up_to_the_most() -> None:
     limiter = AdaptiveLimiter(most=8, clock=lambda: 0.0)
-    limiter.slow_down()
+    limiter.on_throttle()
     for _ in range(5):
-        limiter.well()
+        limiter.on_success()
     assert limiter.allowed == 5
     for _ in range(100):
-        limiter.well()
+        limiter.on_success()
     assert limiter.allowed == 8
 
 
@@ -69,7 +69,7 @@ def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> No
         return "done"
 
     patience = RetryPolicy(first_s=0.0, longest_s=0.0)
-    assert _persistence(patience, renewed).do("a", attempt) == "done"
+    assert _persistence(patience, renewed).call("a", attempt) == "done"
     assert numbers == [0, 1, 2, 3] and len(renewed) == 1
 
 
@@ -79,7 +79,7 @@ def test_a_spent_budget_is_an_error_that_says_what_it_was(unreachable: bool, err
         raise TransientError("the cause", unreachable=unreachable)
 
     with pytest.raises(error, match=r"s3://bucket/store.*\b1 .*the cause"):
-        _persistence(RetryPolicy(budget_s=0.0, contact_s=0.0)).do("reading a", attempt)
+        _persistence(RetryPolicy(budget_s=0.0, contact_s=0.0)).call("reading a", attempt)
 
 
 def test_other_errors_are_not_tried_again() -> None:
@@ -90,7 +90,7 @@ def test_other_errors_are_not_tried_again() -> None:
         raise KeyError(number)
 
     with pytest.raises(KeyError):
-        _persistence(RetryPolicy()).do("a", attempt)
+        _persistence(RetryPolicy()).call("a", attempt)
     assert calls == [0]
 
 
@@ -102,5 +102,5 @@ def test_pauses_draw_nothing_from_the_generator_that_a_training_uses() -> None:
             raise TransientError("slow down", slow=True)
         return "done"
 
-    assert _persistence(RetryPolicy(first_s=0.001, longest_s=0.001)).do("a", attempt) == "done"
+    assert _persistence(RetryPolicy(first_s=0.001, longest_s=0.001)).call("a", attempt) == "done"
     assert random.getstate() == before

@@ -25,11 +25,11 @@ def _credentials(s3_environment: None) -> None:
 
 
 def test_a_region_that_is_remembered_is_not_asked_for(server: ScriptedS3, store: S3Store) -> None:
-    store.recall("eu-west-1")
+    store.assume_region("eu-west-1")
     store.create("a", b"x")
-    assert store.visit("eu-west-1") == "" and store.region() == "eu-west-1"
+    assert store.check_region("eu-west-1") == "" and store.region() == "eu-west-1"
     assert [method for method, _, _ in server.requests] == ["PUT"]
-    assert store.home() == "eu-west-1"
+    assert store.expected_region() == "eu-west-1"
     assert [method for method, _, _ in server.requests] == ["PUT", "HEAD"]
 
 
@@ -63,10 +63,10 @@ _QUIETLY = """
 import sys
 from m5ws.store import open_store
 store = open_store(sys.argv[1])
-store.recall("eu-west-1")
+store.assume_region("eu-west-1")
 store.create("a", b"x")
-assert store.get("a") == b"x" and store.stat("a") and list(store.list("")) and store.visit("eu-west-1") == ""
-store.flow("a", print)
+assert store.get("a") == b"x" and store.stat("a") and list(store.list("")) and store.check_region("eu-west-1") == ""
+store.stream("a", print)
 print(*sys.modules)
 """
 

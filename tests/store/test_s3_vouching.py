@@ -248,7 +248,7 @@ def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: Scr
         store.create(f"objects/ab/{number}", b"%d" % number)
     server.checksums.pop("objects/ab/1")
     server.faults = ["InternalError", "half", "reset"]
-    found = list(store.vouched("objects/"))
+    found = list(store.list_with_checksums("objects/"))
     assert [(one.key, one.size_bytes, one.checksum) for one in found] == [
         ("objects/ab/0", 1, "SHA256"),
         ("objects/ab/1", 1, None),

@@ -143,7 +143,7 @@ class _Writer:
     def _poured(self, file: "_File", part: Slice, position: int) -> None:
         if part.object != part.digest:
             return verified_copy.write(file.descriptor, self._objects.read(part), position)
-        self._objects.pour(
+        self._objects.read_into(
             part.object,
             part.size_bytes,
             lambda offset, piece: verified_copy.write(file.descriptor, piece, position + offset),

@@ -69,7 +69,7 @@ class Holdings:
 
     def _list(self) -> None:
         store = self._repo.store
-        for stat in self._vouching.vouched(_OBJECTS) if self._vouching else store.list(_OBJECTS):
+        for stat in self._vouching.list_with_checksums(_OBJECTS) if self._vouching else store.list(_OBJECTS):
             digest = stat.key.rpartition("/")[2]
             if not is_digest(digest) or stat.key != key(digest):
                 self.foreign.append(stat.key)

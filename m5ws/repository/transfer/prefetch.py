@@ -106,11 +106,11 @@ def _jobs(repo: Repository, planned: Plan) -> Iterator[Job[int]]:
 
 def _fetch(repo: Repository, digest: Digest, size: int) -> int:
     # For a pack, `size` is a minimum.
-    repo.objects.pour(digest, None, lambda _offset, _piece: None)
+    repo.objects.read_into(digest, None, lambda _offset, _piece: None)
     return size
 
 
 def _held(near: CachingStore, digest: Digest, size: int) -> bool:
     """Return True if there is a copy. Its bytes are checked when they are used, and replaced after damage."""
-    size_bytes = near.held(key(digest))
+    size_bytes = near.cached_size(key(digest))
     return size_bytes is not None and size_bytes >= size

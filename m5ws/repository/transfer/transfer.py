@@ -92,10 +92,10 @@ def copy(
 
 
 def _refuse_foreign(source: Repository, target: Repository) -> None:
-    if source.alike != target.alike:
+    if source.compatible_format != target.compatible_format:
         raise UsageError(
-            f"the stores {source.store.url} and {target.store.url} have different formats: {source.alike} and "
-            f"{target.alike}",
+            f"the stores {source.store.url} and {target.store.url} have different formats: "
+            f"{source.compatible_format} and {target.compatible_format}",
             hint="Ids depend on the store's hash and sizes. Create the new store with those of the old one.",
         )
     if source.store.url == target.store.url:

@@ -1,7 +1,7 @@
 """A read-through cache on this machine's disk, in front of a remote store.
 
 The cache keeps content-addressed objects only, because references and ledgers can appear at any time. It verifies
-nothing: `repository.objects` checks every byte against its digest, and requests a `fresh` copy after a mismatch. So
+nothing: `repository.objects` checks every byte against its digest, and requests a `refetch` copy after a mismatch. So
 each read is hashed once, and a damaged entry is replaced without an error. A failure of the cache is never an error for
 the reader: objects that cannot be cached come from the store, with one warning.
 """
@@ -85,13 +85,13 @@ class Cached:
             data = self._read(key, start, length)
             return self._fetch(key, start, length) if data is None else data
 
-    def fresh(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+    def refetch(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if not key.startswith(_OBJECTS):
             return self._store.get(key, start, length)
         self._drop(key)
         return self._fetch(key, start, length)
 
-    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
         if not isinstance(self._store, StreamingStore) or not key.startswith(_OBJECTS):
             sink(self.get(key))
         elif not self._copied(key, sink):
@@ -99,7 +99,7 @@ class Cached:
                 if not self._copied(key, sink):
                     self._flow(self._store, key, sink)
 
-    def held(self, key: str) -> int | None:
+    def cached_size(self, key: str) -> int | None:
         descriptor = self.descriptor(key)
         if descriptor is None:
             return None
@@ -176,7 +176,7 @@ class Cached:
                 sink(piece)
                 entry.add(piece)
 
-            store.flow(key, both)
+            store.stream(key, both)
             entry.keep()
 
     @contextmanager
@@ -220,7 +220,7 @@ class Cached:
             entry.keep()
 
     def _drop(self, key: str) -> None:
-        # `fresh` bypasses an entry that cannot be deleted.
+        # `refetch` bypasses an entry that cannot be deleted.
         with suppress(OSError):
             self._entries.delete(key)
 

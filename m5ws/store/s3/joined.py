@@ -15,7 +15,7 @@ _NO_REGION = "-"
 def recall(path: Path, store: ObjectStore) -> None:
     """Pass the remembered region to a store."""
     if isinstance(store, RegionAware) and (region := _read(path).get(store.url)):
-        store.recall(None if region == _NO_REGION else region)
+        store.assume_region(None if region == _NO_REGION else region)
 
 
 def join(path: Path, store: ObjectStore) -> None:

@@ -39,14 +39,14 @@ class Listing:
         """Yield every object with a path that starts with `prefix`, in order. With `checksums`, by boto3."""
         folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
         while more:
-            page = self._requests.do(f"listing {folder}", partial(self._page, folder, after, checksums))
+            page = self._requests.call(f"listing {folder}", partial(self._page, folder, after, checksums))
             yield from (found for found in page if found.path.startswith(prefix))
             more = len(page) == _PAGE
             after = page[-1].path if page else after
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the next path components after `folder`, sorted. `folder` is empty or ends in `/`."""
-        found = self._requests.do(f"listing {folder}", partial(self._names, folder))
+        found = self._requests.call(f"listing {folder}", partial(self._names, folder))
         return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in found} - {""}))
 
     def _page(self, folder: str, after: str, surely: bool, number: int) -> list[Found]:

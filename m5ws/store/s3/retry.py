@@ -65,13 +65,13 @@ class AdaptiveLimiter:
                 self._in_flight -= 1
                 self._changed.notify()
 
-    def well(self) -> None:
+    def on_success(self) -> None:
         """Count a successful request."""
         with self._changed:
             self._allowed = min(self._most, self._allowed + 1 / self._allowed)
             self._changed.notify()
 
-    def slow_down(self) -> None:
+    def on_throttle(self) -> None:
         """Halve the limit, at most once a second: requests in flight together get the same response."""
         with self._changed:
             if self._clock() - self._cut_s >= 1.0:
@@ -91,7 +91,7 @@ class Retrier:
         self.limiter = limiter or AdaptiveLimiter()
         self._answered = False
 
-    def do(self, what: str, attempt: Callable[[int], T]) -> T:
+    def call(self, what: str, attempt: Callable[[int], T]) -> T:
         """Return the result of `attempt`. It gets its number, from 0, and is called again if it raises
         `TransientError`.
 
@@ -107,7 +107,7 @@ class Retrier:
                 number += 1
             else:
                 self._answered = True
-                self.limiter.well()
+                self.limiter.on_success()
                 return result
 
     def _wait(self, what: str, trouble: TransientError, number: int, began_s: float) -> None:
@@ -115,7 +115,7 @@ class Retrier:
         _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
         self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
         if trouble.slow:
-            self.limiter.slow_down()
+            self.limiter.on_throttle()
         if trouble.expired:
             self._renew()
         limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)

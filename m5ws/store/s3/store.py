@@ -1,7 +1,7 @@
 """A store in an S3 bucket: one conditional PUT per object, obstore for bytes, boto3 for everything else.
 
 An object appears by `PUT` with `If-None-Match: *`, which one writer wins. There is no copy, rename or completion later.
-Every request goes through `Retrier.do`. The first attempt to transfer bytes uses obstore, which is several times
+Every request goes through `Retrier.call`. The first attempt to transfer bytes uses obstore, which is several times
 cheaper. Every further attempt uses boto3, which returns an error code.
 """
 
@@ -42,9 +42,9 @@ class S3Store:
         path = self._path(key)
         try:
             if length == 0:
-                self.requests.do(f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0))
+                self.requests.call(f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0))
                 return b""
-            return self.requests.do(
+            return self.requests.call(
                 f"reading {key}", lambda number: self._transfer.read(path, start, length, surely=number > 0)
             )
         except NoSuchKey:
@@ -52,10 +52,10 @@ class S3Store:
         except RangeNotSatisfiable:
             return b""
 
-    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
         path, flow = self._path(key), Flow(sink)
         try:
-            self.requests.do(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
+            self.requests.call(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
         except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
         except RangeNotSatisfiable:
@@ -77,7 +77,7 @@ class S3Store:
             key = found.path.removeprefix(self.location.prefix)
             yield ObjectStat(key=key, size_bytes=found.size_bytes, modified_s=found.modified_s)
 
-    def vouched(self, prefix: str) -> Iterator[ChecksummedStat]:
+    def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
         for found in self._listing.walk(self.location.prefix + prefix, checksums=True):
             key = found.path.removeprefix(self.location.prefix)
             yield ChecksummedStat(
@@ -87,7 +87,7 @@ class S3Store:
     def sha256(self, key: str) -> str | None:
         path = self._path(key)
         try:
-            return self.requests.do(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
+            return self.requests.call(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
         except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
 
@@ -97,12 +97,12 @@ class S3Store:
     def delete(self, key: str) -> None:
         path = self._path(key)
         with suppress(NoSuchKey):
-            self.requests.do(f"deleting {key}", lambda _: self._transfer.delete(path))
+            self.requests.call(f"deleting {key}", lambda _: self._transfer.delete(path))
 
     def stat(self, key: str) -> ObjectStat | None:
         path = self._path(key)
         try:
-            size_bytes, modified_s = self.requests.do(
+            size_bytes, modified_s = self.requests.call(
                 f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0)
             )
         except NoSuchKey:
@@ -110,12 +110,12 @@ class S3Store:
         return ObjectStat(key=key, size_bytes=size_bytes, modified_s=modified_s)
 
     def region(self) -> str | None:
-        return self.requests.do("finding the bucket", lambda _: self.connection.bucket_region)
+        return self.requests.call("finding the bucket", lambda _: self.connection.bucket_region)
 
-    def recall(self, region: str | None) -> None:
+    def assume_region(self, region: str | None) -> None:
         self.connection.remember(region)
 
-    def home(self) -> str | None:
+    def expected_region(self) -> str | None:
         # The bucket of a new store may differ from the remembered one.
         self.connection.forget()
         region = self.region()
@@ -124,7 +124,7 @@ class S3Store:
             raise wrong_region(self.location, region, wanted)
         return region or self.location.options.region
 
-    def visit(self, home_region: str | None) -> str:
+    def check_region(self, home_region: str | None) -> str:
         region = self.region()
         asked, here = self.location.options.region, self.connection.here
         for value, source in ((region, "the bucket is in"), (asked, "m5ws.toml has")):
@@ -150,7 +150,7 @@ class S3Store:
     def _created(self, path: str, upload: Upload, *, surely: bool) -> bool:
         """Put an object. Return True if the existing object is from this attempt or from an earlier one."""
         try:
-            self.requests.do(
+            self.requests.call(
                 f"writing {path}", lambda number: self._transfer.write(path, upload, surely=surely or number > 0)
             )
         except PreconditionFailed:
@@ -168,7 +168,7 @@ class S3Store:
             while True:
                 previous, current = (
                     current,
-                    self.requests.do(
+                    self.requests.call(
                         f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
                     ),
                 )

@@ -143,7 +143,7 @@ class _Saving:
         """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all."""
         repo, problem = None, None
         try:
-            repo = Repository.create(LocalStore(folder), self.active.repo.alike)
+            repo = Repository.create(LocalStore(folder), self.active.repo.compatible_format)
         except (M5Error, OSError) as error:
             problem = f"{type(error).__name__}: {error}"
         problem = next(filter(None, collectives.gather(problem, self.group)), None)

@@ -27,7 +27,7 @@ _AHEAD = (collect, inspection)
 def repository(url: str, cache: str | None = None) -> Repository:
     """Open or make the store, with `cache` behind a cache on disk."""
     repo = Repository.create(open_store(url), _FORMAT)
-    return repo if cache is None else repo.through(cached(repo.store, Path(cache), _CACHE_BYTES))
+    return repo if cache is None else repo.with_store(cached(repo.store, Path(cache), _CACHE_BYTES))
 
 
 def upload(url: str, cache: str, folder: str, index: str) -> None:

@@ -16,7 +16,7 @@ class FlowingStore(CountingStore):
         self.flows: list[str] = []
         self.damage: Callable[[bytes], bytes] = bytes
 
-    def flow(self, key: str, sink: Callable[[Buffer], object]) -> None:
+    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
         self.flows.append(key)
         data = self.damage(self._inner.get(key))
         for start in range(0, len(data), _PIECE_BYTES):
