@@ -26,7 +26,7 @@ SMALL_BYTES = 1 << 16
 _SHOWN = 100
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class SecretMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A possible secret. `line` is 0 if the match concerns the whole file."""
 
     path: str
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class SecretsFound(M5Error):
     """Files to capture seem to contain secrets. The error lists all of them."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
+    def __init__(self, findings: Sequence[SecretMatch]) -> None:
         lines = [f"  {f.path}:{f.line}: {f.what}" if f.line else f"  {f.path}: {f.what}" for f in findings[:_SHOWN]]
         lines += [f"  and {len(findings) - _SHOWN:,} more"] if len(findings) > _SHOWN else []
         named = list(dict.fromkeys(finding.path for finding in findings))
@@ -186,7 +186,7 @@ _KEY_BODY = re.compile(
 """A whole private key; the rules match only its first line. A truncated key matches up to its last line."""
 
 
-def named(path: str) -> str | None:
+def kind_by_name(path: str) -> str | None:
     """Return the kind of secret that a path implies, or None. The content of `.env` files decides about those."""
     name = path.rsplit("/", 1)[-1]
     if name in _KEY_FILES or name.lower().endswith(_KEY_STORES):
@@ -207,26 +207,26 @@ def is_environment_file(path: str) -> bool:
     return name in (".env", ".envrc") or name.startswith((".env.", ".env-", ".env_")) or name.endswith(".env")
 
 
-def findings(path: str, data: bytes) -> list[Finding]:
+def findings(path: str, data: bytes) -> list[SecretMatch]:
     """Return the possible secrets in the content of a file, ordered by line."""
     data = _utf8(data)
-    found = list(_environment(path, data)) if is_environment_file(path) else []
+    matches = list(_environment(path, data)) if is_environment_file(path) else []
     if b"\0" not in data[:8192]:
-        found += [Finding(path=path, line=_line(data, at), what=what) for what, at in _contents(data)]
-    unique = {(finding.line, finding.what): finding for finding in found}
+        matches += [SecretMatch(path=path, line=_line(data, at), what=what) for what, at in _contents(data)]
+    unique = {(finding.line, finding.what): finding for finding in matches}
     return [unique[key] for key in sorted(unique)]
 
 
-def findings_in(path: str, file: BinaryIO) -> list[Finding]:
+def findings_in(path: str, file: BinaryIO) -> list[SecretMatch]:
     """Return the possible secrets in both ends of a file. Matches at the end of a large file have no line."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if size <= 2 * SCANNED_BYTES:
         return findings(path, file.read())
-    found = findings(path, file.read(SCANNED_BYTES))
+    matches = findings(path, file.read(SCANNED_BYTES))
     file.seek(-SCANNED_BYTES, os.SEEK_END)
     last = [msgspec.structs.replace(finding, line=0) for finding in findings(path, file.read())]
-    return found + list(dict.fromkeys(last))
+    return matches + list(dict.fromkeys(last))
 
 
 def _utf8(data: bytes) -> bytes:
@@ -386,7 +386,7 @@ def _entropy(value: bytes) -> float:
     return -sum(share * math.log2(share) for share in counts)
 
 
-def _environment(path: str, data: bytes) -> Iterator[Finding]:
+def _environment(path: str, data: bytes) -> Iterator[SecretMatch]:
     """Yield values that an environment file sets. In a template, only values that look real."""
     template = _TEMPLATE.search(path.rsplit("/", 1)[-1]) is not None
     for match in _ASSIGNMENT.finditer(data):
@@ -394,10 +394,12 @@ def _environment(path: str, data: bytes) -> Iterator[Finding]:
         value = b"" if match[2].startswith(b"#") else value
         if not value or (template and (_PLACEHOLDER.match(value) or not _secret(name, value))):
             continue
-        yield Finding(path=path, line=_line(data, match.start(1)), what=f"an environment file that sets {_show(name)}")
+        yield SecretMatch(
+            path=path, line=_line(data, match.start(1)), what=f"an environment file that sets {_show(name)}"
+        )
         return
     if b"\0" in data:
-        yield Finding(path=path, line=0, what="an environment file that is not plain text")
+        yield SecretMatch(path=path, line=0, what="an environment file that is not plain text")
 
 
 def _secret(name: bytes, value: bytes) -> bool:

@@ -62,14 +62,14 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
     stats = [os.lstat(file.location) for file in files]
     _refuse_links_outside(root, files, stats)
     clean, passed = index.marks(f"clean/{SEARCH_RULES}"), set[str]()
-    findings: list[secret_scan.Finding] = []
+    findings: list[secret_scan.SecretMatch] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
     for file, status in zip(files, stats, strict=True):
         name = file.path.decode("utf-8", "backslashreplace")
         permitted = allowed(file.path)
-        if not permitted and (kind := secret_scan.named(name)):
-            findings.append(secret_scan.Finding(path=name, line=0, what=kind))
+        if not permitted and (kind := secret_scan.kind_by_name(name)):
+            findings.append(secret_scan.SecretMatch(path=name, line=0, what=kind))
         if not stat.S_ISREG(status.st_mode):
             continue
         if status.st_size > secret_scan.SCANNED_BYTES:
@@ -98,14 +98,14 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
 
 def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
     """Check names, and the content of small files, that are pinned by content. Raises SecretsFound, NotTheContent."""
-    findings: list[secret_scan.Finding] = []
+    findings: list[secret_scan.SecretMatch] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
     for file in files:
         name, status = file.path.decode("utf-8", "backslashreplace"), os.lstat(file.location)
         permitted = allowed(file.path)
-        if not permitted and (kind := secret_scan.named(name)):
-            findings.append(secret_scan.Finding(path=name, line=0, what=kind))
+        if not permitted and (kind := secret_scan.kind_by_name(name)):
+            findings.append(secret_scan.SecretMatch(path=name, line=0, what=kind))
         if not stat.S_ISREG(status.st_mode) or status.st_size > secret_scan.SMALL_BYTES:
             continue
         data = _read(file)

@@ -136,8 +136,8 @@ class LocalStore:
         if not self._is_inside(directory):
             return ()
         try:
-            with os.scandir(self.root / directory) as found:
-                return tuple(sorted(_text(entry.name) for entry in found if _holds(entry)))
+            with os.scandir(self.root / directory) as scanned:
+                return tuple(sorted(_text(entry.name) for entry in scanned if _holds(entry)))
         except (FileNotFoundError, NotADirectoryError):
             self._check_there()
             return ()

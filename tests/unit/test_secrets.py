@@ -108,14 +108,14 @@ def test_environment_files(path: str, text: str, refused: bool) -> None:
     ],
 )
 def test_names_that_say_it(path: str) -> None:
-    assert secret_scan.named(path) is not None
+    assert secret_scan.kind_by_name(path) is not None
 
 
 @pytest.mark.parametrize(
     "path", ["id_rsa.pub", "netrc.py", "docs/credentials.md", "config.json", "key.py", ".dvc/config"]
 )
 def test_names_that_do_not(path: str) -> None:
-    assert secret_scan.named(path) is None
+    assert secret_scan.kind_by_name(path) is None
 
 
 def test_binary_files_are_not_looked_into() -> None:
@@ -123,7 +123,10 @@ def test_binary_files_are_not_looked_into() -> None:
 
 
 def test_one_error_names_all_and_says_both_ways_out() -> None:
-    found = [secret_scan.Finding(path="a.py", line=3, what="x"), secret_scan.Finding(path="id_rsa", line=0, what="y")]
+    found = [
+        secret_scan.SecretMatch(path="a.py", line=3, what="x"),
+        secret_scan.SecretMatch(path="id_rsa", line=0, what="y"),
+    ]
     error = secret_scan.SecretsFound(found)
     assert "a.py:3: x" in str(error)
     assert "id_rsa: y" in str(error)

@@ -205,7 +205,7 @@ class References:
         if isinstance(digest, NotFound):
             return  # Retired by gc since the listing.
         if isinstance(digest, Exception):
-            self._add("corrupt", where, _said(digest), root)
+            self._add("corrupt", where, _describe(digest), root)
             return
         self.checkpoints.append((where, root, digest, where))
         self._records.walk(root, digest, kind)
@@ -263,7 +263,7 @@ class References:
         except PermissionError:
             raise
         except (CorruptObject, UnknownSchema, NotFound, OSError) as error:
-            self._add("broken-chain", f"{chain.prefix}/{chain.batches:08d}", _said(error), root)
+            self._add("broken-chain", f"{chain.prefix}/{chain.batches:08d}", _describe(error), root)
             result = None
         for observed in chain.observed:
             self._records.need(root, observed)
@@ -305,7 +305,7 @@ class References:
         if not isinstance(record, NotFound):
             trouble: Kind = "foreign" if isinstance(record, UsageError) else "unreadable"
             trouble = "misplaced" if isinstance(record, Misplaced) else trouble
-            self._add(trouble, where, _said(record), *roots)
+            self._add(trouble, where, _describe(record), *roots)
         elif lasting:
             self._add("missing", where, "it does not exist", *roots)
         return None
@@ -325,7 +325,7 @@ class References:
         raise AssertionError("unreachable")
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, UsageError):
         return FOREIGN
     return unread(error) if isinstance(error, OSError) else str(error)

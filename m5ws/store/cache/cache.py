@@ -57,7 +57,7 @@ class Cached:
         self._entries = LocalStore(directory, durable=False)
         self._room = Room(self._entries, limit_bytes)
         self._large: set[str] = set()
-        self._told = False
+        self._warned = False
 
     @property
     def url(self) -> str:
@@ -207,9 +207,9 @@ class Cached:
         """Yield an entry to fill. Logs the first reason why an entry cannot be kept."""
         with filling(self._entries, self._room, key) as entry:
             yield entry
-        if entry.problem is not None and not self._told:
+        if entry.problem is not None and not self._warned:
             _log.warning("cannot write to the cache in %s: %s", self._entries.root, entry.problem)
-            self._told = True
+            self._warned = True
 
     def _keep(self, key: str, data: Buffer) -> None:
         """Cache a whole object, if possible."""

@@ -18,7 +18,7 @@ from m5ws.store.s3.transfer import translated
 _PAGE = 1000
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ListedObject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An object, with its whole path in the bucket."""
 
     path: str
@@ -35,65 +35,65 @@ class Listing:
         self._connection = connection
         self._requests = requests
 
-    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[Found]:
+    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[ListedObject]:
         """Yield every object with a path that starts with `prefix`, in order. With `checksums`, by boto3."""
         folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
         while more:
             page = self._requests.call(f"listing {folder}", partial(self._page, folder, after, checksums))
-            yield from (found for found in page if found.path.startswith(prefix))
+            yield from (listed for listed in page if listed.path.startswith(prefix))
             more = len(page) == _PAGE
             after = page[-1].path if page else after
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the next path components after `folder`, sorted. `folder` is empty or ends in `/`."""
-        found = self._requests.call(f"listing {folder}", partial(self._names, folder))
-        return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in found} - {""}))
+        paths = self._requests.call(f"listing {folder}", partial(self._names, folder))
+        return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in paths} - {""}))
 
-    def _page(self, folder: str, after: str, surely: bool, number: int) -> list[Found]:
+    def _page(self, folder: str, after: str, by_boto3: bool, number: int) -> list[ListedObject]:
         """Return the next page. It is full if there may be more."""
-        if surely or number:
+        if by_boto3 or number:
             page = self._ask(Prefix=folder, StartAfter=after, MaxKeys=_PAGE)
             if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
                 return self._filled(page, folder)
-            return _found(page)
+            return _listed(page)
         client, limit_s = self._connection.data(0, reading=True)
         with translated(limit_s):
             stream = obstore.list(client, folder.rstrip("/") or None, offset=after or None, chunk_size=_PAGE)
             return [
-                Found(path=one["path"], size_bytes=one["size"], modified_s=one["last_modified"].timestamp())
-                for one in next(iter(stream), ())
+                ListedObject(path=item["path"], size_bytes=item["size"], modified_s=item["last_modified"].timestamp())
+                for item in next(iter(stream), ())
             ]
 
-    def _filled(self, page: Any, folder: str) -> list[Found]:
+    def _filled(self, page: Any, folder: str) -> list[ListedObject]:
         """Return a page that a server cut short, filled up by further requests."""
-        found = _found(page)
-        while page.get("IsTruncated") and len(found) < _PAGE:
-            left = _PAGE - len(found)
+        listed = _listed(page)
+        while page.get("IsTruncated") and len(listed) < _PAGE:
+            left = _PAGE - len(listed)
             page = self._ask(Prefix=folder, ContinuationToken=page["NextContinuationToken"], MaxKeys=left)
-            found += _found(page)
-        return found
+            listed += _listed(page)
+        return listed
 
     def _names(self, folder: str, number: int) -> list[str]:
         if number:
-            return self._names_surely(folder)
+            return self._names_by_boto3(folder)
         client, limit_s = self._connection.data(0, reading=True)
         with translated(limit_s):
-            found = obstore.list_with_delimiter(client, folder.rstrip("/") or None)
-            return [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
+            listing = obstore.list_with_delimiter(client, folder.rstrip("/") or None)
+            return [*listing["common_prefixes"], *(item["path"] for item in listing["objects"])]
 
-    def _names_surely(self, folder: str) -> list[str]:
+    def _names_by_boto3(self, folder: str) -> list[str]:
         paths: list[str] = []
         more: dict[str, str] = {}
         while True:
             page = self._ask(Prefix=folder, Delimiter="/", **more)
-            paths += [one["Prefix"] for one in page.get("CommonPrefixes", ())]
-            paths += [one["Key"] for one in page.get("Contents", ())]
+            paths += [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+            paths += [item["Key"] for item in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 return paths
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _ask(self, **asked: Any) -> Any:
-        return self._connection.call("s3:ListBucket", None, lambda one: self._list_objects(one, asked))
+        return self._connection.call("s3:ListBucket", None, lambda client: self._list_objects(client, asked))
 
     def _list_objects(self, client: Any, asked: dict[str, Any]) -> Any:
         """Return a page after a check of its key count: boto3 reads a response without a body as an empty page."""
@@ -105,19 +105,22 @@ class Listing:
         return page
 
 
-def _found(page: Any) -> list[Found]:
+def _listed(page: Any) -> list[ListedObject]:
     return [
-        Found(
-            path=one["Key"], size_bytes=one["Size"], modified_s=one["LastModified"].timestamp(), checksum=_checksum(one)
+        ListedObject(
+            path=item["Key"],
+            size_bytes=item["Size"],
+            modified_s=item["LastModified"].timestamp(),
+            checksum=_checksum(item),
         )
-        for one in page.get("Contents", ())
+        for item in page.get("Contents", ())
     ]
 
 
-def _checksum(one: Any) -> str | None:
+def _checksum(item: Any) -> str | None:
     """Return the algorithm of a whole object's checksum, or None.
 
     A checksum of the parts of an upload does not count.
     """
-    algorithms = sorted(one.get("ChecksumAlgorithm", ()), key=lambda name: (name != "SHA256", name))
-    return algorithms[0] if algorithms and one.get("ChecksumType") == "FULL_OBJECT" else None
+    algorithms = sorted(item.get("ChecksumAlgorithm", ()), key=lambda name: (name != "SHA256", name))
+    return algorithms[0] if algorithms and item.get("ChecksumType") == "FULL_OBJECT" else None

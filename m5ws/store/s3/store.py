@@ -42,10 +42,10 @@ class S3Store:
         path = self._path(key)
         try:
             if length == 0:
-                self.requests.call(f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0))
+                self.requests.call(f"looking for {key}", lambda number: self._transfer.stat(path, by_boto3=number > 0))
                 return b""
             return self.requests.call(
-                f"reading {key}", lambda number: self._transfer.read(path, start, length, surely=number > 0)
+                f"reading {key}", lambda number: self._transfer.read(path, start, length, by_boto3=number > 0)
             )
         except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
@@ -55,7 +55,7 @@ class S3Store:
     def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
         path, flow = self._path(key), Flow(sink)
         try:
-            self.requests.call(f"reading {key}", lambda number: self._transfer.flow(path, flow, surely=number > 0))
+            self.requests.call(f"reading {key}", lambda number: self._transfer.flow(path, flow, by_boto3=number > 0))
         except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
         except RangeNotSatisfiable:
@@ -64,24 +64,24 @@ class S3Store:
 
     def create(self, key: str, data: Buffer) -> None:
         path, upload = self._path(key), Upload(memoryview(data).cast("B"))
-        if self._created(path, upload, surely=False):
+        if self._created(path, upload, by_boto3=False):
             return
         # obstore also reports a conflict (409) as an existing key. Then the object is missing, and boto3 gets the code.
-        found = self.stat(key)
-        if found is None and self._created(path, upload, surely=True):
+        existing = self.stat(key)
+        if existing is None and self._created(path, upload, by_boto3=True):
             return
-        raise ObjectExists(key, found.size_bytes if found is not None else None)
+        raise ObjectExists(key, existing.size_bytes if existing is not None else None)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        for found in self._listing.walk(self.location.prefix + prefix):
-            key = found.path.removeprefix(self.location.prefix)
-            yield ObjectStat(key=key, size_bytes=found.size_bytes, modified_s=found.modified_s)
+        for listed in self._listing.walk(self.location.prefix + prefix):
+            key = listed.path.removeprefix(self.location.prefix)
+            yield ObjectStat(key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s)
 
     def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
-        for found in self._listing.walk(self.location.prefix + prefix, checksums=True):
-            key = found.path.removeprefix(self.location.prefix)
+        for listed in self._listing.walk(self.location.prefix + prefix, checksums=True):
+            key = listed.path.removeprefix(self.location.prefix)
             yield ChecksummedStat(
-                key=key, size_bytes=found.size_bytes, modified_s=found.modified_s, checksum=found.checksum
+                key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s, checksum=listed.checksum
             )
 
     def sha256(self, key: str) -> str | None:
@@ -103,7 +103,7 @@ class S3Store:
         path = self._path(key)
         try:
             size_bytes, modified_s = self.requests.call(
-                f"looking for {key}", lambda number: self._transfer.stat(path, surely=number > 0)
+                f"looking for {key}", lambda number: self._transfer.stat(path, by_boto3=number > 0)
             )
         except NoSuchKey:
             return None
@@ -147,11 +147,11 @@ class S3Store:
     def _path(self, key: str) -> str:
         return self.location.prefix + checked(key)
 
-    def _created(self, path: str, upload: Upload, *, surely: bool) -> bool:
+    def _created(self, path: str, upload: Upload, *, by_boto3: bool) -> bool:
         """Put an object. Return True if the existing object is from this attempt or from an earlier one."""
         try:
             self.requests.call(
-                f"writing {path}", lambda number: self._transfer.write(path, upload, surely=surely or number > 0)
+                f"writing {path}", lambda number: self._transfer.write(path, upload, by_boto3=by_boto3 or number > 0)
             )
         except PreconditionFailed:
             return upload.doubtful and self._holds(path, upload)
@@ -169,7 +169,7 @@ class S3Store:
                 previous, current = (
                     current,
                     self.requests.call(
-                        f"reading {path}", lambda number: self._transfer.read(path, 0, None, surely=number > 0)
+                        f"reading {path}", lambda number: self._transfer.read(path, 0, None, by_boto3=number > 0)
                     ),
                 )
                 if upload.equals(current) or current == previous:

@@ -75,10 +75,12 @@ class Transfer:
         self._bucket = connection.location.bucket
         self._extra = _headers(connection)
 
-    def read(self, path: str, start: int, length: int | None, *, surely: bool) -> bytes:
+    def read(self, path: str, start: int, length: int | None, *, by_boto3: bool) -> bytes:
         """Return bytes [start, start+length) of an object, after a check of their number."""
-        if surely:
-            return self._connection.call("s3:GetObject", path, lambda one: self._get_object(one, path, start, length))
+        if by_boto3:
+            return self._connection.call(
+                "s3:GetObject", path, lambda client: self._get_object(client, path, start, length)
+            )
         client, limit_s = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
         options: Any = None
         if start or length is not None:
@@ -88,10 +90,10 @@ class Transfer:
             data = bytes(result.bytes())
             return _whole(data, result.meta["size"], start, length)
 
-    def flow(self, path: str, flow: Flow, *, surely: bool) -> None:
+    def flow(self, path: str, flow: Flow, *, by_boto3: bool) -> None:
         """Pass on the remaining bytes of an object. Raises the errors of its sink."""
-        if surely:
-            return flow.add(self.read(path, flow.done, None, surely=True))
+        if by_boto3:
+            return flow.add(self.read(path, flow.done, None, by_boto3=True))
         client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
         began_s = time.monotonic()
         with translated(limit_s, began_s):
@@ -108,11 +110,11 @@ class Transfer:
             raise TransientError(f"{flow.done} bytes instead of {size_bytes}")
         return None
 
-    def write(self, path: str, upload: Upload, *, surely: bool) -> None:
+    def write(self, path: str, upload: Upload, *, by_boto3: bool) -> None:
         """Put an object under a free key. Published from its success on, and possibly from its failure."""
         try:
-            if surely:
-                self._connection.call("s3:PutObject", path, lambda one: self._put_object(one, path, upload))
+            if by_boto3:
+                self._connection.call("s3:PutObject", path, lambda client: self._put_object(client, path, upload))
             else:
                 self._put(path, upload)
         except PreconditionFailed:
@@ -124,10 +126,10 @@ class Transfer:
             upload.doubtful = True
             raise
 
-    def stat(self, path: str, *, surely: bool) -> Stat:
+    def stat(self, path: str, *, by_boto3: bool) -> Stat:
         """Return the size and time of an object, by HEAD."""
-        if surely:
-            return self._connection.call("s3:GetObject", path, lambda one: self._head_object(one, path))
+        if by_boto3:
+            return self._connection.call("s3:GetObject", path, lambda client: self._head_object(client, path))
         client, limit_s = self._connection.data(0, reading=True)
         with translated(limit_s):
             meta = obstore.head(client, path)
@@ -135,11 +137,13 @@ class Transfer:
 
     def sha256(self, path: str) -> str | None:
         """Return the SHA-256, in hex, that the server keeps for a whole object, or None."""
-        return self._connection.call("s3:GetObject", path, lambda one: self._kept_sha256(one, path))
+        return self._connection.call("s3:GetObject", path, lambda client: self._kept_sha256(client, path))
 
     def delete(self, path: str) -> None:
         """Delete an object. Rare, so boto3 is enough."""
-        self._connection.call("s3:DeleteObject", path, lambda one: one.delete_object(Bucket=self._bucket, Key=path))
+        self._connection.call(
+            "s3:DeleteObject", path, lambda client: client.delete_object(Bucket=self._bucket, Key=path)
+        )
 
     def _put(self, path: str, upload: Upload) -> None:
         client, limit_s = self._connection.data(upload.data.nbytes, reading=False)
