@@ -274,7 +274,7 @@ def test_a_difference_that_does_not_come_again_is_not_blamed_on_what_is_pinned(l
     lab.ranks.rule = lambda bad, step: 0.0
     report = lab.bisect()
     assert (report.outcome, report.causes) == ("not explained", ())
-    assert len(report.trials) == 1 + 3 + 1 and "not deterministic" in report.reason
+    assert len(report.trials) == 1 + 3 + 1 and "nondeterministic" in report.reason
 
 
 def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
@@ -342,9 +342,9 @@ def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -
 
 def test_runs_without_a_difference_are_refused(lab: Lab) -> None:
     lab.train("ab", lambda bad, step: 0.0)
-    with pytest.raises(UsageError, match="differ"):
+    with pytest.raises(UsageError, match="equal results"):
         lab.bisect()
-    with pytest.raises(UsageError, match="differ"):
+    with pytest.raises(UsageError, match="equal results"):
         bisect.plan(lab.ports, lab.good, lab.good)
 
 
