@@ -12,8 +12,18 @@ from typing import Literal
 import msgspec
 
 from m5ws.bisect import ddmin, differences, environments
-from m5ws.bisect.differences import Element, Untried
-from m5ws.bisect.trials import HybridRuns, Names, Question, Rebuilt, RunsSpent, Shown, Trial, missing, names
+from m5ws.bisect.differences import Element, ExcludedDifference
+from m5ws.bisect.trials import (
+    BudgetExhausted,
+    HybridRuns,
+    Names,
+    Rebuilt,
+    Trial,
+    TrialListeners,
+    TrialSetup,
+    missing,
+    names,
+)
 from m5ws.diff import commit_history
 from m5ws.environment import attempt_environments
 from m5ws.errors import UsageError
@@ -36,7 +46,7 @@ Outcome = Literal["explained", "not explained", "unfinished", "not comparable"]
 _FIXED_BY_SETTINGS = ("threads", "threads.interop", "deterministic")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The differences to test: `alone` one by one, or, if there are many, `groups` before single ones.
 
     `environment` has observed differences that cannot be taken from either run. `most_runs` is a bound for one cause. A
@@ -49,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     groups: tuple[Names, ...]
     alone: Names
-    untried: tuple[Untried, ...]
+    untried: tuple[ExcludedDifference, ...]
     environment: tuple[Change, ...]
     most_runs: int
     commits: tuple[str, ...] = ()
@@ -64,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: Outcome
     reason: str
-    plan: Plan
+    plan: BisectPlan
     causes: tuple[Names, ...] = ()
     enough: bool | None = None
     trials: tuple[Trial, ...] = ()
@@ -79,9 +89,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A bisection that is ready to be executed. `plan` is its printable record."""
 
-    question: Question
+    setup: TrialSetup
     groups: tuple[tuple[Element, ...], ...]
-    plan: Plan
+    plan: BisectPlan
 
 
 def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> Task:
@@ -95,7 +105,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
     elements, untried = differences.between(repo, good, bad, rebuilt=rebuilt)
     groups = tuple(map(tuple, differences.grouped(elements, first)))
     ordered = tuple(element for group in groups for element in group)
-    shown = Plan(
+    shown = BisectPlan(
         good=good.id,
         bad=bad.id,
         first=first,
@@ -108,8 +118,8 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         most_runs=1 + ddmin.most(groups) if ordered else 0,
         commits=commit_history.between(repo, ports.history, good.snapshot, bad.snapshot),
     )
-    question = Question(good=good, bad=bad, elements=ordered, first=first, session=session)
-    return Task(question=question, groups=groups, plan=shown)
+    setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session)
+    return Task(setup=setup, groups=groups, plan=shown)
 
 
 def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Divergence, bool]:
@@ -147,32 +157,32 @@ def execute(
     home: Path,
     author_dir: Path,
     max_runs: int,
-    shown: Shown,
+    shown: TrialListeners,
     rebuilt: Rebuilt | None = None,
 ) -> Report:
     """Run hybrids until the causes are known, no pinned difference is left, or `max_runs` are spent.
 
     `rebuilt` makes their environments, if the plan has distributions.
     """
-    if not task.question.elements:
+    if not task.setup.elements:
         return Report(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
-    hybrids = HybridRuns(ports, task.question, home, author_dir, max_runs, shown, rebuilt)
+    hybrids = HybridRuns(ports, task.setup, home, author_dir, max_runs, shown, rebuilt)
     causes: list[frozenset[Element]] = []
     try:
         control = hybrids.trial(frozenset())
         if control.answer != "same":
             return _without_control(task, hybrids, control)
-        for cause in ddmin.causes(task.groups, hybrids.ask):
+        for cause in ddmin.causes(task.groups, hybrids.answer):
             causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next one is cut off
-    except RunsSpent as spent:
+    except BudgetExhausted as spent:
         return _unfinished(task, hybrids, causes, spent)
     return _explained(task, hybrids, causes) if causes else _unexplained(task, hybrids)
 
 
 def _without_control(task: Task, hybrids: HybridRuns, control: Trial) -> Report:
     """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
-    good = task.question.good.id
-    here = hybrids.drift_since(task.question.good)
+    good = task.setup.good.id
+    here = hybrids.drift_since(task.setup.good)
     reason = f"run {good} cannot be replayed here, so nothing can be compared: its replay {control.reason}"
     if control.answer == "differs":
         reason = (
@@ -183,13 +193,13 @@ def _without_control(task: Task, hybrids: HybridRuns, control: Trial) -> Report:
 
 
 def _explained(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]]) -> Report:
-    rest = frozenset(task.question.elements).difference(*causes)
+    rest = frozenset(task.setup.elements).difference(*causes)
     left = hybrids.trial(rest)
     enough = True if left.answer == "same" else None
     words = " or ".join(_described(task, cause) for cause in causes)
     each = "each by itself makes" if len(causes) > 1 else "makes"
     reason = f"{words} {each} the runs differ"
-    good, bad = task.question.good.id, task.question.bad.id
+    good, bad = task.setup.good.id, task.setup.bad.id
     if enough:
         reason += f". With all other inputs of run {bad}, the result equals run {good} up to that step"
     else:
@@ -199,16 +209,18 @@ def _explained(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Eleme
 
 def _unexplained(task: Task, hybrids: HybridRuns) -> Report:
     """Report that no pinned difference matters here, or that BAD's inputs do not run here."""
-    bad = task.question.bad.id
-    everything = hybrids.trial(frozenset(task.question.elements))
+    bad = task.setup.bad.id
+    everything = hybrids.trial(frozenset(task.setup.elements))
     if everything.answer == "unresolved":
         reason = f"the inputs of run {bad} do not run here up to the first difference: {everything.reason}"
         return _report(task, hybrids, "not comparable", reason)
-    reason = f"a hybrid with every pinned difference of run {bad} still equals run {task.question.good.id}. "
+    reason = f"a hybrid with every pinned difference of run {bad} still equals run {task.setup.good.id}. "
     return _report(task, hybrids, "not explained", reason + _elsewhere(task.plan))
 
 
-def _unfinished(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]], spent: RunsSpent) -> Report:
+def _unfinished(
+    task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]], spent: BudgetExhausted
+) -> Report:
     reason = f"{spent}. {spent.hint}"
     if causes:
         words = " or ".join(_described(task, cause) for cause in causes)
@@ -244,7 +256,7 @@ def _report(
 
 
 def _taken(task: Task, chosen: frozenset[Element]) -> Names:
-    return names([element for element in task.question.elements if element in chosen])
+    return names([element for element in task.setup.elements if element in chosen])
 
 
 def _described(task: Task, cause: frozenset[Element]) -> str:
@@ -252,11 +264,11 @@ def _described(task: Task, cause: frozenset[Element]) -> str:
     return f"{' and '.join(_taken(task, cause))}{together}"
 
 
-def _nothing_pinned(shown: Plan) -> str:
+def _nothing_pinned(shown: BisectPlan) -> str:
     return f"no pinned input that a hybrid can combine differs between the runs. {_elsewhere(shown)}"
 
 
-def _elsewhere(shown: Plan) -> str:
+def _elsewhere(shown: BisectPlan) -> str:
     """Return a sentence on causes outside the pinned inputs."""
     if any(change.rating != "cannot" for change in shown.environment):
         return "Their environments differ in ways that can change bits: see the list of environment differences"

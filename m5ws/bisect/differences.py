@@ -43,14 +43,16 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.change.part} {self.change.name}"
 
 
-class Untried(msgspec.Struct, frozen=True, kw_only=True):
+class ExcludedDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A difference that hybrids cannot combine, and the reason."""
 
     change: Change
     why: str
 
 
-def between(repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False) -> tuple[list[Element], list[Untried]]:
+def between(
+    repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False
+) -> tuple[list[Element], list[ExcludedDifference]]:
     """Return the differences from run `good` to `bad`: those that hybrids can combine, and the others.
 
     Distributions can be combined if environments are `rebuilt`.
@@ -141,18 +143,20 @@ def _determinism(old: Determinism, new: Determinism) -> Iterator[Element]:
             yield Element(change=rated("determinism", name, before, after))
 
 
-def _unset(good: Run, bad: Run) -> Iterator[Untried]:
+def _unset(good: Run, bad: Run) -> Iterator[ExcludedDifference]:
     for change in diff.launch(good.spec, bad.spec):
         if change.name in _RECORDING:
-            yield Untried(change=change, why="hybrids record and save as GOOD did, to be comparable with it")
+            yield ExcludedDifference(change=change, why="hybrids record and save as GOOD did, to be comparable with it")
 
 
-def _declared(old: Declared, new: Declared) -> Iterator[Untried]:
+def _declared(old: Declared, new: Declared) -> Iterator[ExcludedDifference]:
     for change in diff.declared(old, new):
-        yield Untried(change=change, why="a declaration installs nothing")
+        yield ExcludedDifference(change=change, why="a declaration installs nothing")
 
 
-def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[Element]) -> Iterator[Untried]:
+def _layout(
+    repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[Element]
+) -> Iterator[ExcludedDifference]:
     """Yield config files whose text differs in more than the values of their keys."""
     for pair in tree_diff.different(repo, old.config, new.config):
         places = [element.keys for element in elements if element.file == pair.path and element.keys]
@@ -161,4 +165,6 @@ def _layout(repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[E
         before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
         if merge.merged(pair.name, before, after, places) != after:
             change = Change(part="config", name=f"{pair.name} (text)", old=None, new=None, rating="cannot")
-            yield Untried(change=change, why="comments, order and layout come from BAD only with all of its keys")
+            yield ExcludedDifference(
+                change=change, why="comments, order and layout come from BAD only with all of its keys"
+            )

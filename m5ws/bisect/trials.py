@@ -48,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class TrialSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Two runs, the differences that can be taken from BAD, and the first divergence."""
 
     good: Run
@@ -63,16 +63,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.first.step, 1)
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class TrialListeners(msgspec.Struct, frozen=True, kw_only=True):
     """Callbacks for progress: before a run begins, for each of its events, and after each trial."""
 
     begin: Callable[[Names, str], None]
-    told: Callable[[Trial], None]
+    on_trial: Callable[[Trial], None]
     watch: supervise.Watch
     prepare: Progress
 
 
-class RunsSpent(M5Error):
+class BudgetExhausted(M5Error):
     """The limit of hybrid runs is reached."""
 
     hint = "Repeat the command with a larger --max-runs. Finished runs are reused."
@@ -87,22 +87,22 @@ class HybridRuns:
     def __init__(
         self,
         ports: supervise.Ports,
-        question: Question,
+        setup: TrialSetup,
         home: Path,
         author_dir: Path,
         limit: int,
-        shown: Shown,
+        listeners: TrialListeners,
         rebuilt: Rebuilt | None = None,
     ) -> None:
         self._ports = ports
         self._rebuilt = rebuilt
         self._made: dict[Recipe, supervise.Ports] = {}
-        self._question = question
+        self._setup = setup
         self._home = home
         self._author_dir = author_dir
         self._limit = limit
-        self._shown = shown
-        self._original = history.load(ports.repo, question.good.id)
+        self._listeners = listeners
+        self._original = history.load(ports.repo, setup.good.id)
         self._answers: dict[frozenset[Element], Trial] = {}
         self.runs = 0
 
@@ -111,20 +111,20 @@ class HybridRuns:
         """All trials, in order."""
         return tuple(self._answers.values())
 
-    def ask(self, chosen: frozenset[Element]) -> Answer:
-        """Return the answer for GOOD with `chosen` from BAD. Raises RunsSpent, reproduce.Interrupted."""
+    def answer(self, chosen: frozenset[Element]) -> Answer:
+        """Return the answer for GOOD with `chosen` from BAD. Raises BudgetExhausted, reproduce.Interrupted."""
         return self.trial(chosen).answer
 
     def trial(self, chosen: frozenset[Element]) -> Trial:
-        """Return the trial of GOOD with `chosen` from BAD. Raises like `ask`."""
+        """Return the trial of GOOD with `chosen` from BAD. Raises like `answer`."""
         if chosen not in self._answers:
             self._answers[chosen] = trial = self._tried(chosen)
-            self._shown.told(trial)
+            self._listeners.on_trial(trial)
         return self._answers[chosen]
 
     def _tried(self, chosen: frozenset[Element]) -> Trial:
-        question = self._question
-        taken = tuple(element.name for element in question.elements if element in chosen)
+        setup = self._setup
+        taken = tuple(element.name for element in setup.elements if element in chosen)
         try:
             ports, plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
         except (Unmixable, UsageError) as error:
@@ -132,27 +132,27 @@ class HybridRuns:
         if (known := self._known(ports, plan, taken)) is not None:
             return known
         if self.runs >= self._limit:
-            raise RunsSpent(f"the limit of --max-runs is reached: {self.runs} hybrids were run")
+            raise BudgetExhausted(f"the limit of --max-runs is reached: {self.runs} hybrids were run")
         self.runs += 1
-        self._shown.begin(taken, plan.run.id)
+        self._listeners.begin(taken, plan.run.id)
         return self._run(ports, plan, taken)
 
     def _plan(self, chosen: Collection[Element], what: str) -> tuple[supervise.Ports, run.Plan]:
         """Publish a hybrid's snapshot. Return the ports of its run, and the plan of its first attempt."""
-        repo, question = self._ports.repo, self._question
+        repo, setup = self._ports.repo, self._setup
 
         def attempt() -> tuple[hybrids.Hybrid, str]:
-            hybrid = hybrids.make(repo, question.good, question.bad, question.elements, chosen)
-            return hybrid, hybrids.publish(repo, hybrid, question.good, question.bad, what)
+            hybrid = hybrids.make(repo, setup.good, setup.bad, setup.elements, chosen)
+            return hybrid, hybrids.publish(repo, hybrid, setup.good, setup.bad, what)
 
         hybrid, snapshot = repeated(attempt)
         replay = run.new_run(
-            snapshot, hybrid.spec, name=question.good.name, reproduces=question.good.id, parent=hybrid.parent
+            snapshot, hybrid.spec, name=setup.good.name, reproduces=setup.good.id, parent=hybrid.parent
         )
-        if question.session:
+        if setup.session:
             begin = hybrid.parent.step if hybrid.parent is not None else 0
-            replay = msgspec.structs.replace(replay, segment=Segment(first=begin, last=max(question.last, begin + 1)))
-        at = tuple(sorted(step for step in self._original.contents if not question.session or step <= question.last))
+            replay = msgspec.structs.replace(replay, segment=Segment(first=begin, last=max(setup.last, begin + 1)))
+        at = tuple(sorted(step for step in self._original.contents if not setup.session or step <= setup.last))
         ports = self._outside(chosen, snapshot)
         environment, tracker = ports.environment, ports.tracker
         where = (self._home, self._author_dir, environment, tracker)
@@ -163,7 +163,7 @@ class HybridRuns:
         if self._rebuilt is None:
             return self._ports
         taken = [element.change for element in chosen if element.change.part == "environment"]
-        good, bad = self._question.good, self._question.bad
+        good, bad = self._setup.good, self._setup.bad
         try:
             recipe = environments.recipe(self._ports.repo, good, bad, taken, snapshot)
             if recipe not in self._made:
@@ -177,10 +177,10 @@ class HybridRuns:
 
         def feed(rank: str, event: AnyEvent) -> bool:
             comparison.feed(rank, event)
-            self._shown.watch(rank, event)
+            self._listeners.watch(rank, event)
             return comparison.settled()
 
-        result = supervise.execute(ports, plan, feed, self._shown.prepare)
+        result = supervise.execute(ports, plan, feed, self._listeners.prepare)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.Interrupted(
@@ -216,24 +216,24 @@ class HybridRuns:
 
     def _side(self, done: History) -> History:
         """Return the compared part of a run: with a session, everything up to the decisive step."""
-        return done.within(-1, self._question.last) if self._question.session else done
+        return done.within(-1, self._setup.last) if self._setup.session else done
 
     def _judged(
         self, comparison: Comparison, replay: Run, taken: Names, outcome: str | None, message: str | None
     ) -> Trial:
         first = comparison.first()
-        if not self._question.session:
+        if not self._setup.session:
             repo, tracker = self._ports.repo, self._ports.tracker
-            first = results.first_difference(repo, tracker, comparison, self._question.good.id, replay.id)
+            first = results.first_difference(repo, tracker, comparison, self._setup.good.id, replay.id)
         if first is None and outcome == "finished":
             first = missing(comparison)
-        reason = None if first is not None else _unresolved(self._question, comparison, outcome, message)
+        reason = None if first is not None else _unresolved(self._setup, comparison, outcome, message)
         answer: Answer = "differs" if first is not None else "same" if reason is None else "unresolved"
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
 
 
 def _drift(ports: supervise.Ports, earlier: Run, plan: run.Plan) -> tuple[Change, ...]:
-    return reproduce.environment_drift(ports, reproduce.Request(original=earlier.id), plan)
+    return reproduce.environment_drift(ports, reproduce.ReplayRequest(original=earlier.id), plan)
 
 
 def missing(comparison: Comparison) -> Divergence | None:
@@ -249,10 +249,10 @@ def missing(comparison: Comparison) -> Divergence | None:
     return Divergence(step=step, rank=rank, quantity="step", original="done", replayed=None)
 
 
-def _unresolved(question: Question, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
+def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
     """Return the reason why an ended hybrid without a divergence is not the same either; None if it is the same."""
-    first, replay = question.first, comparison.replay
-    if outcome != "finished" and (not question.session or missing(comparison) is not None):
+    first, replay = setup.first, comparison.replay
+    if outcome != "finished" and (not setup.session or missing(comparison) is not None):
         return f"{outcome}: {message or 'it gave no reason'}"
     if first.quantity.startswith(("tensor ", "generator ")) and first.step not in replay.states.get(first.rank, {}):
         return f"recorded no state after step {first.step}"

@@ -10,8 +10,8 @@ from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
-    from m5ws.bisect.bisect import Plan, Report, Task
-    from m5ws.bisect.differences import Untried
+    from m5ws.bisect.bisect import BisectPlan, Report, Task
+    from m5ws.bisect.differences import ExcludedDifference
     from m5ws.bisect.trials import Trial
     from m5ws.records.recipe import Recipe
     from m5ws.records.verdict import Change
@@ -87,7 +87,7 @@ def _executed(
 ) -> "Report":
     """Run hybrids, and print each set that is tried and its result. Steps are printed if `shown`."""
     from m5ws.bisect import bisect
-    from m5ws.bisect.trials import Shown
+    from m5ws.bisect.trials import TrialListeners
     from m5ws.cli import environment
 
     plan = task.plan
@@ -104,11 +104,11 @@ def _executed(
         def rebuilt(recipe: "Recipe") -> "Ports":
             return environment.made(here, ports, recipe, progress.prepare)
 
-        told_of = Shown(begin=begin, told=report, watch=progress.watch, prepare=progress.prepare)
+        told_of = TrialListeners(begin=begin, on_trial=report, watch=progress.watch, prepare=progress.prepare)
         return bisect.execute(ports, task, here.home, here.root, max_runs, told_of, rebuilt if rebuild else None)
 
 
-def plan_text(plan: "Plan") -> str:
+def plan_text(plan: "BisectPlan") -> str:
     """Return a plan for people: the changes to try."""
     lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), *_commits(plan), ""]
     if plan.changes:
@@ -144,11 +144,11 @@ def text(report: "Report") -> str:
     return "\n".join(lines)
 
 
-def _first(plan: "Plan") -> list[str]:
+def _first(plan: "BisectPlan") -> list[str]:
     return verdict.first(plan.first, ("good", "bad"))
 
 
-def _commits(plan: "Plan") -> list[str]:
+def _commits(plan: "BisectPlan") -> list[str]:
     return (
         ["", f"commits from {plan.good} to {plan.bad}:", *(f"  {line}" for line in plan.commits)]
         if plan.commits
@@ -156,7 +156,7 @@ def _commits(plan: "Plan") -> list[str]:
     )
 
 
-def _steps(plan: "Plan") -> str:
+def _steps(plan: "BisectPlan") -> str:
     return _count(max(plan.first.step, 1), "step")
 
 
@@ -164,7 +164,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _taken(taken: Sequence[str], plan: "Plan") -> str:
+def _taken(taken: Sequence[str], plan: "BisectPlan") -> str:
     """Return the changes taken from BAD, or those not taken, whichever list is shorter."""
     left = [name for group in plan.groups for name in group if name not in taken]
     if taken and not left:
@@ -182,7 +182,7 @@ def _answer(trial: "Trial") -> str:
     return "the same" if trial.answer == "same" else f"unresolved: {trial.reason}"
 
 
-def _untried(untried: "Sequence[Untried]") -> list[str]:
+def _untried(untried: "Sequence[ExcludedDifference]") -> list[str]:
     from m5ws.environment import drift
 
     lines = [f"  {drift.title(one.change)}: {one.why}" for one in untried]

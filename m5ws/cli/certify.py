@@ -86,7 +86,7 @@ def command(
     _train(here, ports, whole, progress=not no_progress)
     wanted = certify.restores(repo, whole.id, restores, sample_seed)
     output.note(f"restoring it after {len(wanted)} of its steps")
-    request = reproduce.Request(original=whole.id, env="ignore")
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore")
     found = certify.certificate(repo, whole.id, segments.replay(here, ports, request, wanted, parallel).verdicts)
     output.print_json(found) if as_json else output.echo(text(found))
     context.exit(found.exit_code)

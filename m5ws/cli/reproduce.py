@@ -13,7 +13,7 @@ from m5ws.errors import NotFound
 from m5ws.records.verdict import Change
 
 if TYPE_CHECKING:
-    from m5ws.reproduce.reproduce import Request
+    from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
@@ -120,12 +120,14 @@ def command(
     context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
 
 
-def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]) -> "Request":
+def _request(
+    ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]
+) -> "ReplayRequest":
     """Return the request, without segments. Raises NotFound, AmbiguousId."""
     from m5ws.reproduce import reproduce
 
     snapshot = given["snapshot"]
-    return reproduce.Request(
+    return reproduce.ReplayRequest(
         original=_original(ports, run),
         env=policy,
         snapshot=names.found(ports.repo, snapshot, "snapshot") if snapshot else None,
@@ -140,7 +142,7 @@ def _request(ports: "Ports", run: str, policy: environment.Policy, given: _Given
     )
 
 
-def _one(here: "Workspace", ports: "Ports", request: "Request", *, progress: bool, as_json: bool) -> int:
+def _one(here: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:
     """Replay a run or a segment of it, print the verdict, and return the exit status."""
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.environment import drift

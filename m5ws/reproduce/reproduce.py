@@ -39,7 +39,7 @@ class Interrupted(M5Error):
     hint = "Run `m5ws reproduce` again. A replay always starts from its beginning."
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run or segment to replay, and the changes to its inputs. A segment allows no changes.
 
     `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
@@ -78,7 +78,7 @@ class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
     told: explain.Told | None
 
 
-def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path) -> run.Plan:
+def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir: Path) -> run.Plan:
     """Return the plan of the replay. Raises UsageError if the original recorded nothing to compare with."""
     original = runs.load(ports.repo, request.original)
     if not ledger.attempts(ports.repo, original.id):
@@ -112,7 +112,7 @@ def plan(ports: supervise.Ports, request: Request, home: Path, author_dir: Path)
 
 def execute(
     ports: supervise.Ports,
-    request: Request,
+    request: ReplayRequest,
     planned: run.Plan,
     announce: Announce,
     watch: supervise.Watch | None = None,
@@ -200,7 +200,7 @@ def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
 
 def _rechecked(
     ports: supervise.Ports,
-    request: Request,
+    request: ReplayRequest,
     planned: run.Plan,
     comparison: Comparison,
     verdict: Verdict,
@@ -232,7 +232,7 @@ def _rechecked(
 
 def _from_start(
     ports: supervise.Ports,
-    request: Request,
+    request: ReplayRequest,
     planned: run.Plan,
     first: Divergence,
     second_replay: Recheck,
@@ -275,7 +275,7 @@ def _home(planned: run.Plan) -> Path:
     return planned.directory.parent.parent.parent
 
 
-def environment_drift(ports: supervise.Ports, request: Request, planned: run.Plan) -> tuple[Change, ...]:
+def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: run.Plan) -> tuple[Change, ...]:
     """Return the drift of this environment from the original's first attempt, under the original's settings.
 
     Packages that no rank of the original loaded are rated as harmless. The verdict uses the packages that the replay's
@@ -321,7 +321,7 @@ def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _spec(spec: LaunchSpec, request: Request) -> LaunchSpec:
+def _spec(spec: LaunchSpec, request: ReplayRequest) -> LaunchSpec:
     return msgspec.structs.replace(
         spec,
         seed=request.seed if request.seed is not None else spec.seed,

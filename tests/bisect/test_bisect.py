@@ -7,7 +7,7 @@ import pytest
 
 from m5ws.bisect import bisect
 from m5ws.bisect.bisect import Report
-from m5ws.bisect.trials import Shown, Trial
+from m5ws.bisect.trials import Trial, TrialListeners
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.environment import Declared, Determinism, Observed, Origin
@@ -174,9 +174,9 @@ class Lab:
     def bisect(self, max_runs: int = 100, *, rebuild: bool = False) -> Report:
         task = bisect.plan(self.ports, self.good, self.bad, rebuilt=rebuild)
         trials: list[Trial] = []
-        shown = Shown(
+        shown = TrialListeners(
             begin=lambda taken, name: None,
-            told=trials.append,
+            on_trial=trials.append,
             watch=lambda rank, event: None,
             prepare=lambda what, done, total: None,
         )
@@ -322,7 +322,7 @@ def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
 
 def test_a_replay_of_the_whole_run_is_the_control(lab: Lab) -> None:
     lab.train("ab", _differs_if("a"))
-    request = reproduce.Request(original=lab.good)
+    request = reproduce.ReplayRequest(original=lab.good)
     home = lab._folder / "home"
     reproduce.execute(lab.ports, request, reproduce.plan(lab.ports, request, home, lab._folder), lambda found: None)
     assert lab.bisect().trials[0].known

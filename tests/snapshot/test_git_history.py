@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.bisect.bisect import Plan, Report
+from m5ws.bisect.bisect import BisectPlan, Report
 from m5ws.cli import bisect
 from m5ws.diff import commit_history
 from m5ws.records.commit import CommitsBetween
@@ -149,7 +149,7 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
     assert len(commits) == 1 and commits[0].endswith("Ada: two")
     assert commit_history.between(repo, history, pinned[0], pinned[0]) == ()
     assert commit_history.between(repo, history, pinned[0], pinned[2]) == ()
-    plan = Plan(
+    plan = BisectPlan(
         good="a" * 12,
         bad="b" * 12,
         first=Divergence(step=1, rank=0, quantity="loss", original="x", replayed="y"),

@@ -62,7 +62,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     deepspeed: Callable[[], WriteFiles]
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of an export. `left_out` lists the state that no file contains.
 
     `files` maps names to sizes in bytes, None if unknown before the write.
@@ -82,10 +82,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ExportPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A planned export, with all data needed to write it."""
 
-    planned: Planned
+    planned: ExportRecord
     content: Content
     layouts: tuple[Layout, ...]
     files: tuple[safetensors_files.File, ...]
@@ -105,7 +105,7 @@ def plan(
     what: What | None,
     tools: Tools,
     file_bytes: int = safetensors_files.FILE_BYTES,
-) -> Plan:
+) -> ExportPlan:
     """Return the plan of an export. Reads records only.
 
     `what` None means the default of the format. Raises NotFound, CorruptObject, UsageError, MissingExtra.
@@ -125,7 +125,7 @@ def plan(
     stem = _STEMS.get(form, "")
     files = safetensors_files.plan(layouts, stem, metadata, file_bytes) if stem else []
     small = safetensors_files.index(files, stem)
-    planned = Planned(
+    planned = ExportRecord(
         checkpoint=which.digest,
         run=record.run,
         name=which.name,
@@ -139,12 +139,12 @@ def plan(
         files=dict(_file_names(content, form, files, small, companions, record.step)),
         left_out=(*left_out, *_state_left_out(repo.objects, content, form)),
     )
-    return Plan(
+    return ExportPlan(
         planned=planned, content=content, layouts=tuple(layouts), files=tuple(files), small=small, companions=companions
     )
 
 
-def apply(repo: Repository, plan: Plan, target: Path, tools: Tools, progress: Progress | None = None) -> None:
+def apply(repo: Repository, plan: ExportPlan, target: Path, tools: Tools, progress: Progress | None = None) -> None:
     """Write the planned files into `target`, which must be absent or empty; all of them or none.
 
     Raises UsageError, NotFound, CorruptObject, MissingExtra.
@@ -170,7 +170,7 @@ def _tag(step: int) -> str:
     return f"global_step{step}"
 
 
-def _parts(repo: Repository, plan: Plan) -> Parts:
+def _parts(repo: Repository, plan: ExportPlan) -> Parts:
     """Return a reader of parts. It holds all chunks of the tensor with the most pieces."""
     widest = max((len(tensor.boxes) for tensor in plan.layouts), default=1)
     return Parts(repo.objects, max(_HELD_BYTES, 2 * widest * repo.objects.format.chunk_bytes))

@@ -10,7 +10,7 @@ from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.checkpoints.export.export import Planned, Tools
+    from m5ws.checkpoints.export.export import ExportRecord, Tools
 
 _FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
 _UNIVERSAL = "deepspeed-universal"
@@ -87,7 +87,7 @@ def _tools() -> "Tools":
     return Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
-def _text(planned: "Planned", directory: Path, dry_run: bool) -> str:
+def _text(planned: "ExportRecord", directory: Path, dry_run: bool) -> str:
     verb = "would be written" if dry_run else "written"
     content = f"{planned.tensors:,} tensors, {output.size(planned.size_bytes)}, of {planned.run}@{planned.step}"
     lines = [f"{content} {verb} to {directory}"]

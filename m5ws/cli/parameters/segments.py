@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m5ws.records.run import Segment
     from m5ws.records.verdict import Change, Verdict
     from m5ws.repository.repository import Repository
-    from m5ws.reproduce.reproduce import Request
+    from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.reproduce.segments import Joint
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
@@ -106,7 +106,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return [segments.covering(found, first, self.last if self.last is not None else found[-1].last)]
 
 
-def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int) -> "Joint":
+def replay(
+    here: "Workspace", ports: "Ports", request: "ReplayRequest", wanted: "list[Segment]", parallel: int
+) -> "Joint":
     """Replay segments, each as a run of its own, and return their joint result. Ctrl-C stops them all."""
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.reproduce import reproduce, segments
@@ -144,7 +146,13 @@ def replay(here: "Workspace", ports: "Ports", request: "Request", wanted: "list[
 
 
 def several(
-    here: "Workspace", ports: "Ports", request: "Request", wanted: "list[Segment]", parallel: int, *, as_json: bool
+    here: "Workspace",
+    ports: "Ports",
+    request: "ReplayRequest",
+    wanted: "list[Segment]",
+    parallel: int,
+    *,
+    as_json: bool,
 ) -> int:
     """Replay segments, print their joint result, and return the exit status."""
     from m5ws.reproduce import segments

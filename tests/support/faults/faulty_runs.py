@@ -123,7 +123,7 @@ class Runs:
 
     def verify(self, run_id: str, parallel: int = 1) -> Joint | M5Error:
         """Replay every segment, and return the joint verdict, or the error of a damaged run."""
-        request = reproduce.Request(original=run_id, env="warn")
+        request = reproduce.ReplayRequest(original=run_id, env="warn")
 
         def one(segment: Any) -> Any:
             part = msgspec.structs.replace(request, segment=segment)

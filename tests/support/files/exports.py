@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from m5ws import workspace
 from m5ws.checkpoints import resolve
 from m5ws.checkpoints.export import export as checkpoint_export
-from m5ws.checkpoints.export.export import Planned, Tools
+from m5ws.checkpoints.export.export import ExportRecord, Tools
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.repository.repository import Repository
@@ -21,7 +21,7 @@ from m5ws.training.fingerprint import fingerprint
 TOOLS = Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
-def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> Planned:
+def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> ExportRecord:
     which = resolve.resolve(repo, text)
     plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
     checkpoint_export.apply(repo, plan, target, TOOLS)
