@@ -65,7 +65,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 Announce = Callable[[tuple[Change, ...]], None]
 """Called with the drift of the environment, before the replay starts."""
 
-Again = Callable[[Divergence, str], None]
+OnRecheck = Callable[[Divergence, str], None]
 """Called with the first divergence and the id of the second replay, before it starts."""
 
 
@@ -74,8 +74,8 @@ class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
 
     watch: supervise.Watch | None
     progress: Progress | None
-    again: Again | None
-    told: explain.Told | None
+    on_recheck: OnRecheck | None
+    on_side: explain.OnSide | None
 
 
 def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir: Path) -> run.Plan:
@@ -117,8 +117,8 @@ def execute(
     announce: Announce,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
-    again: Again | None = None,
-    told: explain.Told | None = None,
+    on_recheck: OnRecheck | None = None,
+    on_side: explain.OnSide | None = None,
 ) -> Verdict:
     """Replay, compare while the ledger grows, and stop at the first divergence. Return and publish the verdict.
 
@@ -140,7 +140,7 @@ def execute(
         original = original.within(given, request.segment.last)
     comparison = Comparison(original)
 
-    listeners = _Listeners(watch=watch, progress=progress, again=again, told=told)
+    listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
@@ -217,8 +217,8 @@ def _rechecked(
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
     except (M5Error, OSError) as error:
         return recheck.judged(verdict, Recheck(reason=str(error))), None
-    if listeners.again is not None:
-        listeners.again(verdict.first, second.run.id)
+    if listeners.on_recheck is not None:
+        listeners.on_recheck(verdict.first, second.run.id)
     try:
         second_replay = recheck.replay(
             ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
@@ -250,8 +250,8 @@ def _from_start(
     except (M5Error, OSError) as error:
         _log.warning("the replay from the start could not be planned: %s", error)
         return second_replay
-    if listeners.again is not None:
-        listeners.again(first, started.run.id)
+    if listeners.on_recheck is not None:
+        listeners.on_recheck(first, started.run.id)
     equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress)
     return msgspec.structs.replace(second_replay, start=started.run.id, start_equal=equal)
 
@@ -263,8 +263,8 @@ def _explained(
     first = verdict.first
     if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
         return verdict, None
-    case = explain.Case(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
-    explanation, stopped = explain.explained(case, listeners.watch, listeners.progress, listeners.told)
+    case = explain.ExplainContext(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
+    explanation, stopped = explain.explain_divergence(case, listeners.watch, listeners.progress, listeners.on_side)
     verdict = msgspec.structs.replace(verdict, explanation=explanation)
     if _repeats_inputs(ports, planned.run):
         verdict = recheck.looked_into(verdict, explanation)

@@ -10,8 +10,8 @@ from m5ws.records.explanation import Phase, Place
 from m5ws.records.ledger import Step
 from m5ws.records.trace import Seen
 from m5ws.records.verdict import Change
-from m5ws.reproduce.explain.causes import Evidence, found, kind, of_changes
-from m5ws.reproduce.explain.locate import Look
+from m5ws.reproduce.explain.causes import Evidence, find_causes, kind, of_changes
+from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs.history import History
 
 THREADS = rated("determinism", "threads", "1", "2")
@@ -44,8 +44,8 @@ def evidence(
     )  # fmt: skip
     return Evidence(
         place=where,
-        one=Look(history=before, seen={0: one or []}),
-        two=Look(history=after, seen={0: two or []}),
+        one=TraceView(history=before, seen={0: one or []}),
+        two=TraceView(history=after, seen={0: two or []}),
         changes=changes,
         same=same,
         controlled=controlled,
@@ -54,7 +54,7 @@ def evidence(
 
 
 def kinds(proof: Evidence) -> list[tuple[str, bool]]:
-    return [(cause.kind, cause.certain) for cause in found(proof)]
+    return [(cause.kind, cause.certain) for cause in find_causes(proof)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_kernel_is_certain_only_where_torch_names_it() -> None:
     warning = evidence("forward", alone=True, same=True, one=[left, warned], two=[right])
     assert kinds(quiet) == [("nondeterministic kernel", False)]
     assert kinds(warning) == [("nondeterministic kernel", True)]
-    assert found(quiet)[0].evidence[0].startswith("IndexAdd of block.drop made different bits")
+    assert find_causes(quiet)[0].evidence[0].startswith("IndexAdd of block.drop made different bits")
     # Under different conditions, a module's different output is no evidence of a nondeterministic kernel.
     assert kinds(evidence("forward", alone=True, one=[left], two=[right])) == [("unknown", False)]
 

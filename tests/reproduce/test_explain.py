@@ -18,8 +18,8 @@ from m5ws.records.trace import Seen
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.explain.explain import Case, Replayed, explained, judged, window
-from m5ws.reproduce.explain.locate import Look
+from m5ws.reproduce.explain.explain import ExplainContext, ReplayResult, combine_sides, explain_divergence, window
+from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs import run, supervise
 from m5ws.runs.history import History
 from tests.support.ranks.orders import orders
@@ -37,7 +37,7 @@ def history(states: list[int], loss: str = "l") -> History:
     return made
 
 
-def case(states: list[int], step: int = STEP) -> Case:
+def case(states: list[int], step: int = STEP) -> ExplainContext:
     """Return a replay whose loss differs in a step, with the states after `states` recorded."""
     spec = LaunchSpec(command=("x.py",))
     replay = Run(id="b", snapshot="0" * 64, spec=spec, purpose="reproduce", reproduces="a")
@@ -53,7 +53,7 @@ def case(states: list[int], step: int = STEP) -> Case:
     comparison.replay = history([state for state in states if state < step], "other")
     first = Divergence(step=step, rank=0, quantity="loss", original="l", replayed="other")
     verdict = Verdict(run="a", replay="b", outcome="diverged", first=first)
-    return Case(ports=cast(Any, None), replay=planned, comparison=comparison, verdict=verdict, first=first)
+    return ExplainContext(ports=cast(Any, None), replay=planned, comparison=comparison, verdict=verdict, first=first)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_steps_after_the_last_state_that_is_equal(states: list[int], step: i
     assert window(case(states, step)) == expected
 
 
-def looked(side: Any, output: str, loss: str = "other") -> Replayed:
+def looked(side: Any, output: str, loss: str = "other") -> ReplayResult:
     seen = [
         Seen(step=STEP, kind="enter", name="mix", what="model.Mix()", given={"input 0": "i"}),
         Seen(
@@ -81,11 +81,11 @@ def looked(side: Any, output: str, loss: str = "other") -> Replayed:
         ),
     ]
     made = Side(side=side, replay=side, agrees=True)
-    return Replayed(side=made, look=Look(history=history([STEP - 1], loss), seen={0: seen}))
+    return ReplayResult(side=made, look=TraceView(history=history([STEP - 1], loss), seen={0: seen}))
 
 
-def none(side: Any, problem: str = "why not") -> Replayed:
-    return Replayed(side=Side(side=side, problem=problem))
+def none(side: Any, problem: str = "why not") -> ReplayResult:
+    return ReplayResult(side=Side(side=side, problem=problem))
 
 
 def causes(explanation: Explanation) -> list[tuple[str, bool]]:
@@ -94,7 +94,9 @@ def causes(explanation: Explanation) -> list[tuple[str, bool]]:
 
 def test_two_replays_of_the_same_that_differ_come_first() -> None:
     context = case(list(range(STEP)))
-    explanation = judged(context, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original"))
+    explanation = combine_sides(
+        context, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original")
+    )
     assert (explanation.between, explanation.repeats) == ("two replays", False)
     assert explanation.place is not None and (explanation.place.module, explanation.place.alone) == ("mix", True)
     assert causes(explanation) == [("nondeterministic kernel", False)]
@@ -103,7 +105,7 @@ def test_two_replays_of_the_same_that_differ_come_first() -> None:
 
 def test_without_the_original_its_ledger_is_held_against_the_replay() -> None:
     context = case(list(range(STEP)))
-    explanation = judged(context, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
+    explanation = combine_sides(context, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
     assert (explanation.between, explanation.repeats) == ("record and replay", True)
     assert explanation.place is not None and (explanation.place.phase, explanation.place.module) == ("loss", None)
     assert causes(explanation) == [("unknown", False)]
@@ -111,14 +113,16 @@ def test_without_the_original_its_ledger_is_held_against_the_replay() -> None:
 
 def test_a_replay_that_is_equal_now_shows_nothing_and_has_no_cause() -> None:
     context = case(list(range(STEP)))
-    explanation = judged(context, (STEP, STEP), looked("replay", "o", "l"), looked("again", "o", "l"), none("original"))
+    explanation = combine_sides(
+        context, (STEP, STEP), looked("replay", "o", "l"), looked("again", "o", "l"), none("original")
+    )
     assert (explanation.place, explanation.between, explanation.repeats) == (None, None, True)
     assert causes(explanation) == [("unknown", False)]
 
 
 def test_nothing_that_could_be_replayed() -> None:
     context = case(list(range(STEP)))
-    explanation = judged(context, (STEP, STEP), none("replay"), none("again"), none("original"))
+    explanation = combine_sides(context, (STEP, STEP), none("replay"), none("again"), none("original"))
     assert (explanation.place, explanation.repeats) == (None, None) and explanation.replays == ()
     assert [side.problem for side in explanation.sides] == ["why not"] * 3
 
@@ -166,7 +170,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
         work_root=tmp_path / "work",
         python="/rebuilt/bin/python",
     )
-    explanation, _ = explained(
+    explanation, _ = explain_divergence(
         msgspec.structs.replace(
             context,
             ports=ports,
@@ -182,6 +186,6 @@ def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: R
     ports = supervise.Ports(
         repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path
     )
-    explanation, stopped = explained(msgspec.structs.replace(case([0]), ports=ports))
+    explanation, stopped = explain_divergence(msgspec.structs.replace(case([0]), ports=ports))
     assert (explanation.place, causes(explanation)) == (None, [("unknown", False)])
     assert "not finished" in explanation.limits[0] and not stopped

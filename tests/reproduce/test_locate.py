@@ -6,7 +6,7 @@ import pytest
 from m5ws.records.explanation import Place
 from m5ws.records.ledger import State, Step
 from m5ws.records.trace import Seen
-from m5ws.reproduce.explain.locate import Look, first
+from m5ws.reproduce.explain.locate import TraceView, first
 from m5ws.runs.history import History
 
 STEPS = [3]
@@ -44,7 +44,9 @@ def history(loss: str = "l", batch: str = "a" * 64, tensors: str = "t", random: 
 
 def place(changed: list[Seen], **recorded: str) -> Place | None:
     return first(
-        Look(history=history(), seen={0: passed()}), Look(history=history(**recorded), seen={0: changed}), STEPS
+        TraceView(history=history(), seen={0: passed()}),
+        TraceView(history=history(**recorded), seen={0: changed}),
+        STEPS,
     )
 
 
@@ -130,7 +132,9 @@ def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
     rows.insert(4, Seen(step=3, kind="warning", op="says torch"))
     assert place(rows) is None
     short = [*passed()[:5], Seen(step=3, kind="cut")]
-    difference = first(Look(history=history(), seen={0: short}), Look(history=history(), seen={0: short}), STEPS)
+    difference = first(
+        TraceView(history=history(), seen={0: short}), TraceView(history=history(), seen={0: short}), STEPS
+    )
     assert difference is None
 
 
@@ -138,5 +142,5 @@ def test_the_loss_comes_before_the_norm_of_its_gradients() -> None:
     original, replayed = history(), history()
     original.add("0", Step(step=3, quantities={"grad_norm": "n", "loss": "l", "lr": "r"}))
     replayed.add("0", Step(step=3, quantities={"grad_norm": "other", "loss": "other", "lr": "r"}))
-    difference = first(Look(history=original), Look(history=replayed), STEPS)
+    difference = first(TraceView(history=original), TraceView(history=replayed), STEPS)
     assert difference is not None and (difference.phase, difference.quantity) == ("loss", "loss")

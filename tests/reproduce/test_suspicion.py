@@ -15,7 +15,7 @@ from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
-from m5ws.reproduce.explain.explain import Case, Replayed
+from m5ws.reproduce.explain.explain import ExplainContext, ReplayResult
 from m5ws.reproduce.verdict import hints as signs
 from m5ws.reproduce.verdict.reason import reason
 from tests.support.records import recorded_traces
@@ -98,10 +98,10 @@ def test_a_fault_of_the_machine_is_named_when_all_else_is_excluded() -> None:
         assert words in (_verdict(first, changes, sign, agree).reason or "")
 
 
-def _case(recorded: recorded_traces.Recorded, verdict: Verdict) -> Case:
+def _case(recorded: recorded_traces.Recorded, verdict: Verdict) -> ExplainContext:
     comparison = Comparison(recorded.evidence.recorded)
     assert verdict.first is not None
-    return Case(
+    return ExplainContext(
         ports=cast(Any, None), replay=cast(Any, None), comparison=comparison, verdict=verdict, first=verdict.first
     )
 
@@ -118,10 +118,10 @@ def test_what_recorded_replays_show_does_not_contradict_the_verdict(
     first = Divergence(step=place.step, rank=0, quantity="loss", original="a", replayed="b")
     parted = before if before is None or before.repeats is not False else msgspec.structs.replace(before, first=first)
     verdict = _verdict(first, _CHANGES, None, parted)
-    replay = Replayed(side=Side(side="replay"), look=two)
-    again = Replayed(side=Side(side="again"), look=two if repeated else one)
-    nothing = Replayed(side=Side(side="original", problem="not replayed"))
-    explained = explain.judged(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
+    replay = ReplayResult(side=Side(side="replay"), look=two)
+    again = ReplayResult(side=Side(side="again"), look=two if repeated else one)
+    nothing = ReplayResult(side=Side(side="original", problem="not replayed"))
+    explained = explain.combine_sides(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
     judged = recheck.looked_into(msgspec.structs.replace(verdict, explanation=explained), explained)
     assert explained.repeats is repeated
     assert (judged.outcome == "nondeterministic") == (not repeated or verdict.outcome == "nondeterministic")

@@ -130,7 +130,7 @@ def replay(
         plan = reproduce.plan(ports, part, here.home, here.root)
         output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
         watch = lambda *_: stopped.is_set()  # noqa: E731
-        return reproduce.execute(ports, part, plan, announce, watch, again=verdict.again, told=explanation.told)
+        return reproduce.execute(ports, part, plan, announce, watch, on_recheck=verdict.again, on_side=explanation.told)
 
     def told(one: "Verdict") -> None:
         output.note(f"{one.segment}: {one.outcome}")

@@ -15,7 +15,7 @@ from m5ws.records.explanation import Cause, CauseKind, Place
 from m5ws.records.trace import Seen
 from m5ws.records.verdict import Change
 from m5ws.reproduce.explain.align import called, inside_step
-from m5ws.reproduce.explain.locate import Look
+from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs.history import History
 
 # The kinds of recorded changes: (kind, part, patterns of names). The first match wins.
@@ -51,8 +51,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     place: Place
-    one: Look
-    two: Look
+    one: TraceView
+    two: TraceView
     changes: Sequence[Change]
     same: bool
     controlled: bool
@@ -62,7 +62,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 Rule = Callable[[Evidence], Cause | None]
 
 
-def found(evidence: Evidence) -> tuple[Cause, ...]:
+def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """Return the causes that fit, the most likely first; `unknown` if none does."""
     rules: tuple[Rule, ...] = (_kernel,) if evidence.same else ()
     rules += (_order_of_data, _random_numbers, _setting, _optimizer)
@@ -208,7 +208,7 @@ def _operations(evidence: Evidence) -> list[str]:
     return seen[position[0]].op.replace("Backward0", "").split() if position is not None else []
 
 
-def _samples(look: Look, place: Place) -> list[str]:
+def _samples(look: TraceView, place: Place) -> list[str]:
     """Return the digests of the samples of all batches of a step."""
     batches = [entry for entry in look.in_step(place.rank, place.step) if entry.kind == "batch"]
     return [digest for batch in batches for name, digest in batch.given.items() if name.startswith("sample ")]

@@ -26,7 +26,7 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import causes, locate
-from m5ws.reproduce.explain.locate import Look
+from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs import history, run, supervise
 
 _MOST_STEPS = 16
@@ -37,11 +37,11 @@ _NO_ORIGINAL = (
 _STOPPED = "not replayed: the user stopped before"
 _NOTHING = "not replayed: the diverged replay failed, so there is nothing to compare with"
 
-Told = Callable[[Side, Segment], None]
+OnSide = Callable[[Side, Segment], None]
 """Called with a side and its steps, when its replay starts."""
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainContext(msgspec.Struct, frozen=True, kw_only=True):
     """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains."""
 
     ports: supervise.Ports
@@ -55,15 +55,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.ports.repo
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """A replayed side; `look` is None if the replay failed."""
 
     side: Side
-    look: Look | None = None
+    look: TraceView | None = None
 
 
-def explained(
-    case: Case, watch: supervise.Watch | None = None, progress: Progress | None = None, told: Told | None = None
+def explain_divergence(
+    case: ExplainContext,
+    watch: supervise.Watch | None = None,
+    progress: Progress | None = None,
+    on_side: OnSide | None = None,
 ) -> tuple[Explanation, bool]:
     """Replay the steps up to the divergence and record their modules.
 
@@ -71,34 +74,38 @@ def explained(
     """
     first, last = window(case)
     try:
-        return _looked_into(case, (first, last), watch, progress, told)
+        return _replay_sides(case, (first, last), watch, progress, on_side)
     except (M5Error, OSError) as error:
         # The verdict took a replay, and is valid without an explanation.
         limit = f"the explanation was not finished: {error}"
         return Explanation(first=first, last=last, sides=(), limits=(limit,)), False
 
 
-def _looked_into(
-    case: Case, steps: tuple[int, int], watch: supervise.Watch | None, progress: Progress | None, told: Told | None
+def _replay_sides(
+    case: ExplainContext,
+    steps: tuple[int, int],
+    watch: supervise.Watch | None,
+    progress: Progress | None,
+    on_side: OnSide | None,
 ) -> tuple[Explanation, bool]:
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
-    sides: list[Replayed] = []
+    sides: list[ReplayResult] = []
     # The original comes last: without a replay that shows the difference it has no counterpart.
     for name, base in (("replay", case.replay.run), ("again", case.replay.run), ("original", original)):
         side = Side(side=name)  # type: ignore[arg-type]
         if missing is None and name == "original" and not _changed(case, original):
             missing = _NO_ORIGINAL
         if missing is not None:
-            sides.append(Replayed(side=msgspec.structs.replace(side, problem=missing)))
+            sides.append(ReplayResult(side=msgspec.structs.replace(side, problem=missing)))
             continue
-        replayed, stopped = _replayed(case, side, base, steps, (watch, progress, told))
+        replayed, stopped = _replayed(case, side, base, steps, (watch, progress, on_side))
         sides.append(replayed)
         missing = _STOPPED if stopped else _NOTHING if sides[0].look is None else None
-    return judged(case, steps, *sides), missing == _STOPPED
+    return combine_sides(case, steps, *sides), missing == _STOPPED
 
 
-def window(case: Case) -> tuple[int, int]:
+def window(case: ExplainContext) -> tuple[int, int]:
     """Return the steps to trace: from after the last state that is known to be equal to the one that differs."""
     begin = case.replay.run.begin
     last = max(case.first.step, begin + 1)
@@ -107,7 +114,7 @@ def window(case: Case) -> tuple[int, int]:
     return max(equal + 1, begin + 1, last - _MOST_STEPS + 1), last
 
 
-def _changed(case: Case, original: Run) -> bool:
+def _changed(case: ExplainContext, original: Run) -> bool:
     """Return True if the replay's conditions differ from the original's in something that can be restored."""
     replay = case.replay.run
     return (replay.snapshot, replay.spec) != (original.snapshot, original.spec) or bool(_variables(case.verdict))
@@ -124,12 +131,12 @@ def _variables(verdict: Verdict) -> dict[str, str | None]:
 
 
 def _replayed(
-    case: Case,
+    case: ExplainContext,
     side: Side,
     base: Run,
     steps: tuple[int, int],
-    listeners: tuple[supervise.Watch | None, Progress | None, Told | None],
-) -> tuple[Replayed, bool]:
+    listeners: tuple[supervise.Watch | None, Progress | None, OnSide | None],
+) -> tuple[ReplayResult, bool]:
     """Replay one side with traces. Return its trace, and True if the user stopped it."""
     watch, progress, announce = listeners
     try:
@@ -138,20 +145,20 @@ def _replayed(
         if announce is not None and planned.run.segment is not None:
             announce(side, planned.run.segment)
         result = supervise.execute(case.ports, planned, watch, progress)
-        look = Look(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
+        look = TraceView(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
     except (M5Error, OSError, KeyboardInterrupt) as error:
         known = side.replay if side.replay is not None and side.replay in runs.ids(case.repo) else None
         problem = str(error) or "it was stopped"
         stopped = isinstance(error, KeyboardInterrupt)
-        return Replayed(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
+        return ReplayResult(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
     if result.outcome != "finished":
         ended = f"it {result.outcome}: {result.message or f'status {result.exit_code}'}"
-        return Replayed(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
+        return ReplayResult(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
     unlike = _unlike(case, side, planned.run, look)
-    return Replayed(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
+    return ReplayResult(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
 
 
-def _plan(case: Case, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan:
+def _plan(case: ExplainContext, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan:
     """Return the plan for one side, from the newest checkpoint of `base` before the traced steps."""
     home, author_dir = case.replay.directory.parent.parent.parent, Path(case.replay.context.author_dir)
     new = run.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
@@ -197,7 +204,7 @@ def _sights(planned: run.Plan) -> dict[int, list[Seen]]:
     }
 
 
-def _unlike(case: Case, side: Side, replay: Run, look: Look) -> str | None:
+def _unlike(case: ExplainContext, side: Side, replay: Run, look: TraceView) -> str | None:
     """Return the difference between a traced replay and its side's records, as text; None if it is equal."""
     segment = replay.segment
     assert segment is not None
@@ -216,7 +223,9 @@ def _unlike(case: Case, side: Side, replay: Run, look: Look) -> str | None:
 # --- the joint result of the sides --------------------------------------------------------------------------------
 
 
-def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed, original: Replayed) -> Explanation:
+def combine_sides(
+    case: ExplainContext, steps: tuple[int, int], replay: ReplayResult, again: ReplayResult, original: ReplayResult
+) -> Explanation:
     """Return the explanation from all sides.
 
     Two replays of one side are compared first: no difference of conditions can explain a difference between them.
@@ -243,7 +252,7 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
             return _with(case, made, "two replays", place, (replay.look, again.look), repeats=False)
     if unrepeated:
         return msgspec.structs.replace(made, repeats=repeats)
-    between, left = "record and replay", Look(history=case.comparison.original)
+    between, left = "record and replay", TraceView(history=case.comparison.original)
     if original.look is not None and original.side.agrees:
         between, left = "original and replay", original.look
     place = locate.first(left, replay.look, span)
@@ -253,7 +262,13 @@ def judged(case: Case, steps: tuple[int, int], replay: Replayed, again: Replayed
 
 
 def _with(
-    case: Case, made: Explanation, between: str, place: Place, looks: tuple[Look, Look], *, repeats: bool | None
+    case: ExplainContext,
+    made: Explanation,
+    between: str,
+    place: Place,
+    looks: tuple[TraceView, TraceView],
+    *,
+    repeats: bool | None,
 ) -> Explanation:
     original, replay, _ = made.sides
     both = between == "original and replay" and original.replay is not None and replay.replay is not None
@@ -269,10 +284,12 @@ def _with(
         controlled=both and replay.agrees and repeats is True,
         recorded=case.comparison.original,
     )
-    return msgspec.structs.replace(made, between=between, repeats=repeats, place=place, causes=causes.found(evidence))
+    return msgspec.structs.replace(
+        made, between=between, repeats=repeats, place=place, causes=causes.find_causes(evidence)
+    )
 
 
-def _limits(*sides: Replayed) -> list[str]:
+def _limits(*sides: ReplayResult) -> list[str]:
     """Return the parts that could not be traced."""
     limits: dict[str, None] = {}
     for side in sides:

@@ -15,7 +15,7 @@ from m5ws.reproduce.explain.align import different, inside_step, place
 from m5ws.runs.history import History
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     """The records of one run, and the traces of the traced steps, by rank."""
 
     history: History
@@ -26,7 +26,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return [entry for entry in self.seen.get(rank, ()) if entry.step == step and entry.kind != "warning"]
 
 
-def first(one: Look, two: Look, steps: Sequence[int]) -> Place | None:
+def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> Place | None:
     """Return the first place in `steps` where `two` differs from `one`, or None if all common records are equal."""
     ranks = sorted(one.history.steps.keys() & two.history.steps.keys())
     for step in steps:
@@ -37,7 +37,7 @@ def first(one: Look, two: Look, steps: Sequence[int]) -> Place | None:
     return None
 
 
-def _of_rank(one: Look, two: Look, rank: int, step: int) -> Iterator[tuple[tuple[int, int], Place]]:
+def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> Iterator[tuple[tuple[int, int], Place]]:
     """Yield the first difference of a rank in a step, if any, with its position in the step."""
     before = _state(one.history, two.history, rank, step, "state")
     if before is not None:

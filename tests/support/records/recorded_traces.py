@@ -51,7 +51,7 @@ class Recorded(msgspec.Struct, frozen=True):
         place = locate.first(self.evidence.one, self.evidence.two, range(self.first, self.last + 1))
         if place is None:
             return None, ()
-        return place, causes.found(msgspec.structs.replace(self.evidence, place=place))
+        return place, causes.find_causes(msgspec.structs.replace(self.evidence, place=place))
 
 
 def load(name: str) -> Recorded:
@@ -59,17 +59,17 @@ def load(name: str) -> Recorded:
 
 
 class Recorder:
-    """Records the evidence passed to `causes.found` in a test."""
+    """Records the evidence passed to `causes.find_causes` in a test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._asked: list[Evidence] = []
-        find = causes.found
+        find = causes.find_causes
 
         def kept(evidence: Evidence) -> tuple[Cause, ...]:
             self._asked.append(evidence)
             return find(evidence)
 
-        monkeypatch.setattr(causes, "found", kept)
+        monkeypatch.setattr(causes, "find_causes", kept)
 
     def write(self, name: str, first: int, last: int) -> None:
         """Write the last evidence, with the traced steps."""
