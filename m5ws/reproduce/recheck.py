@@ -76,7 +76,7 @@ def replay(
 
 def suspects(verdict: Verdict) -> bool:
     """Return True if a verdict would blame the original, because no recorded change explains the difference."""
-    return reason.is_sign(verdict.reason) or reason.is_unknown(verdict.reason)
+    return reason.is_hint(verdict.reason) or reason.is_unknown(verdict.reason)
 
 
 def whole(original: Run, replay: Run, first: Divergence) -> Segment | None:
@@ -154,8 +154,9 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
         outcome = "nondeterministic"
         equal = ". The second replay equals the original up to there" if recheck.as_original else ""
         words = (
-            f"two replays differ from each other, first in {reason.named(recheck.first)}: the run is not "
-            f"deterministic, so the original cannot be judged{equal}. Likely cause: {reason.pointer(recheck.first)}"
+            f"two replays differ from each other, first in {reason.place_of(recheck.first)}: the run is not "
+            f"deterministic, so the original cannot be judged{equal}. Likely cause: "
+            f"{reason.likely_cause(recheck.first)}"
         )
     return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
 

@@ -47,13 +47,13 @@ def _events(
 
 def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
     given = Notice(kind="outputs-restored", message="2 output files")
-    hint = hints.continued(History(attempts=2, notices=[given]))
+    hint = hints.resume_hint(History(attempts=2, notices=[given]))
     assert hint is not None and hint.strong and "attempt 2 continued" in hint.words
-    assert hints.continued(History(attempts=1)) is None
-    assert hints.continued(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
+    assert hints.resume_hint(History(attempts=1)) is None
+    assert hints.resume_hint(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
 
 
-def _sign(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Sign:
+def _hint(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Hint:
     """Return the hint for an original in which step 3 is `changed`, with the notices `more`."""
     return _pointed([*_events(changed, resumed=resumed), *(("launcher", event) for event in more)])
 
@@ -70,8 +70,8 @@ def _compared(events: list[tuple[str, AnyEvent]], fed: bool = True) -> tuple[Com
     return comparison, first
 
 
-def _pointed(events: list[tuple[str, AnyEvent]]) -> hints.Sign:
-    hint = hints.sign(*_compared(events), begin=2)
+def _pointed(events: list[tuple[str, AnyEvent]]) -> hints.Hint:
+    hint = hints.find_hint(*_compared(events), begin=2)
     assert hint is not None
     return hint
 
@@ -101,7 +101,7 @@ _ALL = dict.fromkeys(_TENSORS[:4], "x")
     ],
 )
 def test_a_fault_is_known_by_its_pattern(changed: dict[str, str], words: str, strong: bool) -> None:
-    hint = _sign(changed)
+    hint = _hint(changed)
     assert words in hint.words and hint.strong == strong
     assert str(hint).startswith(hints.MARK) == strong
 
@@ -124,14 +124,14 @@ def test_a_batch_that_came_in_another_step_points_to_the_order_of_the_data() -> 
 
 
 def test_the_first_step_after_a_resume_points_to_the_resume() -> None:
-    assert "an attempt resumed after step 2" in _sign(_ALL | {"loss": "x", "torch": "x"}, resumed=True).words
+    assert "an attempt resumed after step 2" in _hint(_ALL | {"loss": "x", "torch": "x"}, resumed=True).words
     notice = Notice(kind="inexact-resume", message="the resume was not exact: step 3", step=3)
-    assert "after step 2 the resume was not exact: step 3" in _sign(_ALL | {"loss": "x"}, notice, resumed=True).words
+    assert "after step 2 the resume was not exact: step 3" in _hint(_ALL | {"loss": "x"}, notice, resumed=True).words
 
 
 def test_a_notice_of_another_resume_is_no_reason() -> None:
     notice = Notice(kind="inexact-resume", message="the resume was not exact: step 9", step=9)
-    assert "resume" not in _sign({"model.b": "x"}, notice).words
+    assert "resume" not in _hint({"model.b": "x"}, notice).words
 
 
 # --- no sentence of a verdict contradicts another -----------------------------------------------------------------
@@ -184,10 +184,10 @@ _COMPUTES = re.compile(r"threads|kernel|vector width|a library|arithmetic of")
 def test_a_cause_that_is_named_is_not_contradicted(traces: str, fed: bool, resumed: bool) -> None:
     changed = {name: value for name, value in _TRACES[traces].items() if fed or name != "batch"}
     comparison, first = _compared(_events(changed, resumed=resumed, fed=fed), fed=fed)
-    sign, kind = hints.sign(comparison, first, begin=2), hints.kind(comparison, first)
+    hint, kind = hints.find_hint(comparison, first, begin=2), hints.kind(comparison, first)
     for size in range(3):
         for chosen in combinations(_CHANGES, size):
-            text = reason(first, [change for change, _ in chosen], sign, kind) or ""
+            text = reason(first, [change for change, _ in chosen], hint, kind) or ""
             explaining = [change for change, of in chosen if of is None or (traces in of and not resumed and fed)]
             named = " ".join(f"{change.part} {change.name}" for change, _ in chosen)
             rest = text
@@ -205,6 +205,6 @@ def test_data_explains_a_loss_whose_batches_were_not_recorded() -> None:
     data = rated("data", "corpus", "a", "b")
     for fed in (True, False):
         comparison, first = _compared(_events(_ALL | {"loss": "x"}, fed=fed), fed=fed)
-        text = reason(first, [data], hints.sign(comparison, first, begin=2), hints.kind(comparison, first)) or ""
+        text = reason(first, [data], hints.find_hint(comparison, first, begin=2), hints.kind(comparison, first)) or ""
         assert text.startswith("data corpus") == (not fed)
         assert ("the arithmetic of the forward pass" in text) == fed

@@ -16,7 +16,7 @@ from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
 from m5ws.reproduce.explain.explain import ExplainContext, ReplayResult
-from m5ws.reproduce.verdict import hints as signs
+from m5ws.reproduce.verdict import hints
 from m5ws.reproduce.verdict.reason import reason
 from tests.support.records import recorded_traces
 from tests.support.records.recorded_traces import EXPECTED
@@ -29,12 +29,12 @@ _CHANGES = (
     rated("environment", "distribution.torch", "2.12", "2.13"),
     rated("environment", "kernel", "6.1", "6.2"),
 )
-_LONE = signs.Sign(words=f"model.w alone changed. {signs._LONE}", traces="lone tensor", strong=True)
-_SIGNS = (
+_LONE = hints.Hint(words=f"model.w alone changed. {hints._LONE}", traces="lone tensor", strong=True)
+_HINTS = (
     None,
     _LONE,
-    signs.Sign(words="the arithmetic of the forward pass", traces="computation"),
-    signs.of_record("only the record differs"),
+    hints.Hint(words="the arithmetic of the forward pass", traces="computation"),
+    hints.record_hint("only the record differs"),
 )
 _QUANTITIES = ("loss", "lr", "batch", "generator torch", "tensor model.w", "file out/a.bin")
 
@@ -52,9 +52,9 @@ _rechecks = st.none() | st.builds(
 )  # fmt: skip
 
 
-def _verdict(first: Divergence, changes: tuple[Change, ...], sign: signs.Sign | None, again: Recheck | None) -> Verdict:
+def _verdict(first: Divergence, changes: tuple[Change, ...], hint: hints.Hint | None, again: Recheck | None) -> Verdict:
     verdict = Verdict(
-        run="a", replay="b", outcome="diverged", first=first, changes=changes, reason=reason(first, changes, sign)
+        run="a", replay="b", outcome="diverged", first=first, changes=changes, reason=reason(first, changes, hint)
     )
     if again is None:
         return recheck.left_out(verdict)
@@ -80,22 +80,22 @@ def _check(verdict: Verdict) -> None:
         assert not [change for change in _CHANGES[:3] if change.name in text], text
 
 
-@given(_firsts, st.sets(st.sampled_from(_CHANGES)), st.sampled_from(_SIGNS), _rechecks)
+@given(_firsts, st.sets(st.sampled_from(_CHANGES)), st.sampled_from(_HINTS), _rechecks)
 def test_a_verdict_suspects_nothing_that_its_replays_exclude(
-    first: Divergence, changes: set[Change], sign: signs.Sign | None, again: Recheck | None
+    first: Divergence, changes: set[Change], hint: hints.Hint | None, again: Recheck | None
 ) -> None:
-    _check(_verdict(first, tuple(sorted(changes, key=lambda change: change.name)), sign, again))
+    _check(_verdict(first, tuple(sorted(changes, key=lambda change: change.name)), hint, again))
 
 
 def test_a_fault_of_the_machine_is_named_when_all_else_is_excluded() -> None:
     first = Divergence(step=3, rank=0, quantity="tensor model.w", original="a", replayed="b")
     agree = Recheck(replay="c" * 12, repeats=True)
-    for sign, changes, words in (
+    for hint, changes, words in (
         (None, (), "if neither, a fault of its machine"),
         (_LONE, (), "if no code did, a bit that flipped"),
         (_LONE, _CHANGES[2:], "if no code did, a bit that flipped"),
     ):
-        assert words in (_verdict(first, changes, sign, agree).reason or "")
+        assert words in (_verdict(first, changes, hint, agree).reason or "")
 
 
 def _case(recorded: recorded_traces.Recorded, verdict: Verdict) -> ExplainContext:

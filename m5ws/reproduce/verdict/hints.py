@@ -24,7 +24,7 @@ MARK = "in the original, "
 _LONE = "No optimizer update changes one tensor alone, but code that writes to it does"
 
 
-class Sign(msgspec.Struct, frozen=True, kw_only=True):
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A likely cause in words, with its pattern. `strong`: the evidence fits this cause alone."""
 
     words: str
@@ -35,9 +35,9 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
         return f"{MARK}{self.words}" if self.strong else self.words
 
 
-def of_record(words: str) -> Sign:
+def record_hint(words: str) -> Hint:
     """Return the hint for a record that contradicts the store."""
-    return Sign(words=words, traces="store", strong=True)
+    return Hint(words=words, traces="store", strong=True)
 
 
 def is_lone(words: str | None) -> bool:
@@ -51,7 +51,7 @@ def kind(comparison: Comparison, first: Divergence) -> Kind:
     return "result" if named in ("arithmetic", "generator") and not _fed_the_same(comparison, first) else named
 
 
-def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
+def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | None:
     """Return the hint for a divergence of a replay that began after step `begin`; None without evidence.
 
     Pure: uses only the records of both runs.
@@ -68,7 +68,7 @@ def sign(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
     )
 
 
-def continued(original: History) -> Sign | None:
+def resume_hint(original: History) -> Hint | None:
     """Return the hint for a script without a session whose run was resumed; None if it was not."""
     if original.by_steps or all(notice.kind != outputs.RESTORED for notice in original.notices):
         return None
@@ -76,10 +76,10 @@ def continued(original: History) -> Sign | None:
         f"attempt {original.attempts} continued from the output files of an earlier attempt. A script's own resume may "
         "be inexact (data order, generators), or may restart a count or a mean over all steps"
     )
-    return Sign(words=words, traces="store", strong=True)
+    return Hint(words=words, traces="store", strong=True)
 
 
-def _record(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Sign | None:
+def _record(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Hint | None:
     """Return the hint for a wrong record: values of the step differ, and the state after it is equal."""
     if not _state_known(comparison, first.step) or any(_of_state(each.quantity) for each in differences):
         return None
@@ -88,28 +88,28 @@ def _record(comparison: Comparison, first: Divergence, differences: Sequence[Dif
         f"only the record differs: {names} of step {first.step} differs, and the whole state after that step is equal, "
         "bit for bit. The ledger was edited, or the script records values that it did not train with"
     )
-    return Sign(words=words, traces="record", strong=True)
+    return Hint(words=words, traces="record", strong=True)
 
 
-def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Sign | None:
+def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Hint | None:
     original = comparison.original
     at = original.resumed_before(first.step)
     if at is None or at < begin:
         return None
     inexact = [notice for notice in original.notices if notice.kind == "inexact-resume" and (notice.step or 0) > at]
     if inexact:
-        return Sign(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
+        return Hint(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
     if first.step == at + 1:
         words = (
             f"an attempt resumed after step {at}, and its first step is the first that differs. The resume was inexact "
             "(an extra random draw, a wrong position in the data, or state that is not saved), or its machine computes "
             "different bits"
         )
-        return Sign(words=words, traces="resume", strong=True)
+        return Hint(words=words, traces="resume", strong=True)
     return None
 
 
-def _threads(comparison: Comparison, first: Divergence) -> Sign | None:
+def _threads(comparison: Comparison, first: Divergence) -> Hint | None:
     old = comparison.original.threads_at(first.rank, first.step)
     new = comparison.replay.threads_at(first.rank, first.step)
     if old is None or new is None or old == new or difference_kinds.kind(first) != "arithmetic":
@@ -118,10 +118,10 @@ def _threads(comparison: Comparison, first: Divergence) -> Sign | None:
         f"rank {first.rank} used {old} threads in step {first.step}, and {new} in the replay. The number of threads "
         "changes the order of sums"
     )
-    return Sign(words=words, traces="threads", strong=True)
+    return Hint(words=words, traces="threads", strong=True)
 
 
-def _data(comparison: Comparison, first: Divergence) -> Sign | None:
+def _data(comparison: Comparison, first: Divergence) -> Hint | None:
     if first.quantity != "batch" or first.original is None or first.replayed is None:
         return None
     steps = comparison.original.steps.get(first.rank, {})
@@ -131,18 +131,18 @@ def _data(comparison: Comparison, first: Divergence) -> Sign | None:
             f"the order of the data differs: the replay's batch of step {first.step} was the original's batch of step "
             f"{original_step}"
         )
-        return Sign(words=words, traces="data", strong=True)
-    return Sign(words="the data: samples with different content, or in a different order", traces="data")
+        return Hint(words=words, traces="data", strong=True)
+    return Hint(words="the data: samples with different content, or in a different order", traces="data")
 
 
-def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Sign | None:
+def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Hint | None:
     """Return the hint from the differences within one step, if the state after it was recorded."""
     if not _state_known(comparison, first.step) or kind(comparison, first) == "learning rate":
         return None
     names = [difference.quantity for difference in differences]
     if any(name.startswith("generator ") for name in names):
         generators = ", ".join(dict.fromkeys(name for name in names if name.startswith("generator ")))
-        return Sign(
+        return Hint(
             words=f"different draws of random numbers ({generators}) within step {first.step}: dropout that was on in "
             "one run and off in the other, or other code that draws",
             traces="draws",
@@ -155,25 +155,25 @@ def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Di
             f"{tensors[0]} alone changed: loss, gradient norm, generators and all other tensors of step {first.step} "
             f"are equal. {_LONE}"
         )
-        return Sign(words=words, traces="lone tensor", strong=True)
+        return Hint(words=words, traces="lone tensor", strong=True)
     return _optimizer(tensors, comparison, first.step)
 
 
-def _computation(quantity: str) -> Sign | None:
+def _computation(quantity: str) -> Hint | None:
     """Return the hint for a quantity that a pass computes; None for any other, such as a learning rate."""
     passes = {"loss": "forward", "grad_norm": "backward"}
     if quantity not in passes:
         return None
     words = f"the arithmetic of the {passes[quantity]} pass: threads, a kernel, vector width or a library"
-    return Sign(words=words, traces="computation")
+    return Hint(words=words, traces="computation")
 
 
-def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sign | None:
+def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Hint | None:
     """Return the hint for tensors that differ although all values up to the gradient norm are equal."""
     known = {_moment(name) for name in comparison.original.states[0][step].tensors if name.startswith("optimizer.")}
     differing = {_moment(name) for name in tensors if name.startswith("optimizer.")}
     if not differing:
-        return Sign(
+        return Hint(
             words="the optimizer's learning rate, weight decay or eps: its state is equal, the weights are not",
             traces="update",
         )
@@ -183,7 +183,7 @@ def _optimizer(tensors: Sequence[str], comparison: Comparison, step: int) -> Sig
             f"the optimizer's betas: loss and gradient norm of step {step} and the optimizer's {equal} are equal, "
             f"its {moments} is not"
         )
-        return Sign(words=words, traces="update")
+        return Hint(words=words, traces="update")
     return _computation("grad_norm")
 
 

@@ -50,10 +50,10 @@ def judge(
     outcome, why = _outcome(comparison, result, first, missing)
     if first is not None:
         false = cross_check.rewritten(ports.repo, replay.reproduces)
-        sign = hints.of_record(false) if false else hints.sign(comparison, first, replay.begin)
-        if sign is None and all(change.rating == "cannot" for change in changes):
-            sign = hints.continued(comparison.original)
-        why = reason.reason(first, changes, sign, hints.kind(comparison, first))
+        hint = hints.record_hint(false) if false else hints.find_hint(comparison, first, replay.begin)
+        if hint is None and all(change.rating == "cannot" for change in changes):
+            hint = hints.resume_hint(comparison.original)
+        why = reason.reason(first, changes, hint, hints.kind(comparison, first))
     known = comparison.original.outcome is not None
     if outcome == "reproduced" and first is None:
         why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from m5ws.environment.drift import title
 from m5ws.records.verdict import Change, Divergence
 from m5ws.reproduce.verdict.difference_kinds import Kind, is_state, kind, ranked
-from m5ws.reproduce.verdict.hints import MARK, Sign
+from m5ws.reproduce.verdict.hints import MARK, Hint
 
 _LISTED = 8
 _UNKNOWN = "unknown"
@@ -18,28 +18,28 @@ _WORLD = {("launch", "nproc"), ("environment", "world")}
 
 
 def reason(
-    first: Divergence | None, changes: Sequence[Change], sign: Sign | None = None, of: Kind | None = None
+    first: Divergence | None, changes: Sequence[Change], hint: Hint | None = None, of: Kind | None = None
 ) -> str | None:
     """Return the most plausible cause of a divergence in words, None if nothing diverged.
 
-    The first sentence names the recorded changes that explain `first`, which is of kind `of`. A hint `sign` is used
+    The first sentence names the recorded changes that explain `first`, which is of kind `of`. The `hint` is used
     only if no change explains it.
     """
     if first is None:
         return None
-    fitting, others = ranked(first, changes, of, sign.traces if sign is not None else None)
-    where = f"The first difference is {named(first)}"
+    fitting, others = ranked(first, changes, of, hint.traces if hint is not None else None)
+    where = f"The first difference is {place_of(first)}"
     if fitting:
         return _recorded(fitting, others, where)
-    if sign is not None and sign.strong:
+    if hint is not None and hint.strong:
         rest = f". Recorded changes that do not explain the difference: {_list(others)}" if others else ""
-        return f"{sign}. {where}{rest}"
+        return f"{hint}. {where}{rest}"
     if not others:
-        return _unknown(first, changes, sign)
+        return _unknown(first, changes, hint)
     able = f"Recorded changes that can alter bits: {_list(others)}"
-    if sign is None:
-        return f"no recorded change explains the first difference, {named(first)}. {able}"
-    return f"likely {sign}. {where}. No recorded change explains the difference. {able}"
+    if hint is None:
+        return f"no recorded change explains the first difference, {place_of(first)}. {able}"
+    return f"likely {hint}. {where}. No recorded change explains the difference. {able}"
 
 
 def _recorded(fitting: Sequence[Change], others: Sequence[Change], where: str) -> str:
@@ -54,13 +54,13 @@ def _recorded(fitting: Sequence[Change], others: Sequence[Change], where: str) -
     return f"{cause}. {where}{rest}"
 
 
-def _unknown(first: Divergence, changes: Sequence[Change], sign: Sign | None) -> str:
+def _unknown(first: Divergence, changes: Sequence[Change], hint: Hint | None) -> str:
     # Imports in processes that ranks start by `spawn` or `exec` are not recorded.
     unseen = [change for change in changes if (change.detail or "").endswith("imported it")]
     unless = f", unless a process that a rank started imported it: {_list(unseen)}" if unseen else ""
     harmless = f" that can alter bits ({len(changes)} that cannot{unless})" if changes else ""
-    where = f"The first difference is {named(first)}"
-    return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{sign or pointer(first)}"
+    where = f"The first difference is {place_of(first)}"
+    return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{hint or likely_cause(first)}"
 
 
 def is_unknown(text: str | None) -> bool:
@@ -68,18 +68,18 @@ def is_unknown(text: str | None) -> bool:
     return (text or "").startswith(_UNKNOWN)
 
 
-def known_of(text: str | None, first: Divergence) -> str:
+def known_facts(text: str | None, first: Divergence) -> str:
     """Return the known facts of a divergence of unknown cause, without the guess of a single replay."""
-    rest = (text or "").removeprefix(f"{_UNKNOWN}: ").removesuffix(f"{_LIKELY}{pointer(first)}")
+    rest = (text or "").removeprefix(f"{_UNKNOWN}: ").removesuffix(f"{_LIKELY}{likely_cause(first)}")
     return rest[:1].upper() + rest[1:]
 
 
-def is_sign(text: str | None) -> bool:
+def is_hint(text: str | None) -> bool:
     """Return True if a reason is a strong hint about the original, and not a recorded change."""
     return (text or "").startswith(MARK)
 
 
-def pointer(first: Divergence) -> str:
+def likely_cause(first: Divergence) -> str:
     """Return the likely cause of a first difference that no recorded change explains."""
     causes = {
         "learning rate": "a schedule that depends on time or on state that was not restored",
@@ -92,7 +92,7 @@ def pointer(first: Divergence) -> str:
     return causes[kind(first)]
 
 
-def named(first: Divergence) -> str:
+def place_of(first: Divergence) -> str:
     """Return the place of a first difference in words."""
     if is_state(first):
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}"

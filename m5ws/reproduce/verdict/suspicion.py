@@ -28,7 +28,7 @@ def excludes_plain_causes(changes: Sequence[Change], *, repeats: bool | None, al
 def of_original(verdict: Verdict, first: Divergence) -> str:
     """Return the suspicion about an original that differs from two replays that agree with each other."""
     why = verdict.reason
-    if reason.is_sign(why):
+    if reason.is_hint(why):
         alone = hints.is_lone(why)
         flipped = excludes_plain_causes(verdict.changes, repeats=True, alone=alone) and alone
         return f", which is under suspicion: {why}{f'; if no code did, {_FLIP}' if flipped else ''}"
@@ -39,4 +39,4 @@ def of_original(verdict: Verdict, first: Divergence) -> str:
         "it may have used an input that is not recorded (a variable, a file outside the snapshot), or an operation "
         f"that rarely gives different bits{f'; if neither, {_FAULT}' if fault else ''}"
     )
-    return f", which is under suspicion: {hidden}. {reason.known_of(why, first)}"
+    return f", which is under suspicion: {hidden}. {reason.known_facts(why, first)}"
