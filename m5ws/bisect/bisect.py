@@ -135,7 +135,7 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
         if not ledger.attempts(ports.repo, run.id):
             raise UsageError(f"nothing to compare: run {run.id} has not started", hint="Name runs that were trained.")
     done = history.load(ports.repo, bad.id)
-    comparison = compare.whole(history.load(ports.repo, good.id), done)
+    comparison = compare.compare_histories(history.load(ports.repo, good.id), done)
     session = comparison.original.by_steps
     first = comparison.first()
     if not session:

@@ -72,7 +72,7 @@ def between(
 
 def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element]]:
     """Return elements by part, with the best explanations of `first` first."""
-    fitting, others = difference_kinds.ranked(first, [element.change for element in elements])
+    fitting, others = difference_kinds.rank_changes(first, [element.change for element in elements])
     places = {id(change): place for place, change in enumerate([*fitting, *others])}
     ordered = sorted(elements, key=lambda element: places.get(id(element.change), len(places)))
     parts = list(dict.fromkeys(element.change.part for element in ordered))

@@ -178,7 +178,7 @@ class HybridRuns:
         def feed(rank: str, event: AnyEvent) -> bool:
             comparison.feed(rank, event)
             self._listeners.watch(rank, event)
-            return comparison.settled()
+            return comparison.is_decided()
 
         result = supervise.execute(ports, plan, feed, self._listeners.prepare)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
@@ -200,7 +200,7 @@ class HybridRuns:
                 continue
             if drift.worst(_drift(ports, earlier, plan)) in ("can", "does"):
                 continue
-            comparison = compare.whole(self._side(self._original), self._side(done))
+            comparison = compare.compare_histories(self._side(self._original), self._side(done))
             trial = self._judged(comparison, earlier, taken, done.outcome, "an earlier run ended like this")
             if trial.answer != "unresolved" or done.outcome == "failed":
                 return msgspec.structs.replace(trial, known=True)

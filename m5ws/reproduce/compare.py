@@ -82,7 +82,7 @@ class Comparison:
         """Return all known differences at the step of the first divergence, in order."""
         return tuple(sorted(self._at_first, key=lambda difference: difference.key))
 
-    def settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Return True if the first divergence is final.
 
         It is final when each rank has passed its step and recorded its state up to there. Only states that the original
@@ -93,9 +93,9 @@ class Comparison:
         step = self._first.step
         # A replay on fewer ranks does not wait for the ranks that it lacks.
         ranks = [rank for rank in self.original.steps if rank < (self.replay.world or rank + 1)]
-        return all(rank in self._ended or self._told(rank, step) for rank in ranks)
+        return all(rank in self._ended or self._has_recorded(rank, step) for rank in ranks)
 
-    def _told(self, rank: int, step: int) -> bool:
+    def _has_recorded(self, rank: int, step: int) -> bool:
         """Return True if a rank has recorded all up to a step. State that is saved in the background arrives late."""
         known = max((saved for saved in self.original.states.get(rank, {}) if saved <= step), default=None)
         state = known is None or any(saved >= known for saved in self.replay.states.get(rank, {}))
@@ -113,7 +113,7 @@ class Comparison:
             by={kind: len(steps - {0}) for kind, steps in sorted(self._differing.items()) if steps - {0}},
         )
 
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Return True if the original did not finish and all of its steps have been compared."""
         last = self.original.last_step
         passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
@@ -224,7 +224,7 @@ class Comparison:
             self.equal["checkpoints"] += 1
 
 
-def whole(original: History, replay: History) -> Comparison:
+def compare_histories(original: History, replay: History) -> Comparison:
     """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
     comparison = Comparison(original)
     for step, content in replay.contents.items():

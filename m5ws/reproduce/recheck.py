@@ -22,7 +22,7 @@ from m5ws.runs import run, supervise
 from m5ws.runs.history import History
 
 
-def part(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
+def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
     """Return the segment of the second replay: from the start of `replay` to the step that differs.
 
     Return None to replay the whole run: a script without a session has no steps to end after.
@@ -57,7 +57,7 @@ def replay(
         with_first.feed(rank, event)
         with_original.feed(rank, event)
         stop = bool(watch and watch(rank, event))
-        return stop or with_first.settled()
+        return stop or with_first.is_decided()
 
     second = planned.run
     try:
@@ -71,7 +71,7 @@ def replay(
     if result.outcome not in COMPLETE and not comparison.original.by_steps:
         # Files and metrics that it did not write yet are no difference.
         parted = again = None
-    return msgspec.structs.replace(found_again(divergence, parted, again, result), replay=second.id, last=last)
+    return msgspec.structs.replace(compare_replays(divergence, parted, again, result), replay=second.id, last=last)
 
 
 def suspects(verdict: Verdict) -> bool:
@@ -79,7 +79,7 @@ def suspects(verdict: Verdict) -> bool:
     return reason.is_hint(verdict.reason) or reason.is_unknown(verdict.reason)
 
 
-def whole(original: Run, replay: Run, first: Divergence) -> Segment | None:
+def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment | None:
     """Return the steps from the run's start to the one that differs, if `replay` began with a checkpoint."""
     if replay.segment is None or replay.segment.digest is None or first.step <= original.begin:
         return None
@@ -101,7 +101,7 @@ def from_start(
 
     def feed(rank: str, event: AnyEvent) -> bool:
         comparison.feed(rank, event)
-        return bool(watch and watch(rank, event)) or comparison.settled()
+        return bool(watch and watch(rank, event)) or comparison.is_decided()
 
     try:
         result = supervise.execute(ports, planned, feed, progress)
@@ -114,7 +114,7 @@ def from_start(
     return True if result.outcome == "finished" and not comparison.missing() else None
 
 
-def found_again(
+def compare_replays(
     divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.Result
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
@@ -131,7 +131,7 @@ def found_again(
     return Recheck(reason=f"it did not record {divergence.quantity} of step {divergence.step}")
 
 
-def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
+def judge_recheck(verdict: Verdict, recheck: Recheck) -> Verdict:
     """Return the verdict on a diverged run after its second replay."""
     assert verdict.first is not None
     outcome = verdict.outcome
@@ -161,7 +161,7 @@ def judged(verdict: Verdict, recheck: Recheck) -> Verdict:
     return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
 
 
-def looked_into(verdict: Verdict, explanation: Explanation) -> Verdict:
+def judge_traces(verdict: Verdict, explanation: Explanation) -> Verdict:
     """Return the verdict on a run with unchanged inputs, whose traced replays differ from each other.
 
     Earlier statements about two agreeing replays, or about the original, are dropped.
@@ -176,7 +176,7 @@ def looked_into(verdict: Verdict, explanation: Explanation) -> Verdict:
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
 
 
-def left_out(verdict: Verdict) -> Verdict:
+def without_recheck(verdict: Verdict) -> Verdict:
     """Return the verdict on a run that diverged once and was not replayed again."""
     unsure = "Without a second replay it is unknown whether the run is deterministic"
     return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. {unsure}")

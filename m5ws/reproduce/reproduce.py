@@ -145,16 +145,16 @@ def execute(
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     interrupted: str | None = None
-    if stopped and not (comparison.settled() or comparison.exhausted()):
+    if stopped and not (comparison.is_decided() or comparison.is_exhausted()):
         raise Interrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
-        verdict = tolerance.judged(verdict, comparison, request.tolerance)
+        verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
     elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
         if stopped or not request.recheck:
-            verdict = recheck.left_out(verdict)
+            verdict = recheck.without_recheck(verdict)
         else:
             verdict, interrupted = _rechecked(ports, request, planned, comparison, verdict, listeners)
     verdict = msgspec.structs.replace(verdict, expected=expected)
@@ -183,7 +183,7 @@ def _replayed(
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
         comparison.feed(rank, event)
-        enough = comparison.exhausted() or (comparison.settled() and not keep_going)
+        enough = comparison.is_exhausted() or (comparison.is_decided() and not keep_going)
         return bool(listeners.watch and listeners.watch(rank, event)) or enough
 
     return supervise.execute(ports, planned, feed, listeners.progress), enough
@@ -211,12 +211,12 @@ def _rechecked(
     Return the verdict, and the name of the second replay if the user stopped it.
     """
     assert verdict.first is not None
-    part = recheck.part(planned.run, comparison, verdict.first)
+    part = recheck.second_segment(planned.run, comparison, verdict.first)
     home, author_dir = _home(planned), Path(planned.context.author_dir)
     try:
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
     except (M5Error, OSError) as error:
-        return recheck.judged(verdict, Recheck(reason=str(error))), None
+        return recheck.judge_recheck(verdict, Recheck(reason=str(error))), None
     if listeners.on_recheck is not None:
         listeners.on_recheck(verdict.first, second.run.id)
     try:
@@ -226,8 +226,8 @@ def _rechecked(
         if second_replay.repeats and recheck.suspects(verdict):
             second_replay = _from_start(ports, request, planned, verdict.first, second_replay, listeners)
     except KeyboardInterrupt:
-        return recheck.left_out(verdict), "the second replay"
-    return recheck.judged(verdict, second_replay), None
+        return recheck.without_recheck(verdict), "the second replay"
+    return recheck.judge_recheck(verdict, second_replay), None
 
 
 def _from_start(
@@ -240,7 +240,7 @@ def _from_start(
 ) -> Recheck:
     """Return the recheck after a replay from the start: replays of a segment depend on its checkpoint."""
     original = runs.load(ports.repo, request.original)
-    part = recheck.whole(original, planned.run, first)
+    part = recheck.segment_from_start(original, planned.run, first)
     if part is None:
         return second_replay
     home, author_dir = _home(planned), Path(planned.context.author_dir)
@@ -267,7 +267,7 @@ def _explained(
     explanation, stopped = explain.explain_divergence(case, listeners.watch, listeners.progress, listeners.on_side)
     verdict = msgspec.structs.replace(verdict, explanation=explanation)
     if _repeats_inputs(ports, planned.run):
-        verdict = recheck.looked_into(verdict, explanation)
+        verdict = recheck.judge_traces(verdict, explanation)
     return verdict, "the explanation" if stopped else None
 
 

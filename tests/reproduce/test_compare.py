@@ -70,12 +70,12 @@ def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:
     comparison = Comparison(original)
     for event in _events(0, loss={5: "x"}):
         comparison.feed("0", event)
-    assert comparison.first() is not None and not comparison.settled()
+    assert comparison.first() is not None and not comparison.is_decided()
     for event in _events(1, loss={3: "y"}):
         comparison.feed("1", event)
     first = comparison.first()
     assert first is not None and (first.step, first.rank, first.quantity) == (3, 1, "loss")
-    assert comparison.settled()
+    assert comparison.is_decided()
 
 
 def test_within_a_step_the_cause_comes_before_the_effect() -> None:
@@ -89,7 +89,7 @@ def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent,
     comparison = Comparison(original)
     for event in events:
         comparison.feed("0", event)
-        if comparison.settled():
+        if comparison.is_decided():
             return event, comparison
     raise AssertionError("never")
 
@@ -217,7 +217,7 @@ def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
 def test_an_original_without_steps_is_never_exhausted() -> None:
     original = _history([State(step=0, tensors={"model.a": "a0"})], outcome="failed")
     comparison = _compared(original, _events(0))
-    assert not comparison.exhausted() and not comparison.state_compared()
+    assert not comparison.is_exhausted() and not comparison.state_compared()
 
 
 def test_a_replay_that_stops_early_is_missing_something() -> None:
@@ -233,7 +233,7 @@ def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> Non
     comparison = Comparison(original)
     for event in _events(0):
         comparison.feed("0", event)
-        if comparison.exhausted():
+        if comparison.is_exhausted():
             break
     assert comparison.first() is None and comparison.missing() == ()
     assert comparison.equal["steps"] == 4

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from m5ws.environment.drift import rated
 from m5ws.records.verdict import Change, Divergence
-from m5ws.reproduce.verdict.difference_kinds import kind, ranked
+from m5ws.reproduce.verdict.difference_kinds import kind, rank_changes
 from m5ws.reproduce.verdict.reason import reason
 
 LR = rated("config", "optimizer.lr", "0.001", "0.002")
@@ -62,7 +62,7 @@ def test_kind_of_the_first_difference(first: Divergence, expected: str) -> None:
     ],
 )
 def test_the_most_consistent_change_comes_first(first: Divergence, best: Change) -> None:
-    fitting, _ = ranked(first, EVERYTHING)
+    fitting, _ = rank_changes(first, EVERYTHING)
     assert fitting[0] == best
 
 
@@ -70,12 +70,12 @@ def test_the_most_consistent_change_comes_first(first: Divergence, best: Change)
     "first", [at("lr"), at("batch"), at("loss"), at("tensor w", 0), at("generator x"), at("file a")]
 )
 def test_every_change_that_can_alter_bits_is_listed_once(first: Divergence) -> None:
-    fitting, others = ranked(first, EVERYTHING)
+    fitting, others = rank_changes(first, EVERYTHING)
     assert sorted(map(repr, fitting + others)) == sorted(repr(change) for change in EVERYTHING if change != KERNEL)
 
 
 def test_data_does_not_explain_a_loss_whose_batches_were_equal() -> None:
-    fitting, others = ranked(at("loss"), (DATA, THREADS))
+    fitting, others = rank_changes(at("loss"), (DATA, THREADS))
     assert (fitting, others) == ([THREADS], [DATA])
 
 
@@ -161,7 +161,7 @@ firsts = st.builds(
 
 @given(firsts, st.lists(changes, max_size=6))
 def test_whatever_differs_there_is_an_answer_and_none_is_lost(first: Divergence, listed: list[Change]) -> None:
-    fitting, others = ranked(first, listed)
+    fitting, others = rank_changes(first, listed)
     able = [change for change in listed if change.rating != "cannot"]
     assert len(fitting) + len(others) == len(able)
     assert (reason(first, listed) or "").startswith("unknown") == (not able)

@@ -18,7 +18,7 @@ _DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FI
 
 def test_replays_that_differ_say_nothing_of_the_original() -> None:
     parted = Divergence(step=5, rank=0, quantity="loss", original="0x1.1p+0", replayed="0x1p+0")
-    judged = recheck.judged(_DIVERGED, Recheck(replay="c" * 12, repeats=False, first=parted, as_original=True))
+    judged = recheck.judge_recheck(_DIVERGED, Recheck(replay="c" * 12, repeats=False, first=parted, as_original=True))
     assert judged.outcome == "nondeterministic" and judged.replays == ("b" * 12, "c" * 12)
     assert "first in loss at step 5 on rank 0" in (judged.reason or "")
     assert "The second replay equals the original" in (judged.reason or "")
@@ -31,7 +31,7 @@ def test_replays_that_agree_suspect_the_original_unless_a_recorded_change_explai
     why: str | None, suspected: bool
 ) -> None:
     verdict = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reason=why)
-    judged = recheck.judged(verdict, Recheck(replay="c" * 12, repeats=True))
+    judged = recheck.judge_recheck(verdict, Recheck(replay="c" * 12, repeats=True))
     assert judged.outcome == "diverged"
     text = judged.reason or ""
     assert text.startswith("two replays agree with each other")
@@ -40,11 +40,11 @@ def test_replays_that_agree_suspect_the_original_unless_a_recorded_change_explai
 
 def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_original() -> None:
     agree = Recheck(replay="c" * 12, repeats=True, start="d" * 12, start_equal=True)
-    judged = recheck.judged(_DIVERGED, agree)
+    judged = recheck.judge_recheck(_DIVERGED, agree)
     assert judged.outcome == "not comparable" and judged.replays == ("b" * 12, "c" * 12, "d" * 12)
     assert (judged.reason or "").startswith("inexact restore") and "suspicion" not in (judged.reason or "")
     for equal in (False, None):
-        judged = recheck.judged(_DIVERGED, msgspec.structs.replace(agree, start_equal=equal))
+        judged = recheck.judge_recheck(_DIVERGED, msgspec.structs.replace(agree, start_equal=equal))
         assert judged.outcome == "diverged" and "under suspicion" in (judged.reason or "")
         assert ("from the start" in (judged.reason or "")) == (equal is False)
 
@@ -52,13 +52,13 @@ def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_or
 def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start() -> None:
     original = msgspec.structs.replace(_run(), id="a" * 12)
     given = Segment(first=3, last=9, checkpoint="0000000003-0001", digest="1" * 64)
-    assert recheck.whole(original, _run(given), _FIRST) == Segment(first=0, last=5)
-    assert recheck.whole(original, _run(Segment(first=0, last=3)), _FIRST) is None
-    assert recheck.whole(original, _run(), _FIRST) is None
+    assert recheck.segment_from_start(original, _run(given), _FIRST) == Segment(first=0, last=5)
+    assert recheck.segment_from_start(original, _run(Segment(first=0, last=3)), _FIRST) is None
+    assert recheck.segment_from_start(original, _run(), _FIRST) is None
 
 
 def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
-    judged = recheck.judged(_DIVERGED, Recheck(reason="no space left"))
+    judged = recheck.judge_recheck(_DIVERGED, Recheck(reason="no space left"))
     assert judged.outcome == "diverged" and judged.replays == ("b" * 12,)
     assert (judged.reason or "").startswith(_DIVERGED.reason or "-") and "no space left" in (judged.reason or "")
 
@@ -69,17 +69,17 @@ def _result(outcome: str) -> supervise.Result:
 
 def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:
     earlier = msgspec.structs.replace(_FIRST, step=4)
-    assert recheck.found_again(_FIRST, None, _FIRST, _result("finished")).repeats is True
+    assert recheck.compare_replays(_FIRST, None, _FIRST, _result("finished")).repeats is True
     for again, outcome, why in ((None, "finished", "did not record loss"), (earlier, "failed", "it failed: why")):
-        second = recheck.found_again(_FIRST, None, again, _result(outcome))
+        second = recheck.compare_replays(_FIRST, None, again, _result(outcome))
         assert second.repeats is None and why in (second.reason or "")
 
 
 def test_a_second_replay_that_is_equal_to_the_original_is_told_from_a_third_result() -> None:
     back = msgspec.structs.replace(_FIRST, original=_FIRST.replayed, replayed=_FIRST.original)
-    assert recheck.found_again(_FIRST, back, None, _result("finished")).as_original
+    assert recheck.compare_replays(_FIRST, back, None, _result("finished")).as_original
     third = msgspec.structs.replace(_FIRST, original=_FIRST.replayed, replayed="0x1.2p+0")
-    second = recheck.found_again(_FIRST, third, third, _result("interrupted"))
+    second = recheck.compare_replays(_FIRST, third, third, _result("interrupted"))
     assert second.repeats is False and not second.as_original
 
 
@@ -95,9 +95,9 @@ def _comparison(*, by_steps: bool) -> Comparison:
 def test_only_the_steps_up_to_the_difference_are_replayed_again() -> None:
     given = Segment(first=3, last=9, checkpoint="0000000003-0001", digest="1" * 64)
     recorded = _comparison(by_steps=True)
-    assert recheck.part(_run(), recorded, _FIRST) == Segment(first=0, last=5)
-    again = recheck.part(_run(given), recorded, _FIRST)
+    assert recheck.second_segment(_run(), recorded, _FIRST) == Segment(first=0, last=5)
+    again = recheck.second_segment(_run(given), recorded, _FIRST)
     assert again == Segment(first=3, last=5, checkpoint=given.checkpoint, digest=given.digest)
     initial = Divergence(step=0, rank=0, quantity="tensor w", original="1", replayed="2")
-    assert recheck.part(_run(), recorded, initial) == Segment(first=0, last=1)
-    assert recheck.part(_run(), _comparison(by_steps=False), _FIRST) is None
+    assert recheck.second_segment(_run(), recorded, initial) == Segment(first=0, last=1)
+    assert recheck.second_segment(_run(), _comparison(by_steps=False), _FIRST) is None

@@ -57,10 +57,10 @@ def _verdict(first: Divergence, changes: tuple[Change, ...], hint: hints.Hint | 
         run="a", replay="b", outcome="diverged", first=first, changes=changes, reason=reason(first, changes, hint)
     )
     if again is None:
-        return recheck.left_out(verdict)
+        return recheck.without_recheck(verdict)
     again = again if again.repeats is False else msgspec.structs.replace(again, first=None)
     again = again if again.repeats else msgspec.structs.replace(again, start_equal=None)
-    return recheck.judged(verdict, again)
+    return recheck.judge_recheck(verdict, again)
 
 
 def _check(verdict: Verdict) -> None:
@@ -122,7 +122,7 @@ def test_what_recorded_replays_show_does_not_contradict_the_verdict(
     again = ReplayResult(side=Side(side="again"), look=two if repeated else one)
     nothing = ReplayResult(side=Side(side="original", problem="not replayed"))
     explained = explain.combine_sides(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
-    judged = recheck.looked_into(msgspec.structs.replace(verdict, explanation=explained), explained)
+    judged = recheck.judge_traces(msgspec.structs.replace(verdict, explanation=explained), explained)
     assert explained.repeats is repeated
     assert (judged.outcome == "nondeterministic") == (not repeated or verdict.outcome == "nondeterministic")
     _check(judged)
@@ -132,7 +132,7 @@ def test_replays_that_differ_in_a_look_take_back_that_two_agree() -> None:
     first = Divergence(step=3, rank=0, quantity="loss", original="a", replayed="b")
     verdict = _verdict(first, (), None, Recheck(repeats=True))
     explained = Explanation(first=3, last=3, sides=(), repeats=False)
-    judged = recheck.looked_into(verdict, explained)
+    judged = recheck.judge_traces(verdict, explained)
     assert judged.outcome == "nondeterministic" and "agree with each other" not in (judged.reason or "")
     same = msgspec.structs.replace(explained, repeats=True)
-    assert recheck.looked_into(verdict, same) == verdict
+    assert recheck.judge_traces(verdict, same) == verdict

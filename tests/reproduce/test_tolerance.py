@@ -11,7 +11,7 @@ from m5ws.records import exact
 from m5ws.records.ledger import Step
 from m5ws.records.verdict import Verdict
 from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.verdict.tolerance import judged, relative
+from m5ws.reproduce.verdict.tolerance import judge_tolerance, relative
 from m5ws.runs.history import History
 
 DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", reason="it differs")
@@ -36,13 +36,13 @@ def _compared(original: list[Step], replayed: list[Step]) -> Comparison:
 def test_the_value_that_lies_furthest_is_named() -> None:
     original = [_step(1, 2.0, grad_norm=1.0), _step(2, 1.0, grad_norm=1.0)]
     replayed = [_step(1, 2.0, grad_norm=1.001), _step(2, 0.99, grad_norm=1.0)]
-    close = judged(DIVERGED, _compared(original, replayed), 0.0101)
+    close = judge_tolerance(DIVERGED, _compared(original, replayed), 0.0101)
     assert close.outcome == "consistent" and close.exit_code == 0
     assert close.apart is not None and close.reason is not None
     assert (close.apart.quantity, close.apart.step, close.apart.values) == ("loss", 2, 4)
     assert close.apart.relative == (1.0 - 0.99) / 1.0
     assert "bits differ" in close.reason and "0.0101" in close.reason
-    far = judged(DIVERGED, _compared(original, replayed), 0.0099)
+    far = judge_tolerance(DIVERGED, _compared(original, replayed), 0.0099)
     assert (far.outcome, far.exit_code, far.apart) == ("diverged", 1, close.apart)
 
 
@@ -57,7 +57,7 @@ def test_the_value_that_lies_furthest_is_named() -> None:
     ],
 )
 def test_what_is_not_the_same_work_is_within_no_tolerance(replayed: list[Step], why: str) -> None:
-    verdict = judged(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
+    verdict = judge_tolerance(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
     assert verdict.outcome == "diverged" and verdict.reason is not None and why in verdict.reason
 
 
@@ -75,7 +75,7 @@ def test_exact_text_has_every_bit(bits: int) -> None:
 
 def test_what_is_equal_stays_reproduced() -> None:
     equal = Verdict(run="a" * 12, replay="b" * 12, outcome="reproduced")
-    assert judged(equal, _compared([_step(1, 2.0)], [_step(1, 2.0)]), 1e-9) is equal
+    assert judge_tolerance(equal, _compared([_step(1, 2.0)], [_step(1, 2.0)]), 1e-9) is equal
 
 
 @given(_NUMBERS, _NUMBERS)

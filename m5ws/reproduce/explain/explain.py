@@ -209,7 +209,7 @@ def _unlike(case: ExplainContext, side: Side, replay: Run, look: TraceView) -> s
     segment = replay.segment
     assert segment is not None
     given = segment.first if segment.digest is not None else segment.first - 1
-    new = compare.whole(case.comparison.original.within(given, segment.last), look.history).first()
+    new = compare.compare_histories(case.comparison.original.within(given, segment.last), look.history).first()
     if side.side == "original":
         if new is None:
             return None

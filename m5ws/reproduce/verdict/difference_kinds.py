@@ -161,7 +161,7 @@ def kind(first: Divergence) -> Kind:
     return "learning rate" if rate else "arithmetic"
 
 
-def ranked(
+def rank_changes(
     first: Divergence, changes: Sequence[Change], of: Kind | None = None, traces: Traces | None = None
 ) -> tuple[list[Change], list[Change]]:
     """Return the changes that can alter bits, in two lists: those that explain `first`, the best first, and the others.

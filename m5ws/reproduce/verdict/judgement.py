@@ -85,7 +85,7 @@ def _outcome(
 ) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
     if first is not None:
         return "diverged", None
-    if result.outcome not in COMPLETE and not comparison.exhausted():
+    if result.outcome not in COMPLETE and not comparison.is_exhausted():
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay lacks records that the original has"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from m5ws.environment.drift import title
 from m5ws.records.verdict import Change, Divergence
-from m5ws.reproduce.verdict.difference_kinds import Kind, is_state, kind, ranked
+from m5ws.reproduce.verdict.difference_kinds import Kind, is_state, kind, rank_changes
 from m5ws.reproduce.verdict.hints import MARK, Hint
 
 _LISTED = 8
@@ -27,7 +27,7 @@ def reason(
     """
     if first is None:
         return None
-    fitting, others = ranked(first, changes, of, hint.traces if hint is not None else None)
+    fitting, others = rank_changes(first, changes, of, hint.traces if hint is not None else None)
     where = f"The first difference is {place_of(first)}"
     if fitting:
         return _recorded(fitting, others, where)

@@ -15,7 +15,7 @@ from m5ws.records.verdict import Apart, Verdict
 from m5ws.reproduce.compare import Comparison
 
 
-def judged(verdict: Verdict, comparison: Comparison, tolerance: float) -> Verdict:
+def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) -> Verdict:
     """Return the verdict by `tolerance` on a replay that diverged and continued to its end.
 
     The outcome stays *diverged* if the replay had other batches, lacks a step or a quantity, or exceeds the tolerance.
