@@ -43,7 +43,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
 
     if target is not None and target.exists():
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
-    repo = names.settled(names.workspace(context))
+    repo = names.open_repository(names.workspace(context))
     statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
@@ -55,7 +55,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     lines = _text(statement.predicate, signed[0].keyid if signed else None)
     if target is None:
         output.echo(data.decode(), nl=False)
-        output.note(lines)
+        output.print_note(lines)
         return
     with target.open("xb") as file:
         file.write(data)

@@ -70,7 +70,7 @@ def command(
     from m5ws.repository import ids
 
     here = names.workspace(context)
-    repo = names.settled(here)
+    repo = names.open_repository(here)
     ports = here.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
     task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
@@ -91,13 +91,15 @@ def _executed(
     from m5ws.cli import environment
 
     plan = task.plan
-    output.note(f"{_count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs")
+    output.print_note(
+        f"{_count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs"
+    )
 
     def begin(taken: tuple[str, ...], run: str) -> None:
-        output.note(f"trying {_taken(taken, plan)} from {plan.bad} as {run}")
+        output.print_note(f"trying {_taken(taken, plan)} from {plan.bad} as {run}")
 
     def report(trial: "Trial") -> None:
-        output.note(f"{_taken(trial.taken, plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
+        output.print_note(f"{_taken(trial.taken, plan)}: {_answer(trial)}{' (known)' if trial.known else ''}")
 
     with interrupt.on_signals(), RunProgress(enabled=shown) as progress:
 
@@ -145,7 +147,7 @@ def text(report: "Report") -> str:
 
 
 def _first(plan: "BisectPlan") -> list[str]:
-    return verdict.first(plan.first, ("good", "bad"))
+    return verdict.format_divergence(plan.first, ("good", "bad"))
 
 
 def _commits(plan: "BisectPlan") -> list[str]:

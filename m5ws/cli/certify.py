@@ -78,14 +78,14 @@ def command(
     from m5ws.runs import run as runs
 
     here = names.workspace(context)
-    repo = names.settled(here, create=True)
+    repo = names.open_repository(here, create=True)
     pinned = start(here, repo, snapshot, overrides, None)
     launch = runs.spec(here.settings.run, runs.Options(trainer=trainer, nproc=nproc))
     ports = here.ports(repo)
     whole = certify.training(pinned, launch, steps)
     _train(here, ports, whole, progress=not no_progress)
     wanted = certify.restores(repo, whole.id, restores, sample_seed)
-    output.note(f"restoring it after {len(wanted)} of its steps")
+    output.print_note(f"restoring it after {len(wanted)} of its steps")
     request = reproduce.ReplayRequest(original=whole.id, env="ignore")
     found = certify.certificate(repo, whole.id, segments.replay(here, ports, request, wanted, parallel).verdicts)
     output.print_json(found) if as_json else output.echo(text(found))
@@ -97,7 +97,7 @@ def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -
     from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, here.home, here.root, ports.environment, ports.tracker)
-    output.note(f"training {whole.spec.nproc} ranks for {plan.context.until} steps, as {whole.id}")
+    output.print_note(f"training {whole.spec.nproc} ranks for {plan.context.until} steps, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if result.outcome != "finished":
@@ -119,5 +119,5 @@ def text(found: "Certificate") -> str:
     lines.append(output.table(("restored after step", "result", "replayed as"), rows))
     for one in found.verdicts:
         if one.outcome != "sampled":
-            lines += ["", verdict.text(one)]
+            lines += ["", verdict.format_verdict(one)]
     return "\n".join(lines)

@@ -32,7 +32,7 @@ class NotStarted(M5Error):
     exit_code = 1
 
 
-def planned(path: Path) -> Run:
+def load_planned(path: Path) -> Run:
     """Return the run that `start` wrote for the supervisor."""
     return codec.decode(path.read_bytes(), Run, str(path))
 

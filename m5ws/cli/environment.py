@@ -54,7 +54,7 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
 
     recipe = rebuild.recipe(given.repo, run, snapshot)
     if recipe.image is not None and here.inside(recipe.image):
-        output.note(f"environment: already in a container of {recipe.image}")
+        output.print_note(f"environment: already in a container of {recipe.image}")
         return given
     with Bar() as bar:
         return made(here, given, recipe, bar, same_patch=policy(said) == "fail")
@@ -69,7 +69,7 @@ def made(
     there = here.environments(containers=recipe.image is not None).build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
     )
-    output.note(f"environment: rebuilt, {recipe.image or there.python}")
+    output.print_note(f"environment: rebuilt, {recipe.image or there.python}")
     return msgspec.structs.replace(
         given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
     )
@@ -82,8 +82,8 @@ def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
     wanted = policy(said)
     found = environment_check.differences(given, plan) if wanted != "ignore" else ()
     if found:
-        output.note("environment: differs from the one that the run requires")
-        output.note(_table(found, "required"))
+        output.print_note("environment: differs from the one that the run requires")
+        output.print_note(_table(found, "required"))
     if wanted == "fail":
         environment_check.refuse(found)
 
@@ -91,10 +91,10 @@ def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
 def announce(drifted: "tuple[Change, ...]") -> None:
     """Print the differences of the pinned and the observed environment side by side, on stderr."""
     if not drifted:
-        output.note("environment: the same as at the start of the original run")
+        output.print_note("environment: the same as at the start of the original run")
         return
-    output.note("environment: drifted since the start of the original run")
-    output.note(_table(drifted, "original"))
+    output.print_note("environment: drifted since the start of the original run")
+    output.print_note(_table(drifted, "original"))
 
 
 def _table(drifted: "tuple[Change, ...]", old: str) -> str:

@@ -78,7 +78,7 @@ def command(
     if dry_run and wanted:
         raise click.UsageError("--dry-run cannot be combined with --execute", context)
     here = names.workspace(context)
-    repo = here.repository() if dry_run else names.settled(here)
+    repo = here.repository() if dry_run else names.open_repository(here)
     if not dry_run and _went_on(here, repo, grace, wanted, take_over, as_json):
         return
     planned = _plan(here, repo, older_than, dry_run)

@@ -68,7 +68,7 @@ def command(
         return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept, **made})
     output.echo(f"{root} is a workspace: {', '.join(written)}")
     for path in plan.kept:
-        output.note(f"note: existing {path} was not changed; the template's rules were not added")
+        output.print_note(f"note: existing {path} was not changed; the template's rules were not added")
     if not init.in_git(root):
-        output.note("hint: run `git init` here, so that snapshots record their commit.")
+        output.print_note("hint: run `git init` here, so that snapshots record their commit.")
     return None

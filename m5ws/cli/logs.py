@@ -44,8 +44,8 @@ def command(
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
     here = names.workspace(context)
-    repo = names.settled(here)
-    run_id = names.found(repo, run, "run")
+    repo = names.open_repository(here)
+    run_id = names.find_id(repo, run, "run")
     known = ledger.attempts(repo, run_id)
     chosen = attempt or max(known, default=1)
     if attempt is not None and attempt not in known:
@@ -55,7 +55,7 @@ def command(
         raise NotFound(f"no logs of run {run_id} in {folder}", hint="Logs stay on the machine that started the run.")
 
     def ended() -> bool:
-        names.settled(here)
+        names.open_repository(here)
         events = ledger.events(repo, run_id, chosen, ledger.LAUNCHER)
         return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
 

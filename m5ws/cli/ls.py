@@ -25,7 +25,7 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
     """
     from m5ws.runs import listing
 
-    repo = names.settled(names.workspace(context))
+    repo = names.open_repository(names.workspace(context))
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar) if only != "runs" else []
         runs = listing.list_runs(repo, bar) if only != "snapshots" else []
@@ -39,7 +39,7 @@ def command(context: click.Context, only: str | None, as_json: bool) -> None:
         heads = ("RUN", "WHEN", "STATE", "STEP", "SNAPSHOT", "NAME")
         output.echo(output.table(heads, [_run(row) for row in runs]))
     if not snapshots and not runs:
-        output.note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
+        output.print_note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
     return None
 
 

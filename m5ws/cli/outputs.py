@@ -34,8 +34,8 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
     """
     from m5ws.runs.outputs import restored_outputs
 
-    repo = names.settled(names.workspace(context))
-    run_id = names.found(repo, run, "run")
+    repo = names.open_repository(names.workspace(context))
+    run_id = names.find_id(repo, run, "run")
     if directory is None:
         return _list(repo, run_id, as_json)
     stored = restored_outputs.newest(repo, run_id)
@@ -63,7 +63,7 @@ def _list(repo: "Repository", run_id: str, as_json: bool) -> None:
     rows = restored_outputs.listing(repo, run_id, state.load(repo, run_id))
     if as_json:
         return output.print_json({"run": run_id, "outputs": rows})
-    return output.echo(table(rows)) if rows else output.note(f"run {run_id} has no output files in the store")
+    return output.echo(table(rows)) if rows else output.print_note(f"run {run_id} has no output files in the store")
 
 
 def table(rows: "Sequence[OutputsRow]") -> str:

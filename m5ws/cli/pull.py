@@ -27,6 +27,6 @@ def command(
     """
     here = names.workspace(context)
     source = here.repository_at(url)
-    wanted = transfer.chosen(source, ids, everything)
+    wanted = transfer.select_ids(source, ids, everything)
     target = here.repository(create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

@@ -27,7 +27,7 @@ def command(
       m5ws push --all --to /mnt/backup/m5ws
     """
     here = names.workspace(context)
-    source = names.settled(here)
-    wanted = transfer.chosen(source, ids, everything)
+    source = names.open_repository(here)
+    wanted = transfer.select_ids(source, ids, everything)
     target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

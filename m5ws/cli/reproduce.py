@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 
-class _Given(segments.Given):
+class _Arguments(segments.SegmentArguments):
     """The values of the options that select the replay."""
 
     snapshot: str | None
@@ -66,7 +66,7 @@ def command(
     parallel: int,
     no_progress: bool,
     as_json: bool,
-    **given: Unpack[_Given],
+    **given: Unpack[_Arguments],
 ) -> None:
     """Repeat a run, and prove that it is the same bit for bit.
 
@@ -109,9 +109,9 @@ def command(
     segments.refuse_useless(context)
     policy = environment.policy(env)
     here = names.workspace(context)
-    ports = here.ports(names.settled(here))
+    ports = here.ports(names.open_repository(here))
     request = _request(ports, run, policy, given, here.settings.run.ignore)
-    wanted = msgspec.convert(given, segments.Wanted)
+    wanted = msgspec.convert(given, segments.SegmentSelection)
     chosen = wanted.of(ports.repo, request.original)
     ports = environment.ports(here, ports, env, request.original, request.snapshot)
     if wanted.many:
@@ -121,7 +121,7 @@ def command(
 
 
 def _request(
-    ports: "Ports", run: str, policy: environment.Policy, given: _Given, ignore: tuple[str, ...]
+    ports: "Ports", run: str, policy: environment.Policy, given: _Arguments, ignore: tuple[str, ...]
 ) -> "ReplayRequest":
     """Return the request, without segments. Raises NotFound, AmbiguousId."""
     from m5ws.reproduce import reproduce
@@ -130,7 +130,7 @@ def _request(
     return reproduce.ReplayRequest(
         original=_original(ports, run),
         env=policy,
-        snapshot=names.found(ports.repo, snapshot, "snapshot") if snapshot else None,
+        snapshot=names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
         overrides=given["overrides"],
         seed=given["seed"],
         nproc=given["nproc"],
@@ -153,26 +153,26 @@ def _one(here: "Workspace", ports: "Ports", request: "ReplayRequest", *, progres
     def announce(found: tuple[Change, ...]) -> None:
         drifted.extend(found)
         environment.announce(found)
-        output.note(f"hardware: {reproduce.expectation_of(ports, plan, found).why}")
+        output.print_note(f"hardware: {reproduce.expectation_of(ports, plan, found).why}")
 
     plan = reproduce.plan(ports, request, here.home, here.root)
-    output.note(f"replaying {request.original} as {plan.run.id}")
+    output.print_note(f"replaying {request.original} as {plan.run.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         found = reproduce.execute(
-            ports, request, plan, announce, shown.watch, shown.prepare, verdict.again, explanation.told
+            ports, request, plan, announce, shown.watch, shown.prepare, verdict.print_recheck, explanation.print_side
         )
-    output.print_json(found) if as_json else output.echo(verdict.text(found))
+    output.print_json(found) if as_json else output.echo(verdict.format_verdict(found))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        output.note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
+        output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
         if found.expected is not None and not found.expected.equal:
-            output.note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
+            output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
     return found.exit_code
 
 
 def _original(ports: "Ports", name: str) -> str:
     """Return the id of the run with this id prefix, or with this name in the tracker. Raises NotFound."""
     try:
-        return names.found(ports.repo, name, "run")
+        return names.find_id(ports.repo, name, "run")
     except NotFound:
         found = ports.tracker.resolve(name) if ports.tracker is not None else None
         if found is None:

@@ -46,7 +46,7 @@ class RunUnsaved(M5Error):
     exit_code = 5
 
 
-class _Given(run_source.Given, launch_options.Given):
+class _Arguments(run_source.RunArguments, launch_options.LaunchArguments):
     """The values of the options that select the run and its launch."""
 
 
@@ -69,7 +69,7 @@ def command(
     dry_run: bool,
     no_progress: bool,
     as_json: bool,
-    **given: Unpack[_Given],
+    **given: Unpack[_Arguments],
 ) -> None:
     """Train from a snapshot, in isolation.
 
@@ -101,7 +101,7 @@ def command(
     """
     run_source.refuse_useless(context)
     here = names.workspace(context)
-    repo = names.settled(here, create=True)
+    repo = names.open_repository(here, create=True)
     run = run_source.select(here, repo, given, _launch(script(context), given))
     ports, plan = _plan(here, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"])
     if dry_run:
@@ -112,7 +112,7 @@ def command(
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
 
-def _launch(script_argv: tuple[str, ...], given: launch_options.Given) -> "Options":
+def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments) -> "Options":
     from m5ws.runs import run as operation
 
     return operation.Options(
@@ -171,7 +171,7 @@ def _print_provable(ports: "Ports", run: str) -> None:
     from m5ws.reproduce.outputs import results
 
     if not results.are_missing(ports.repo, ports.tracker, run):
-        output.note(f"run {run} finished; verify it with `m5ws reproduce {run}`")
+        output.print_note(f"run {run} finished; verify it with `m5ws reproduce {run}`")
         return
     output.warn(f"run {run} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
     output.warn("hint: set `[run] outputs` in m5ws.toml to the folders that the script writes to.")

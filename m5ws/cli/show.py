@@ -41,7 +41,7 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     from m5ws.runs import listing
 
     here = names.workspace(context)
-    repo = names.settled(here)
+    repo = names.open_repository(here)
     kind, found = refs.resolve(repo, name)
     view = listing.view_run(repo, found) if kind == "run" else listing.view_snapshot(repo, found)
     snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
@@ -133,9 +133,9 @@ def _run(view: "RunView") -> str:
     if view.outputs:
         lines += ["", outputs.table(view.outputs)]
     if view.verdict is not None:
-        lines += ["", verdict.text(view.verdict)]
+        lines += ["", verdict.format_verdict(view.verdict)]
     if view.joint is not None:
-        lines += ["", verdict.joint(view.joint)]
+        lines += ["", verdict.format_joint(view.joint)]
     if view.replays:
         rows = [(row.id, output.moment(row.created_s), _found(row)) for row in view.replays]
         lines += ["", output.table(("REPLAYED BY", "WHEN", "VERDICT"), rows)]

@@ -61,9 +61,9 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
         else:
             taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
-    output.note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
+    output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:
-        output.note(f"note: {line}")
+        output.print_note(f"note: {line}")
     return taken
 
 
@@ -73,5 +73,5 @@ def start(
     """Return the snapshot that a run starts from: the named one or a new one, with the overrides applied."""
     from m5ws.snapshot.config import overrides as operation
 
-    snapshot_id = names.found(repo, named, "snapshot") if named else take(here, repo, message).id
+    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(here, repo, message).id
     return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id

@@ -39,7 +39,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         tracker.migrate()
         problems += recovery.catch_up(tracker, here.home)
     for problem in problems:
-        output.note(f"note: {problem}")
+        output.print_note(f"note: {problem}")
     output.echo(url)
     if argv:
         os.execvp(argv[0], argv)

@@ -65,7 +65,9 @@ def _verdict(first: Divergence, changes: tuple[Change, ...], hint: hints.Hint | 
 
 def _check(verdict: Verdict) -> None:
     """Check all texts of a verdict against the results of its replays."""
-    text = f"{verdict.reason}\n" + ("\n".join(explanation.text(verdict.explanation)) if verdict.explanation else "")
+    text = f"{verdict.reason}\n" + (
+        "\n".join(explanation.format_explanation(verdict.explanation)) if verdict.explanation else ""
+    )
     able = [change for change in verdict.changes if change.rating != "cannot"]
     fault = _FAULT.search(text)
     if fault is not None:

@@ -22,7 +22,7 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     from m5ws.checkpoints import resolve
     from m5ws.repository import checkpoints
 
-    repo = names.settled(names.workspace(context))
+    repo = names.open_repository(names.workspace(context))
     found = resolve.resolve(repo, checkpoint)
     checkpoints.keep(repo, found.run, found.name)
     if as_json:

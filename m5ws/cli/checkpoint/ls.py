@@ -27,8 +27,8 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """
     from m5ws.checkpoints import listing
 
-    repo = names.settled(names.workspace(context))
-    run_id = names.found(repo, run, "run")
+    repo = names.open_repository(names.workspace(context))
+    run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
         rows = listing.list_checkpoints(repo, run_id, bar)
     if as_json:
@@ -37,7 +37,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         heads = ("STEP", "ATTEMPT", "WHEN", "FORMAT", "RANKS", "SIZE", "NEW", "NOTE")
         output.echo(output.table(heads, [_row(row) for row in rows]))
     else:
-        output.note(f"run {run_id} has no checkpoint")
+        output.print_note(f"run {run_id} has no checkpoint")
     return None
 
 

@@ -9,7 +9,7 @@ from m5ws.cli.parameters.grouped import grouped
 from m5ws.records.run import Trainer
 
 
-class Given(TypedDict):
+class LaunchArguments(TypedDict):
     """The values of `options`, by their names in `runs.run.Options`."""
 
     trainer: Trainer | None

@@ -24,7 +24,7 @@ def workspace(context: click.Context) -> Workspace:
     return find(context.find_root().params.get("directory") or Path())
 
 
-def settled(here: Workspace, *, create: bool = False) -> "Repository":
+def open_repository(here: Workspace, *, create: bool = False) -> "Repository":
     """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
     from m5ws.runs import recovery
 
@@ -33,7 +33,7 @@ def settled(here: Workspace, *, create: bool = False) -> "Repository":
     return repo
 
 
-def found(repo: "Repository", given: str, kind: Kind) -> str:
+def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     """Return the full id of a snapshot or run. Raises NotFound, AmbiguousId."""
     from m5ws.repository import ids
 
@@ -77,7 +77,7 @@ class CheckpointName(click.ParamType[str]):
             return Id(("run",)).shell_complete(ctx, param, incomplete)
         try:
             repo = workspace(ctx).repository()
-            steps = resolve.known(repo, found(repo, prefix, "run"))
+            steps = resolve.known(repo, find_id(repo, prefix, "run"))
         except M5Error:
             return []
         return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]

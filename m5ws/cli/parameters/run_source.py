@@ -45,7 +45,7 @@ options = grouped(
 )
 
 
-class Given(TypedDict):
+class RunArguments(TypedDict):
     """The values of `options`, and of the other parameters that select a run."""
 
     snapshot: str | None
@@ -59,15 +59,15 @@ class Given(TypedDict):
     planned: Path | None
 
 
-def select(here: "Workspace", repo: "Repository", given: Given, launch: "Options") -> "Run":
+def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "Options") -> "Run":
     """Return the run to execute. Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot."""
     from m5ws.runs import recovery
     from m5ws.runs import run as operation
 
     if given["planned"] is not None:
-        return detached.planned(given["planned"])
+        return detached.load_planned(given["planned"])
     if given["resume"] is not None:
-        run = operation.resumed(repo, names.found(repo, given["resume"], "run"))
+        run = operation.resumed(repo, names.find_id(repo, given["resume"], "run"))
         if not given["take_over"]:
             recovery.refuse_elsewhere(repo, run.id, here.home)
         return run
@@ -78,11 +78,11 @@ def select(here: "Workspace", repo: "Repository", given: Given, launch: "Options
     return operation.new_run(snapshot, spec, name=launch.name)
 
 
-def _fork(repo: "Repository", checkpoint: str, given: Given, launch: "Options") -> "Run":
+def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Options") -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.runs import fork
 
-    snapshot = names.found(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
+    snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
     request = fork.Request(
         checkpoint=checkpoint, snapshot=snapshot, overrides=given["overrides"], options=launch, restart=given["restart"]
     )
@@ -97,9 +97,9 @@ def _print_changes(repo: "Repository", run: "Run") -> None:
 
     if run.parent is None:
         return
-    output.note(f"starting after step {run.parent.step} of run {run.parent.run}")
+    output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
     for change in fork.changes(repo, run):
-        output.note(f"  changed: {drift.title(change)}")
+        output.print_note(f"  changed: {drift.title(change)}")
 
 
 def refuse_useless(context: click.Context) -> None:

@@ -40,7 +40,7 @@ options = grouped(
 )
 
 
-class Given(TypedDict):
+class SegmentArguments(TypedDict):
     """The values of `options`."""
 
     segment: int | None
@@ -74,7 +74,7 @@ def refuse_useless(context: click.Context) -> None:
         raise UsageError("--parallel requires --all-segments or --sample")
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
     """The selection of segments. If all is None, the whole run is meant."""
 
     segment: int | None
@@ -121,19 +121,23 @@ def replay(
         with lock:
             if found and not drifted:
                 drifted.extend(found)
-                output.note("environment: drifted since the start of the original run (`m5ws reproduce RUN` lists how)")
+                output.print_note(
+                    "environment: drifted since the start of the original run (`m5ws reproduce RUN` lists how)"
+                )
 
     def one(segment: "Segment") -> "Verdict":
         if stopped.is_set():
             raise reproduce.Interrupted("stopped before a verdict")
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, here.home, here.root)
-        output.note(f"replaying {segment} of {request.original} as {plan.run.id}")
+        output.print_note(f"replaying {segment} of {request.original} as {plan.run.id}")
         watch = lambda *_: stopped.is_set()  # noqa: E731
-        return reproduce.execute(ports, part, plan, announce, watch, on_recheck=verdict.again, on_side=explanation.told)
+        return reproduce.execute(
+            ports, part, plan, announce, watch, on_recheck=verdict.print_recheck, on_side=explanation.print_side
+        )
 
     def told(one: "Verdict") -> None:
-        output.note(f"{one.segment}: {one.outcome}")
+        output.print_note(f"{one.segment}: {one.outcome}")
 
     every = segments.of_run(ports.repo, request.original)
     with interrupt.on_signals():
@@ -177,5 +181,5 @@ def text(joint: "Joint") -> str:
     lines.append(output.table(("segment", "verdict", "replayed as"), rows))
     for one in joint.verdicts:
         if one.outcome not in ("sampled", "reproduced"):
-            lines += ["", verdict.text(one)]
+            lines += ["", verdict.format_verdict(one)]
     return "\n".join(lines)

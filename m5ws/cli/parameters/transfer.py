@@ -30,7 +30,7 @@ def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: 
     )
 
 
-def chosen(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
+def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
     """Return the snapshots and runs to copy. Raises UsageError, NotFound, AmbiguousId."""
     from m5ws.repository import ids as refs
     from m5ws.repository import runs, snapshots

@@ -11,12 +11,12 @@ _SIDES = {
 }
 
 
-def told(side: Side, steps: Segment) -> None:
+def print_side(side: Side, steps: Segment) -> None:
     """Print on stderr that a side is replayed."""
-    output.note(f"explaining: {steps} {_SIDES[side.side]}, as {side.replay}")
+    output.print_note(f"explaining: {steps} {_SIDES[side.side]}, as {side.replay}")
 
 
-def text(found: Explanation) -> list[str]:
+def format_explanation(found: Explanation) -> list[str]:
     """Return an explanation in lines: place and cause first, then the evidence."""
     steps = f"step {found.last}" if found.first == found.last else f"steps {found.first}-{found.last}"
     lines = [f"examined {steps}: {_finding(found)}"]

@@ -158,7 +158,7 @@ def fields(pairs: Mapping[str, str | None], indent: str = "") -> str:
     return "\n".join(f"{indent}{name.ljust(width)}  {value}".rstrip() for name, value in shown.items())
 
 
-def note(message: str) -> None:
+def print_note(message: str) -> None:
     """Print a line on stderr that is not a result, unless `-q` is given."""
     context = click.get_current_context(silent=True)
     if context is None or not context.find_root().params.get("quiet"):

@@ -34,7 +34,7 @@ class Bar:
                 self._display.update(what, done, total)
             else:
                 counted = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
-                output.note(f"{what}{counted}")
+                output.print_note(f"{what}{counted}")
                 self._next_s = self._clock() + _LINE_EVERY_S
 
     def close(self) -> None:

@@ -130,11 +130,11 @@ class RunProgress:
             self._print()
 
     def _print(self) -> None:
-        output.note(self.line())
+        output.print_note(self.line())
         self._shown = self._step
         self._next_s = self._clock() + _LINE_EVERY_S
 
-    def _say(self, text: str, otherwise: Callable[[str], None] = output.note) -> None:
+    def _say(self, text: str, otherwise: Callable[[str], None] = output.print_note) -> None:
         if self._live is not None:
             self._live.console.print(output.escaped(text), markup=False, highlight=False)
         else:

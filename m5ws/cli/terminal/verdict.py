@@ -13,12 +13,14 @@ _SAYS = {
 }
 
 
-def again(first: Divergence, second: str) -> None:
+def print_recheck(first: Divergence, second: str) -> None:
     """Print on stderr that a replay diverged and is repeated."""
     if _of_file(first):
-        output.note(f"difference in {first.quantity}: repeating the replay as {second}")
+        output.print_note(f"difference in {first.quantity}: repeating the replay as {second}")
         return
-    output.note(f"difference at step {first.step} ({first.quantity}): repeating the replay up to this step as {second}")
+    output.print_note(
+        f"difference at step {first.step} ({first.quantity}): repeating the replay up to this step as {second}"
+    )
 
 
 def _of_file(found: Divergence) -> bool:
@@ -26,7 +28,7 @@ def _of_file(found: Divergence) -> bool:
     return found.quantity.startswith("file ")
 
 
-def text(verdict: Verdict) -> str:
+def format_verdict(verdict: Verdict) -> str:
     """Return a verdict in lines: the result, then the evidence, then the changes that may be the cause."""
     part = f", {verdict.segment}" if verdict.segment is not None else ""
     lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(_replays(verdict))}"]
@@ -34,13 +36,13 @@ def text(verdict: Verdict) -> str:
     if verdict.expected is not None and not verdict.expected.equal:
         lines.append(f"  hardware: {verdict.expected.why}")
     if verdict.first is not None:
-        lines += ["", *first(verdict.first)]
+        lines += ["", *format_divergence(verdict.first)]
     if verdict.course is not None:
         lines.append(f"  after it  {verdict.course}")
     if verdict.recheck is not None:
-        lines += ["", *_again(verdict.recheck)]
+        lines += ["", *_format_recheck(verdict.recheck)]
     if verdict.explanation is not None:
-        lines += ["", *explanation.text(verdict.explanation)]
+        lines += ["", *explanation.format_explanation(verdict.explanation)]
     if verdict.compared:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
@@ -70,27 +72,27 @@ def _replays(verdict: Verdict) -> tuple[str, ...]:
     return tuple(name for name in verdict.replays if name not in explaining)
 
 
-def joint(found: JointVerdict) -> str:
+def format_joint(found: JointVerdict) -> str:
     """Return the result of segment replays together, and the state of each range of steps."""
     lines = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
     return "\n".join([*lines, output.fields(found.parts, "  ")])
 
 
-def _again(recheck: Recheck) -> list[str]:
+def _format_recheck(recheck: Recheck) -> list[str]:
     if recheck.replay is None:
         return [f"second replay: could not be started: {recheck.reason}"]
     until = f", up to step {recheck.last}" if recheck.last is not None else ""
     result = "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "no result"
     lines = [f"second replay: {recheck.replay}{until}: {result}"]
     if recheck.first is not None:
-        lines += first(recheck.first, ("first", "second"), "first difference")
+        lines += format_divergence(recheck.first, ("first", "second"), "first difference")
     if recheck.start is not None:
         equal = {None: "no result", True: "equal to the original", False: "differs from the original too"}
         lines.append(f"from the start: {recheck.start}{until}: {equal[recheck.start_equal]}")
     return lines
 
 
-def first(
+def format_divergence(
     found: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
