@@ -53,7 +53,7 @@ def command(
 
     parent: Path = context.find_root().params["directory"]
     plan = demo.plan(
-        demo.Options(
+        demo.DemoOptions(
             directory=parent / directory if directory else demo.free_directory(parent),
             templates=templates or demo.TEMPLATES,
             text=text,

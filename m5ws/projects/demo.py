@@ -29,7 +29,7 @@ class DemoFailed(M5Error):
     exit_code = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The demo's new directory, templates, and text (None: Python's standard library).
 
     `store` is the store of the workspaces; None is a directory in each.
@@ -62,10 +62,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         return (*move, shlex.join(_filled(self.argv, ids)))
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The commands in order. `path` must be added to PATH to type them; None if it is there."""
 
-    options: Options
+    options: DemoOptions
     commands: tuple[Command, ...]
     path: Path | None
 
@@ -93,7 +93,7 @@ def free_directory(parent: Path) -> Path:
     return next(parent / name for name in names if not (parent / name).exists())
 
 
-def plan(options: Options) -> Plan:
+def plan(options: DemoOptions) -> DemoPlan:
     """Return the commands. Raises UsageError for a directory in use or an unknown text, MissingExtra, M5Error."""
     root = options.directory.absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -102,10 +102,10 @@ def plan(options: Options) -> Plan:
         raise UsageError(f"no such file or folder: {options.text}")
     _check_installed("gpt-deepspeed" in options.templates)
     commands = [command for name in options.templates for command in _template(name, root, options)]
-    return Plan(options=options, commands=tuple(commands), path=_missing_from_path())
+    return DemoPlan(options=options, commands=tuple(commands), path=_missing_from_path())
 
 
-def execute(planned: Plan, show: Callable[[str], None]) -> Done:
+def execute(planned: DemoPlan, show: Callable[[str], None]) -> Done:
     """Run the commands, each printed before its output. `show` prints a line on stdout. Raises DemoFailed."""
     began = time.monotonic()
     root = planned.options.directory.absolute()
@@ -143,7 +143,7 @@ def _check_installed(deepspeed: bool) -> None:
         raise M5Error("git is not installed", hint="The demo creates a git repository. Install git.")
 
 
-def _template(name: str, root: Path, options: Options) -> Iterator[Command]:
+def _template(name: str, root: Path, options: DemoOptions) -> Iterator[Command]:
     """Yield the commands of one template: all of them for the first one, fewer for the others."""
     here, nproc = root / name, ("--nproc", str(options.nproc))
     first = name == options.templates[0]

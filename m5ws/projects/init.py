@@ -33,7 +33,7 @@ class NewFile(msgspec.Struct, frozen=True, kw_only=True):
     executable: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The files that `init` writes below `root`. `kept` lists existing ignore files that stay unchanged."""
 
     root: Path
@@ -59,7 +59,7 @@ def templates_dir() -> Path:
 
 def plan(
     root: Path, template: str | None = None, folder: Path | None = None, store: Mapping[str, str] | None = None
-) -> Plan:
+) -> ProjectPlan:
     """Return the files of a new workspace at `root`. `folder` has the templates, if not m5ws's own.
 
     `store` has keys and values for the store's section in m5ws.toml.
@@ -77,10 +77,10 @@ def plan(
     if taken:
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
-    return Plan(root=root, template=template, files=tuple(files), kept=tuple(kept))
+    return ProjectPlan(root=root, template=template, files=tuple(files), kept=tuple(kept))
 
 
-def apply(planned: Plan) -> None:
+def apply(planned: ProjectPlan) -> None:
     """Write the planned files, each only if it does not exist. Raises FilesExist if one has appeared meanwhile."""
     planned.root.mkdir(parents=True, exist_ok=True)
     # m5ws.toml is written last, so the directory is a workspace only if it is complete.

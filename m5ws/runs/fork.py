@@ -20,7 +20,7 @@ from m5ws.runs import run, state
 from m5ws.snapshot.config import overrides
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A fork: the checkpoint, as `resolve` reads it, and the changes."""
 
     checkpoint: str
@@ -30,7 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
 
 
-def new_run(repo: Repository, request: Request) -> Run:
+def new_run(repo: Repository, request: ForkRequest) -> Run:
     """Return a new fork. Publishes its snapshot if it is a derived one.
 
     Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and if no steps are left.

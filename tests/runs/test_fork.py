@@ -45,7 +45,7 @@ def parent(repo: Repository, tmp_path: Path) -> Run:
 
 
 def _fork(repo: Repository, text: str, **request: object) -> Run:
-    return fork.new_run(repo, fork.Request(checkpoint=text, **request))  # type: ignore[arg-type]
+    return fork.new_run(repo, fork.ForkRequest(checkpoint=text, **request))  # type: ignore[arg-type]
 
 
 def _collect(repo: Repository) -> None:

@@ -12,7 +12,7 @@ from m5ws.projects import demo
 
 
 def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:
-    planned = demo.plan(demo.Options(directory=tmp_path / "d"))
+    planned = demo.plan(demo.DemoOptions(directory=tmp_path / "d"))
     assert {command.argv[0] for command in planned.commands} == {"m5ws", "python"}
     verbs = [
         next(word for word in command.argv[1:] if word != "-q")
@@ -27,7 +27,7 @@ def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_ids_are_known_before_they_are_used(tmp_path: Path) -> None:
-    planned = demo.plan(demo.Options(directory=tmp_path / "d"))
+    planned = demo.plan(demo.DemoOptions(directory=tmp_path / "d"))
     known: set[str] = set()
     for command in planned.commands:
         used = {word[1:-1] for word in command.argv if word.startswith("{")}
@@ -45,9 +45,9 @@ def test_a_command_shows_where_it_is_run_and_the_ids_it_takes(tmp_path: Path) ->
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
-        demo.plan(demo.Options(directory=tmp_path))
+        demo.plan(demo.DemoOptions(directory=tmp_path))
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none"))):
-        demo.plan(demo.Options(directory=tmp_path / "d", text=tmp_path / "none"))
+        demo.plan(demo.DemoOptions(directory=tmp_path / "d", text=tmp_path / "none"))
 
 
 def test_each_demo_has_a_new_directory(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_command_that_ends_otherwise_ends_the_demo(tmp_path: Path) -> None:
     check = "import sys; sys.exit(sys.argv[1] != 'id-7')"
     uses = demo.Command(argv=("python", "-c", check, "{run}"), directory=tmp_path)
     bad = demo.Command(argv=("python", "-c", "import sys; sys.exit(3)"), directory=tmp_path, expect=1)
-    options = demo.Options(directory=tmp_path, templates=())
+    options = demo.DemoOptions(directory=tmp_path, templates=())
     shown: list[str] = []
     with pytest.raises(demo.DemoFailed, match="status 3, not 1"):
-        demo.execute(demo.Plan(options=options, commands=(good, uses, bad), path=None), shown.append)
+        demo.execute(demo.DemoPlan(options=options, commands=(good, uses, bad), path=None), shown.append)
     assert shown[:4] == [f"$ cd {tmp_path}", f"$ {good.typed(tmp_path, {})[0]}", "made id-7", "more"]
 
 

@@ -83,7 +83,7 @@ def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Opt
     from m5ws.runs import fork
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
-    request = fork.Request(
+    request = fork.ForkRequest(
         checkpoint=checkpoint, snapshot=snapshot, overrides=given["overrides"], options=launch, restart=given["restart"]
     )
     run = fork.new_run(repo, request)

@@ -14,7 +14,7 @@ from m5ws.repository import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags
-from m5ws.tracking.mlflow.follower import Follower, Options
+from m5ws.tracking.mlflow.follower import Follower, FollowerOptions
 from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.migrations import EXTRA
 from m5ws.tracking.mlflow.uri import database
@@ -77,7 +77,9 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
     repo = Repository.open(open_store(store_url))
     with client(tracking_uri) as mlflow:
         for run_id in (verdict.run, *verdict.replays):
-            options = Options(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
+            options = FollowerOptions(
+                store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True
+            )
             known = [one for one in runs.verdicts(repo, run_id) if one.replay != verdict.replay]
             found = _pages(mlflow, options)
             subject, joint = tags.load(repo, run_id), runs.joint(repo, run_id)
@@ -89,14 +91,14 @@ def write_joint(tracking_uri: str, experiment: str, store_url: str, run_id: str)
     from m5ws.tracking.mlflow.run_page import Page
 
     repo = Repository.open(open_store(store_url))
-    options = Options(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
+    options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
     with client(tracking_uri) as mlflow:
         found = _pages(mlflow, options)
         subject, verdicts = tags.load(repo, run_id), runs.verdicts(repo, run_id)
         Page(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
 
 
-def _pages(mlflow: Any, options: Options) -> list[str]:
+def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
     """Return the MLflow runs of a run. The first is its page, which is created if it is missing."""
     from m5ws.tracking.mlflow.run_page import find
 

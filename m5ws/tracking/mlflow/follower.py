@@ -56,7 +56,7 @@ _MOST_BYTES = 65_536
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The run to follow and the MLflow to deliver to. `once`: deliver existing events, and end."""
 
     store: str
@@ -108,7 +108,7 @@ class Tail:
 class Follower:
     """Delivers one run. `advance` may raise any error of MLflow, and may then be called again."""
 
-    def __init__(self, options: Options, connect: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, options: FollowerOptions, connect: Callable[[str], Any] | None = None) -> None:
         self._options = options
         self._connect = connect or _connect
         self._repo = Repository.open(open_store(options.store))
@@ -339,12 +339,12 @@ def _wait(limit_s: float | None) -> tuple[bool, bool]:
     return True, not os.read(sys.stdin.fileno(), _MOST_BYTES)
 
 
-def _options(arguments: Sequence[str]) -> Options:
+def _options(arguments: Sequence[str]) -> FollowerOptions:
     parser = argparse.ArgumentParser(prog="python -m m5ws.tracking.mlflow.follower", description=__doc__)
     for name in ("--store", "--run", "--experiment"):
         parser.add_argument(name, required=True)
     parser.add_argument("--once", action="store_true")
-    return Options(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))
+    return FollowerOptions(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import IO
 
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.tracking.mlflow.follower import Options
+from m5ws.tracking.mlflow.follower import FollowerOptions
 from m5ws.tracking.mlflow.migrations import installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
 
@@ -29,7 +29,7 @@ _QUIET = (
 class Following:
     """A follower process. It ends by itself if this process dies in any way."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: FollowerOptions) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — open as long as this object
         # In a session of its own, so that Ctrl-C in the terminal does not stop the delivery of the run's end.
         self._process = subprocess.Popen(
@@ -124,8 +124,8 @@ class Mlflow:
         serve = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
         return (*_QUIET, database, sys.executable, "-P", "-m", "mlflow", "server", *serve, *where)
 
-    def options(self, run: str, *, once: bool = False) -> Options:
+    def options(self, run: str, *, once: bool = False) -> FollowerOptions:
         """Return the options of a follower of `run`."""
-        return Options(
+        return FollowerOptions(
             store=self._store_url, run=run, tracking_uri=self.tracking_uri, experiment=self.experiment, once=once
         )
