@@ -42,12 +42,12 @@ def policy(given: Sequence[str]) -> Policy:
     return cast(Policy, policies[0]) if policies else "fail"
 
 
-def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snapshot: str | None) -> "Ports":
+def ports(here: "Workspace", given: "Ports", env: Sequence[str], run: str, snapshot: str | None) -> "Ports":
     """Return the ports for a replay of `run`: the given ones, or those of a rebuilt environment with `--env rebuild`.
 
     Raises M5Error if the environment cannot be rebuilt, before the replay starts.
     """
-    if _REBUILD not in said:
+    if _REBUILD not in env:
         return given
     from m5ws.cli.terminal.progress import Bar
     from m5ws.environment.rebuild import rebuild
@@ -57,7 +57,7 @@ def ports(here: "Workspace", given: "Ports", said: Sequence[str], run: str, snap
         output.print_note(f"environment: already in a container of {recipe.image}")
         return given
     with Bar() as bar:
-        return made(here, given, recipe, bar, same_patch=policy(said) == "fail")
+        return made(here, given, recipe, bar, same_patch=policy(env) == "fail")
 
 
 def made(
@@ -75,11 +75,11 @@ def made(
     )
 
 
-def check(given: "Ports", plan: "Plan", said: Sequence[str]) -> None:
+def check(given: "Ports", plan: "Plan", env: Sequence[str]) -> None:
     """Compare the environment before an attempt is launched. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.runs import environment_check
 
-    wanted = policy(said)
+    wanted = policy(env)
     found = environment_check.differences(given, plan) if wanted != "ignore" else ()
     if found:
         output.print_note("environment: differs from the one that the run requires")

@@ -59,14 +59,14 @@ class Delivery:
             return []
         self._last_s = now
         spools = sorted(self._spools.glob("*.spool"))
-        said = [(path.stem, event) for path in spools for event in self._said(path.stem, path)]
-        self._errors += [event.error for _, event in said if isinstance(event, RankEnded) and event.error]
+        events = [(path.stem, event) for path in spools for event in self._read_events(path.stem, path)]
+        self._errors += [event.error for _, event in events if isinstance(event, RankEnded) and event.error]
         if final or self._due(now):
             self._failed, self._urgent, self._published_s = False, False, now
             self._waiting_bytes.clear()
             for path in spools:
                 self._publish(path.stem, path)
-        return said
+        return events
 
     def finish(self) -> list[tuple[str, AnyEvent]]:
         """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered."""
@@ -94,7 +94,7 @@ class Delivery:
         """Return the first error that a rank reported, or None."""
         return self._errors[0] if self._errors else None
 
-    def _said(self, rank: str, path: Path) -> list[AnyEvent]:
+    def _read_events(self, rank: str, path: Path) -> list[AnyEvent]:
         """Return a rank's new events, without the start of the attempt, which is already published."""
         found = self._seen.setdefault(rank, SpoolReader(path)).read()
         self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))

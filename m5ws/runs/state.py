@@ -87,14 +87,14 @@ def load(repo: Repository, run_id: str) -> RunState:
     numbers = ledger.attempts(repo, run_id)
     ranks = concurrency.each(lambda attempt: ledger.ranks(repo, run_id, attempt), numbers)
     chains = {attempt: dict[str, list[AnyEvent]]() for attempt in numbers}
-    which = [(attempt, rank) for attempt, found in zip(numbers, ranks, strict=True) for rank in found]
-    said = concurrency.each(lambda chain: _telling(repo, run_id, *chain), which)
-    for (attempt, rank), events in zip(which, said, strict=True):
+    pairs = [(attempt, rank) for attempt, names in zip(numbers, ranks, strict=True) for rank in names]
+    events_of_chains = concurrency.each(lambda chain: _relevant_events(repo, run_id, *chain), pairs)
+    for (attempt, rank), events in zip(pairs, events_of_chains, strict=True):
         chains[attempt][rank] = events
     return RunState(run=run_id, attempts=tuple(fold_attempt(*pair) for pair in chains.items()))
 
 
-def _telling(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
+def _relevant_events(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
     """Return the events of a chain that matter for the state. Of all steps, only the last one does."""
     found: list[AnyEvent] = []
     step: list[AnyEvent] = []
