@@ -1,14 +1,15 @@
-"""What a checkpoint costs: how long the training stands still, how long all takes, bytes, memory, and loading.
+"""Cost of a checkpoint: the time for which the training is stopped, the total time, bytes, memory, and loading.
 
     python benchmarks/checkpoints.py [--mib 2048] [--nproc 2] [--rounds 3] [--s3 ceph|ceph-tls|moto] [--connector PATH]
                                      [--only TOOL …]
 
-The state is an FSDP2 model's with AdamW's, `--mib` on all ranks together, on CPUs. Saved three times by each tool,
-turn by turn: all new, after a step on all of it, after a step on a tenth; then loaded on as many ranks, and on one.
-Peers: `torch.save` and PyTorch's FileSystemWriter, both synced; the S3 connector for PyTorch, if `--connector` names
-where it is installed (Ceph before 18 does not take its uploads: `--s3 moto`); with `--s3 ceph-tls` by https, where
-m5ws sends a CRC-64 instead of a signature of the bytes, as one would with AWS; the same bytes by the fastest client,
-unhashed; and a copy within memory. docs/benchmarks.md says what times beside a server on the same cores are worth.
+The state is that of an FSDP2 model with AdamW, `--mib` on all ranks together, on CPUs. Each tool, in turn, saves it
+three times: all new, after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on one.
+
+Peers: `torch.save` and PyTorch's FileSystemWriter, both synced; the same bytes by the fastest client, unhashed; a copy
+within memory; the S3 connector for PyTorch, if `--connector` names its folder. Ceph before 18 refuses the connector's
+uploads: use `--s3 moto`. `--s3 ceph-tls` uses https, where m5ws sends a CRC-64 instead of a signature of the bytes, as
+with AWS. docs/benchmarks.md discusses times of a server on the same cores.
 """
 
 import argparse
@@ -29,26 +30,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 SCRIPT = Path(__file__).parent / "scripts" / "checkpoint_save.py"
 LOCAL = ("copy", "torch.save", "dcp", "dcp async", "m5ws", "m5ws async")
 REMOTE = ("raw-s3", "connector-s3", "connector async-s3", "m5ws-s3", "m5ws async-s3")
-# They load on another number of ranks only if they know where a tensor's parts are.
+# They cannot load on another number of ranks, since they do not record the layout of tensors.
 FIXED = ("copy", "torch.save", "raw-s3")
 
 Rows = dict[str, dict[str, float]]
 
 
 class Place:
-    """Where a tool saves: a folder, or a prefix of a bucket."""
+    """The destination of a tool's saves: a folder, or a prefix of a bucket."""
 
     def __init__(self, url: str, client: object = None, bucket: str = "") -> None:
         self.url, self._client, self._bucket = url, client, bucket
 
     def size_mib(self) -> float:
-        """Return how much is there."""
+        """Return the size of all files or objects there."""
         if self._client is None:
             return sum(path.stat().st_size for path in Path(self.url).rglob("*") if path.is_file()) / 2**20
         return sum(found["Size"] for page in self._pages() for found in page.get("Contents", ())) / 2**20
 
     def remove(self) -> None:
-        """Delete what is there: what one tool leaves must not cost the next one memory or disk."""
+        """Delete all files or objects there, so that they cost the next tool no memory or disk."""
         if self._client is None:
             shutil.rmtree(self.url)
             return
@@ -113,7 +114,7 @@ def server(kind: str) -> Iterator[tuple[dict[str, str], object, str]]:
 
 
 def one_round(tool: str, mib: int, nproc: int, place: Place, environment: dict[str, str]) -> Rows:
-    """Save, and load on as many ranks and on one."""
+    """Save, then load on as many ranks and on one."""
     rows = launch(tool, mib, "save", place.url, nproc, environment)
     rows["stored"] = {"mib": place.size_mib()}
     if tool != "copy":
@@ -124,7 +125,7 @@ def one_round(tool: str, mib: int, nproc: int, place: Place, environment: dict[s
 
 
 def table(found: dict[str, list[Rows]]) -> str:
-    """Return the medians as a table: seconds the training stood still / seconds in all."""
+    """Return the medians as a table: seconds for which the training was stopped / seconds in all."""
     saves = ("first", "all changed", "a tenth changed")
     heads = [*(f"{name}: stall / all, s" for name in saves), "stored MiB", "memory MiB", "load s", "on one rank s"]
     lines = [f"| | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--s3", choices=["ceph", "ceph-tls", "moto"], default="ceph")
-    parser.add_argument("--connector", help="a folder with s3torchconnector, if it is not installed here")
+    parser.add_argument("--connector", help="folder with s3torchconnector, if it is not installed")
     parser.add_argument("--only", nargs="+", choices=[*LOCAL, *REMOTE])
     arguments = parser.parse_args()
     wanted = arguments.only or [*LOCAL, *REMOTE]

@@ -1,11 +1,12 @@
-"""What fingerprints of a training's state cost against memory bandwidth, and what each level of recording costs a step.
+"""Cost of fingerprints of a training's state against memory bandwidth, and of each level of recording for a step.
 
     python benchmarks/fingerprints.py [--device cpu|cuda] [--gib 1] [--rounds 7] [--threads 1] [--step-ms 100]
 
 The state is that of a GPT in fp32 with AdamW: weights and two moments, large matrices and small vectors. Three rows
-read all of it, turn by turn: a sum, a copy, and the fingerprints; each in bytes of state a second, and in CPU seconds,
-which tell what a busy machine hides. Then the ledger: what appending one step's event to the spool takes. The last
-table puts both together for a step of `--step-ms`, for fingerprints at checkpoints alone, every N steps, every step.
+read all of it, turn by turn: a sum, a copy, and the fingerprints. Each is in bytes of state a second, and in CPU
+seconds, which do not depend on the load of the machine. Then the ledger: the time to append one step's event to the
+spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone, every N steps, and
+every step.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def state(size_bytes: int, device: str) -> list[Piece]:
 
 
 def took(work: Callable[[], object], device: str) -> tuple[float, float]:
-    """Return the seconds and CPU seconds of `work`, with what it leaves to the device."""
+    """Return the seconds and CPU seconds of `work`, including its work on the device."""
     settle(device)
     began, before = time.perf_counter(), time.process_time()
     work()

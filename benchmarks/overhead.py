@@ -1,12 +1,12 @@
-"""What `m5ws run` costs a training loop: the same steps under bare torchrun and under m5ws, turn by turn.
+"""Cost of `m5ws run` for a training loop: the same steps under bare torchrun and under m5ws, turn by turn.
 
     python benchmarks/overhead.py [--rounds 5] [--steps 200] [--nproc 2] [--json FILE]
 
 Per step, over the second half of the steps: the time between the end of one step's body and the start of the next,
 where m5ws does its work, and the medians of whole steps. Start-up: from the command to the start of the first step's
-body. CPU: of the command and all that it starts, from start to end. Two rows between the first and the last say where
-the difference comes from: torchrun with the determinism settings that m5ws makes, and m5ws without MLflow. The only
-checkpoint is at the end. All rows compute with one thread a rank, as torchrun itself has it for two ranks and more.
+body. CPU: of the command and its children, from start to end. Two rows between the first and the last locate the
+difference: torchrun with m5ws's determinism settings, and m5ws without MLflow. The only checkpoint is at the end. All
+rows use one thread a rank, the default of torchrun for two ranks and more.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What determinism level "portable" costs a training on a CPU: the templates' GPT under "strict" and under "portable".
+"""Cost of determinism level "portable" for a training on a CPU: the templates' GPT under "strict" and under "portable".
 
     python benchmarks/portable.py [--rounds 5] [--steps 20] [--dtype float32 bfloat16] [--threads 1] [--json FILE]
 
-Each turn is a process of its own, started as a rank is; the levels take turns. A row between the two says what the
-instructions alone cost, without the replaced square root. Seconds a step are the median of a turn's second half; the
-ratio is the median over rounds of each turn against "strict" in the same round. CPU time tells what a busy machine
-hides.
+Each turn is a process of its own, started as a rank is; the levels take turns. A row between the two shows the cost of
+the instructions alone, without the replaced square root. Seconds a step are the median of a turn's second half. The
+ratio is the median over rounds of each turn against "strict" in the same round. CPU time does not depend on the load of
+the machine.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What a second `m5ws snapshot` of an unchanged workspace costs, beside tools that answer a like question.
+"""Cost of a second `m5ws snapshot` of an unchanged workspace, beside tools with a similar task.
 
     python benchmarks/snapshot.py [--files 20000] [--rounds 7] [--only TOOL …] [--s3] [--json FILE]
 
-Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with
-all untracked files, `m5ws snapshot` of the same, and of the same files as data that git ignores, and `dvc status` and
-`restic backup` where they are installed. With --s3 a Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw
-ceph-common), and m5ws is measured with its store there too, by https; the server shares this machine. CPU time, of the
-process and all that it starts, is steadier than the clock on a machine that others use too.
+Every row is a whole process, start-up included, measured turn by turn in one run: `git status`, `git status` with all
+untracked files, `m5ws snapshot` of the same, and of the same files as data that git ignores. `dvc status` and `restic
+backup` are measured if they are installed. With --s3 a Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw
+ceph-common), and m5ws is also measured with its store there, by https; the server shares this machine. CPU time, of the
+process and its children, varies less than the clock on a busy machine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _OURS = ("m5ws snapshot", *FORMS, "m5ws snapshot of data")
 TOOLS = ("git status", "git status -uall", *_OURS, "dvc status", "restic backup")
 _REMOTE = "store in S3"
 Command = tuple[Path, list[str]]
-"""What is run, and where."""
+"""The directory and words of a command."""
 
 
 def make_workspace(root: Path, files: int) -> None:
@@ -76,7 +76,7 @@ def _commit(root: Path) -> None:
 
 
 def peers(root: Path, only: Sequence[str], server: Server | None) -> dict[str, Command]:
-    """Return the commands to compare, by name; each is run thrice first, so that what it remembers is there."""
+    """Return the commands to compare, by name. Each is run three times before, so that its caches are full."""
     commands: dict[str, Command] = {
         "git status": (root, ["git", "status"]),
         "git status -uall": (root, ["git", "status", "--porcelain=v2", "--untracked-files=all"]),
@@ -116,7 +116,7 @@ integrity = "crc64nvme"
 
 @contextlib.contextmanager
 def remote(folder: Path, wanted: bool) -> Iterator[Server | None]:
-    """Give a server of our own, where one is wanted."""
+    """Start an S3 server, if it is `wanted`."""
     if not wanted:
         yield None
         return
@@ -158,7 +158,7 @@ def main() -> None:
         make_workspace(root, arguments.files)
         first = measure((root, [_M5WS, "snapshot"]), environment)
         commands = peers(root, ["git status", *arguments.only], server)
-        time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+        time.sleep(2.5)  # files that changed a moment ago are not cached, since they could change again unnoticed
         for command in 3 * [*commands.values()]:
             measure(command, environment)
             time.sleep(0.1)

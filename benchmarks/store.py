@@ -1,17 +1,18 @@
-"""What a store in S3 costs: upload, no-op, bringing back, and an upload after a change, beside tools of the same job.
+"""Cost of a store in S3: upload, no-op, download, and an upload after a change, beside tools for the same task.
 
-The no-op is measured twice: right after the upload, and the fourth time, when all that a tool remembers is there.
+The no-op is measured twice: right after the upload, and the fourth time, when all caches of a tool are full.
 
     python benchmarks/store.py [--data large small] [--rounds 3] [--scale 1.0] [--rtt-ms 50] [--requests]
                                [--tls] [--dvc PROGRAM] [--aws PROGRAM]
                                [--endpoint URL --access-key … --secret-key … [--authority FILE]]
 
 `large` is 2 GiB in 8 files, `small` 20,000 files of 4-64 KiB; `--scale` makes both smaller or larger. One in a hundred
-changes: of the bytes of each large file, one run of 1 %; of the small files, 1 % drawn at random. Without --endpoint, a
-Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw ceph-common); with --tls it is reached by https, and m5ws sends a
-CRC-64 with the bytes instead of a signature of them, as one would with AWS. With --rtt-ms each round trip is that much
-longer; --requests counts requests and bytes, in a round of their own, through a proxy. Tools that are not there are
-left out, and named. DVC needs dvc-s3, in whichever environment --dvc names.
+changes: of the bytes of each large file, one run of 1 %; of the small files, 1 % drawn at random.
+
+Without --endpoint, a Ceph RGW is started (Debian: ceph-mon ceph-osd radosgw ceph-common). With --tls the tools use
+https, and m5ws sends a CRC-64 instead of a signature of the bytes, as with AWS. With --rtt-ms each round trip is that
+much longer. --requests counts requests and bytes, in a round of their own, through a proxy. Missing tools are left out,
+and listed. DVC needs dvc-s3, in the environment of --dvc.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def change_data(kind: str, folder: Path) -> None:
 
 
 def measured(work: Callable[[], None]) -> Row:
-    """Do it and return seconds on the clock, and CPU seconds and the largest memory of the processes it started."""
+    """Return seconds on the clock, and CPU seconds and the largest memory of the child processes of `work`."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
     wall_s = time.perf_counter() - began
@@ -87,7 +88,7 @@ def one_round(tool: Tool, place: Path, kind: str, around: "Around") -> dict[str,
 
     for operation in _OPERATIONS:
         if operation == "no-op":
-            time.sleep(2.5)  # what was written this moment is not remembered, since it could change unseen
+            time.sleep(2.5)  # files that changed a moment ago are not cached, since they could change again unnoticed
         if operation == "no-op again":
             tool.upload()
             tool.upload()
@@ -100,7 +101,7 @@ def one_round(tool: Tool, place: Path, kind: str, around: "Around") -> dict[str,
 
 @contextlib.contextmanager
 def servers(arguments: argparse.Namespace, folder: Path) -> Iterator[Server]:
-    """Give the server that was named, or a Ceph of our own."""
+    """Yield the server of --endpoint, or start a Ceph."""
     if arguments.endpoint:
         authority = arguments.authority
         yield Server(arguments.endpoint, "benchmark", arguments.access_key, arguments.secret_key, authority)
@@ -114,7 +115,7 @@ def servers(arguments: argparse.Namespace, folder: Path) -> Iterator[Server]:
 
 
 def tools(arguments: argparse.Namespace, server: Server, prefix: str, place: Path) -> dict[str, Tool]:
-    """Return the tools that are there, each with its own prefix; the caller gives each a place of its own."""
+    """Return the installed tools, each with its own prefix; the caller gives each a directory of its own."""
     found: dict[str, Tool] = {
         "m5ws": M5ws(place, server, prefix),
         "m5ws without cache": M5wsWithoutCache(place, server, prefix),
@@ -134,7 +135,7 @@ Around = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 def counting(server: Server, stack: contextlib.ExitStack) -> tuple[Server, Around, dict[str, Row]]:
-    """Return the server behind a counting proxy, what is entered around each operation, and its counts."""
+    """Return the server behind a counting proxy, a context for each operation, and the counts."""
     from tests.support.network.proxies import FaultProxy
 
     proxy = stack.enter_context(FaultProxy(server.endpoint.removeprefix("http://")))
@@ -164,15 +165,15 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", choices=_TOOLS)
     parser.add_argument("--dvc")
     parser.add_argument("--aws", default=shutil.which("aws"))
-    parser.add_argument("--tls", action="store_true", help="speak TLS with the server, and leave its bytes unsigned")
+    parser.add_argument("--tls", action="store_true", help="use TLS, with unsigned payloads")
     parser.add_argument("--endpoint")
-    parser.add_argument("--authority", help="the file of who vouches for the endpoint's TLS")
+    parser.add_argument("--authority", help="file with the certificate authority of the endpoint")
     parser.add_argument("--access-key", default="")
     parser.add_argument("--secret-key", default="")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.tls and (arguments.rtt_ms or arguments.requests or arguments.endpoint):
-        parser.error("--tls is of the server that is started here, and what delays or counts does not speak it")
+        parser.error("--tls cannot be combined with --endpoint, --rtt-ms or --requests")
     results: dict[str, dict[str, dict[str, Row]]] = {}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -226,7 +227,7 @@ def compare(arguments: argparse.Namespace, server: Server, folder: Path, kind: s
 
 
 def clear(places: Path) -> None:
-    """Delete what a round left; ext4 makes new files slowly for a minute after it deleted many."""
+    """Delete the directories of a round; ext4 creates files slowly for a minute after it deleted many."""
     shutil.rmtree(places, ignore_errors=True)
     time.sleep(_SETTLING_S)
 
@@ -238,7 +239,7 @@ def chosen(arguments: argparse.Namespace, server: Server, folder: Path) -> list[
 def in_place(
     arguments: argparse.Namespace, server: Server, folder: Path, kind: str, name: str, prefix: str, around: Around
 ) -> dict[str, Row]:
-    """Do one round of one tool in a place of its own, below `places`, and leave the server as it was."""
+    """Do one round of one tool in a directory of its own, below `places`, and leave the server as it was."""
     place = folder / "places" / f"{prefix}-{name.replace(' ', '-')}"
     place.mkdir(parents=True)
     shutil.copytree(folder / kind, place / "data")
@@ -263,7 +264,7 @@ def make_bucket(server: Server) -> None:
 
 
 def empty_bucket(server: Server) -> None:
-    """Remove what a tool left, so that the server is as it was for the next."""
+    """Remove a tool's objects, so that the server is in the same state for the next tool."""
     import obstore
     from obstore.store import S3Store
 

@@ -1,7 +1,7 @@
 """The tools that `benchmarks/store.py` compares, each by its own command line, on one S3 server.
 
-A tool uploads the folder `data` of a place of its own and brings it back elsewhere. Its caches lie in that place too;
-bringing back begins with none. `raw` is no tool: the same bytes by the fastest client, unnamed and unhashed.
+A tool uploads the folder `data` of its own directory and downloads it elsewhere. Its caches lie in that directory too;
+a download begins without a cache. `raw` is no tool: the same bytes by the fastest client, unnamed and unhashed.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Server:
-    """An S3 server, and what signs for it. `authority`: the file of who vouches for it, where it speaks TLS."""
+    """An S3 server and its credentials. `authority`: file of its certificate authority, if it uses TLS."""
 
     def __init__(
         self, endpoint: str, bucket: str, access_key: str, secret_key: str, authority: str | None = None
@@ -32,7 +32,7 @@ class Server:
         }
 
     def at(self, endpoint: str) -> "Server":
-        """Return the same server, reached another way."""
+        """Return the same server at another endpoint."""
         return Server(endpoint, self.bucket, *self._keys, self.authority)
 
 
@@ -40,17 +40,17 @@ class Tool(Protocol):
     """`place` holds the folder `data`."""
 
     def prepare(self) -> None:
-        """Do what is done once: it is not measured."""
+        """Prepare the tool once; this is not measured."""
 
     def upload(self) -> None:
-        """Make `data`, as it is now, safe on the server."""
+        """Upload the present content of `data`, durably."""
 
     def materialise(self, target: Path) -> None:
-        """Bring `data` back below `target`, which is new, without anything cached."""
+        """Download `data` below `target`, which is new, without a cache."""
 
 
 def call(command: list[str], cwd: Path, environment: Mapping[str, str]) -> str:
-    """Run a command to its end and return what it printed. Raises RuntimeError with all that it said."""
+    """Run a command to its end and return its output. Raises RuntimeError with all output."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
@@ -69,17 +69,17 @@ class M5ws:
         self._environment = {**server.environment, "XDG_CACHE_HOME": str(place / "cache")}
 
     def prepare(self) -> None:
-        """Make the store, which tries the server, and a snapshot of no data, which asks torch about this machine."""
+        """Create the store, which checks the server, and a snapshot of no data, which observes this machine."""
         call(["git", "init", "-q"], self._place, {})
         (self._place / ".gitignore").write_text("/data/\n/back/\n/.m5ws/\n/cache/\n")
         store = ["--store", self._url, "--endpoint-url", self._server.endpoint, "--region", "us-east-1"]
         self._m5ws("init", *store)
         self._m5ws("snapshot")
         configuration = self._place / "m5ws.toml"
-        text = _said(configuration.read_text(), "data", 'paths = ["data"]')
+        text = _with_line(configuration.read_text(), "data", 'paths = ["data"]')
         if self._server.endpoint.startswith("https:"):
-            # As one would against AWS: TLS keeps the bytes on the way, and a CRC is cheaper than a signature of them.
-            text = _said(text, "store", 'integrity = "crc64nvme"')
+            # As with AWS: TLS protects the bytes in transit, and a CRC is cheaper than a signature of them.
+            text = _with_line(text, "store", 'integrity = "crc64nvme"')
         configuration.write_text(self._set(text))
         call(["git", "add", "."], self._place, {})
         call(["git", "-c", "user.name=b", "-c", "user.email=b@example.org", "commit", "-qm", "all"], self._place, {})
@@ -91,7 +91,7 @@ class M5ws:
         self._snapshot = self._m5ws("snapshot").strip()
 
     def materialise(self, target: Path) -> None:
-        # What torch said of the machine stays; no object does.
+        # The observed environment stays cached; objects do not.
         shutil.rmtree(self._place / "cache" / "m5ws" / "objects", ignore_errors=True)
         self._m5ws("checkout", self._snapshot, str(target))
 
@@ -100,14 +100,14 @@ class M5ws:
 
 
 class M5wsWithoutCache(M5ws):
-    """As m5ws, but that it keeps no copies on this machine: restic keeps none of data either."""
+    """m5ws without a local cache: restic keeps no data in its cache either."""
 
     def _set(self, text: str) -> str:
-        return _said(text, "store", "cache_limit = 0")
+        return _with_line(text, "store", "cache_limit = 0")
 
 
-def _said(text: str, section: str, line: str) -> str:
-    """Return an m5ws.toml that says this too."""
+def _with_line(text: str, section: str, line: str) -> str:
+    """Return an m5ws.toml with one more line in a section."""
     head = f"\n[{section}]\n"
     assert head in text
     return text.replace(head, f"{head}{line}\n", 1)
@@ -185,7 +185,7 @@ class AwsSync:
 
 
 class Raw:
-    """As many bytes in objects as large as ours, by obstore, in a process of its own; it knows nothing of no-ops."""
+    """The same bytes in objects of the same size, by obstore, in a process of its own; it has no no-op."""
 
     def __init__(self, place: Path, server: Server, prefix: str) -> None:
         self._place, self._environment = place, server.environment

@@ -119,23 +119,21 @@ MUTATIONS = (
         "m5ws/training/loop/recorder.py",
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
-        "        self._probe()\n"
-        "        if loaded.rank is not None:\n"
-        "            # Last of all: making an iterator of the loader draws a seed from the global generator.\n"
-        '            generators = loaded.rank["generators"]\n'
-        "            rng.restore(generators, self._generators)\n",
-        "        if loaded.rank is not None:\n"
-        '            generators = loaded.rank["generators"]\n'
-        "            rng.restore(generators, self._generators)\n"
+        "        self._probe_loader()\n"
+        "        if restored.rank is not None:\n"
+        "            # Last of all: creating an iterator of the loader draws a seed from the global generator.\n"
+        '            rng.restore(restored.rank["generators"], self._generators)\n',
+        "        if restored.rank is not None:\n"
+        '            rng.restore(restored.rank["generators"], self._generators)\n'
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
-        "        self._probe()\n",
+        "        self._probe_loader()\n",
         ("training/test_session.py",),
     ),
     Mutation(
-        "restored tensors are not compared with the saved ones",
-        "m5ws/training/loop/recorder.py",
-        '            checkpointing.prove("tensors", *_on_their_ranks(tensors, loaded.fingerprints), loaded.step)\n',
+        "the fingerprints of restored tensors are not compared with the saved ones",
+        "m5ws/training/loop/restore.py",
+        '    checkpointing.verify_fingerprints("tensors", *_on_their_ranks(tensors, saved), restored.step)\n',
         "",
         ("training/test_session.py",),
     ),

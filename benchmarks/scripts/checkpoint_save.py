@@ -40,11 +40,11 @@ from m5ws.training.state.staging import Buffers, Live
 _LAYERS = 20
 _PART_BYTES = 64 * 2**20
 Save = Callable[[int], None]
-"""Begins to save, under a number; returns when the training may go on."""
+"""Begins a save under a number; returns when the training may continue."""
 
 
 class Tool(ABC):
-    """`save` returns when the training may go on, `wait` when all is durable, `load` when the state is back."""
+    """`save` returns when the training may continue, `wait` when all is durable, `load` when the state is restored."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, place: str) -> None:
         self.model, self.optimizer, self.place = model, optimizer, place
@@ -58,14 +58,14 @@ class Tool(ABC):
     def save(self, number: int) -> None: ...
 
     def wait(self) -> None:  # noqa: B027  most save nothing beside the training
-        """Nothing is under way."""
+        """Return at once: no save is running."""
 
     @abstractmethod
     def load(self) -> None: ...
 
 
 class Copy(Tool):
-    """The state copied within memory, into memory that is used again: what no asynchronous save can be below."""
+    """The state copied within memory, into memory that is used again: the lower bound of an asynchronous save."""
 
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
@@ -101,7 +101,7 @@ class TorchSave(Tool):
 
 
 class Dcp(Tool):
-    """`dcp.save`, or `dcp.async_save`, with a storage writer of others."""
+    """`dcp.save`, or `dcp.async_save`, with another storage writer."""
 
     asynchronous = False
     future: Any = None
@@ -135,7 +135,7 @@ class DcpAsync(Dcp):
 
 
 class Connector(Dcp):
-    """The S3 connector for PyTorch, as its documentation shows it."""
+    """The S3 connector for PyTorch, as in its documentation."""
 
     def writer(self, number: int) -> Any:
         from s3torchconnector.dcp import S3StorageWriter
@@ -191,7 +191,7 @@ class Raw(Tool):
 
 
 class M5ws(Tool):
-    """What a session does: copied, fingerprinted, hashed, sent, published, by `training.checkpointing`."""
+    """The save of a session: copied, fingerprinted, hashed, uploaded, published, by `training.checkpointing`."""
 
     asynchronous = False
 
@@ -221,10 +221,10 @@ class M5ws(Tool):
         )
 
     def save(self, number: int) -> None:
-        self._saver.settle()
+        self._saver.join()
         staged = self._backend.stage(self._buffers if self.asynchronous else Live())
         self._buffers.wait()
-        moment = checkpointing.Moment(number, {}, {"generators": {}}, self._active.spool.head)
+        moment = checkpointing.TrainingState(number, {}, {"generators": {}}, self._active.spool.head)
 
         def work() -> bool:
             return checkpointing.save(self._active, staged, self._backend.format, self.group, moment)
@@ -235,7 +235,7 @@ class M5ws(Tool):
             assert self._saver.run(work)
 
     def wait(self) -> None:
-        self._saver.settle()
+        self._saver.join()
 
     def load(self) -> None:
         repo = self._active.repo
@@ -244,7 +244,7 @@ class M5ws(Tool):
 
 
 class M5wsAsync(M5ws):
-    """The same, beside the training."""
+    """The same, in parallel to the training."""
 
     asynchronous = True
 
@@ -288,7 +288,7 @@ def build(mib: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Take an optimizer step on a share of the layers, with gradients of which no two parts are equal."""
+    """Take an optimizer step on a share of the layers, with gradients without equal parts."""
     for number, layer in enumerate(model):  # type: ignore[arg-type]
         for parameter in layer.parameters():
             parameter.grad = torch.empty_like(parameter) if number < share * _LAYERS else None
@@ -306,7 +306,7 @@ def _memory_bytes(field: str) -> int:
 
 
 def measured(tool: Tool, number: int) -> dict[str, float]:
-    """Save once; return how long the training stood still, how long all took, and the memory it took beside."""
+    """Save once; return the time for which the training was stopped, the total time, and the additional memory."""
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")
     before, began = _memory_bytes("VmRSS"), time.perf_counter()

@@ -1,7 +1,7 @@
 """Trains the templates' GPT on random tokens, and prints seconds and CPU seconds a step as JSON.
 
-Usage: portable_step.py {strict,pinned,portable} DTYPE STEPS THREADS WIDTH, with the level's variables set.
-"pinned" has the variables of "portable" and torch's own square root.
+Usage: portable_step.py {strict,pinned,portable} DTYPE STEPS THREADS WIDTH, with the level's variables set. "pinned" has
+the variables of "portable" and torch's own square root.
 """
 
 import json

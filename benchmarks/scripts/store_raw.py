@@ -1,7 +1,7 @@
 """The raw limit: a folder's bytes to S3 and back, in parallel, without names, hashes or checks.
 
-Usage: store_raw.py BUCKET PREFIX {put,get} FOLDER; files from 1 MiB on in objects of 64 MiB, smaller ones in packs of
-8 MiB, 8 at a time. What comes back is written as one file an object.
+Usage: store_raw.py BUCKET PREFIX {put,get} FOLDER. Files of 1 MiB or more are objects of 64 MiB, smaller ones packs of
+8 MiB, 8 at a time. Each downloaded object becomes one file.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Renders a launch, then submits it. One module for each place that processes can be started in."""
+"""Launchers: each starts the processes of a rendered launch request."""

@@ -10,13 +10,13 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that stands for the whole attempt."""
+        """The process id that represents the whole attempt."""
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
 
     def stop(self, grace_s: float) -> int:
-        """Ask it to end, force it after `grace_s` seconds, and return the exit status."""
+        """Request the end, force it after `grace_s` seconds, and return the exit status."""
 
 
 class Launcher(Protocol):
@@ -26,4 +26,4 @@ class Launcher(Protocol):
         """Start the processes and return at once."""
 
     def can_mount(self, folder: str, path: str) -> bool:
-        """Return True if `LaunchRequest.mount` may name this folder and path."""
+        """Return True if `LaunchRequest.mount` may contain this folder and path."""

@@ -1,7 +1,7 @@
 """Starts an attempt on this machine: torchrun as a subprocess, for FSDP and for DeepSpeed alike.
 
-The processes never outlive the one that supervises them: torchrun is told by the kernel when its parent dies,
-and each rank when torchrun dies (training/rank.py).
+The processes never outlive their supervisor: the kernel signals torchrun when its parent dies, and each rank when
+torchrun dies (training/rank.py).
 """
 
 import ctypes
@@ -26,7 +26,7 @@ class LaunchFailed(M5Error):
 
 
 class LocalLauncher:
-    """`Launcher` on this machine; `environment` is what the processes inherit."""
+    """`Launcher` on this machine; the processes inherit `environment`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
@@ -34,7 +34,8 @@ class LocalLauncher:
     def launch(self, request: LaunchRequest) -> Process:
         """Run `request.prepare` to its end, then start `request.argv` and return. Raises LaunchFailed.
 
-        File descriptors that are inheritable are inherited: a lock that the caller holds so lasts as long as torchrun.
+        Inheritable file descriptors are inherited. A lock that the caller holds by one is therefore held as long as
+        torchrun runs.
         """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
@@ -59,7 +60,7 @@ class LocalLauncher:
         return LocalProcess(process)
 
     def can_mount(self, folder: str, path: str) -> bool:
-        """As `Launcher.can_mount`: with the rights of root, outside of containers."""
+        """As `Launcher.can_mount`; true with the rights of root, outside of containers."""
         return mounts.possible(folder, path)
 
     def _prepare(self, request: LaunchRequest, environment: dict[str, str], log: int) -> None:
@@ -93,12 +94,13 @@ class LocalProcess:
         return self._process.poll()
 
     def stop(self, grace_s: float) -> int:
-        """Send SIGTERM to the ranks; after `grace_s` seconds kill torchrun, and so them.
+        """Send SIGTERM to the ranks; after `grace_s` seconds kill torchrun, and with it the ranks.
 
-        Not to torchrun, which would kill them after 30 s, in the middle of a last checkpoint; it ends when they do.
+        torchrun gets no SIGTERM: it would kill the ranks after 30 s, in the middle of a last checkpoint. It ends when
+        they end.
         """
-        told = [_signalled(pid) for pid in self._ranks()]
-        if not any(told):
+        signalled = [_signalled(pid) for pid in self._ranks()]
+        if not any(signalled):
             self._process.terminate()
         try:
             return self._process.wait(grace_s)
@@ -107,7 +109,7 @@ class LocalProcess:
             return self._process.wait()
 
     def _ranks(self) -> list[int]:
-        """Return the processes that torchrun has started, where the kernel tells."""
+        """Return the processes that torchrun has started, if the kernel lists them."""
         try:
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         except OSError:
@@ -131,13 +133,14 @@ def _signalled(pid: int) -> bool:
 
 
 def _prepared(parent: int, mount: tuple[str, str] | None) -> None:
-    """In the child, before exec: ask for SIGTERM when the parent dies, even by kill -9, or if it is dead already.
+    """Run in the child, before exec: request SIGTERM for the parent's death, even by kill -9; end if it is dead
+    already.
 
-    A scheduler may send SIGUSR2, a time limit's warning, to all processes. It would kill torchrun, and so the ranks in
-    the middle of their last checkpoint: torchrun ignores it, and ranks take it themselves.
+    A scheduler may send SIGUSR2, as warning of a time limit, to all processes. It would kill torchrun, and so the ranks
+    in the middle of their last checkpoint. Therefore torchrun ignores it, and the ranks handle it.
 
     This runs in a fork of a process that has threads, so it makes system calls alone: it imports and loads nothing. The
-    kernel counts as the parent the thread that forked, which is the one that supervises the attempt to its end.
+    parent, for the kernel, is the thread that forked: the one that supervises the attempt to its end.
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""The registered data loader: what it gave is digested, where it stands is captured and restored.
+"""The registered data loader: its batches are digested, its position is captured and restored.
 
-Invariant: `state` and `restore` speak of the position after the last batch that was handed out, whatever
-the loader has read ahead.
+Invariant: `state` and `restore` use the position after the last batch that was handed out, however far the loader has
+read ahead.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,67 +15,67 @@ from m5ws.errors import M5Error
 from m5ws.training.backends.base import Plain
 from m5ws.training.state import plain_state, tensor_bytes
 
-_HINT = "Where a fork has another kind of loader: m5ws run --from … --restart data."
+_HINT = "For a fork with another kind of loader: m5ws run --from … --restart data."
 _OF_ACCELERATE = (
-    "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))` makes one that does, "
+    "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))` makes one that has it, "
     "with torchdata installed"
 )
 
 
 class EmptyLoader(M5Error):
-    """The loader gave no batch in a whole epoch."""
+    """The loader returned no batch in a whole epoch."""
 
     hint = "The data set is empty, or smaller than one batch and drop_last is set."
 
 
 class Feed:
-    """Hands out batches of a loader for ever, epoch after epoch."""
+    """Hands out batches of a loader without end, epoch after epoch."""
 
-    def __init__(self, loader: Any, digesting: bool, anew: bool = False) -> None:
+    def __init__(self, loader: Any, digesting: bool, restart: bool = False) -> None:
         self._loader = loader
         self._digesting = digesting
-        self._anew = anew
+        self._restart = restart
         self._iterator: Iterator[Any] | None = None
         self._hash: Any = None
         self.epoch = 0
         self.refusal: str | None = None
-        """Why a loader that has a `state_dict` is not restorable."""
+        """The reason why a loader with a `state_dict` is not restorable."""
         self.seen: Callable[[Any], None] | None = None
         """Called with each batch that is handed out."""
 
     @property
     def restorable(self) -> bool:
-        """Whether the loader can say and take back its position."""
+        """True if the loader can return and restore its position."""
         has_both = hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
         return has_both and self.refusal is None
 
     @property
     def elastic(self) -> bool:
-        """Whether the loader says that its position holds for any number of ranks, on all ranks the same."""
+        """True if the loader declares its position valid for any number of ranks, and equal on all ranks."""
         return bool(getattr(self._loader, "elastic", False))
 
     def probe(self) -> str | None:
-        """Ask the loader for its position, after `start`, and return why it cannot be had, if so. Raises StateError."""
+        """Read the loader's position, after `start`, and return the error if it has none. Raises StateError."""
         self.state()
         return self.refusal
 
     @property
     def workers(self) -> int:
-        """How many worker processes the loader has."""
+        """Number of worker processes of the loader."""
         return int(getattr(self._loader, "num_workers", 0) or 0)
 
     def generators(self) -> dict[str, torch.Generator]:
         """Return the loader's own generators by name; its sampler draws an epoch's order from them."""
         owners = {"loader": self._loader, "sampler": getattr(self._loader, "sampler", None)}
-        found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+        generators = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
         distinct: dict[str, torch.Generator] = {}
-        for name, generator in found.items():
-            if isinstance(generator, torch.Generator) and all(generator is not other for other in distinct.values()):
+        for name, generator in generators.items():
+            if isinstance(generator, torch.Generator) and all(generator is not known for known in distinct.values()):
                 distinct[name] = generator
         return distinct
 
     def start(self) -> None:
-        """Begin, or go on with, the current epoch. Draws from generators: restore them after this."""
+        """Begin or continue the current epoch. Draws from generators: restore them after this."""
         if self._iterator is None:
             self._announce_epoch()
             self._iterator = iter(self._loader)
@@ -103,35 +103,35 @@ class Feed:
         return str(digest)
 
     def state(self) -> dict[str, Plain]:
-        """Return the position as plain data; of a loader whose `state_dict` fails, the epoch. Raises StateError."""
+        """Return the position as plain data; for a loader whose `state_dict` fails, the epoch. Raises StateError."""
         state: dict[str, Plain] = {"epoch": self.epoch}
         if self.restorable:
             try:
-                found = self._loader.state_dict()
-            except Exception as error:  # noqa: BLE001  # a loader of the script's raises anything; it has no position then
-                self.refusal = f"does not say its position (state_dict() ends with {error!r})"
+                position = self._loader.state_dict()
+            except Exception as error:  # noqa: BLE001  # a script's loader raises anything; it has no position then
+                self.refusal = f"does not return its position (state_dict() raised {error!r})"
                 if type(self._loader).__module__.startswith("accelerate."):
                     self.refusal += f"; {_OF_ACCELERATE}"
             else:
-                state["loader"] = plain_state.encode(found, "loader")
+                state["loader"] = plain_state.encode(position, "loader")
         return state
 
     def restore(self, state: dict[str, Plain]) -> bool:
-        """Take a position back, before `start`; return whether it is exact, where the loader can take one.
+        """Restore a position, before `start`; return True if it is exact, or if the loader cannot restore one.
 
-        A loader without `load_state_dict` restarts the epoch. A feed made with `anew` keeps its position.
+        A loader without `load_state_dict` restarts the epoch. A feed with `restart` keeps its position.
         """
-        if self._anew:
+        if self._restart:
             return True
         self.epoch = int(state["epoch"])
-        # The epoch first: a loader's own state is the last word on where in it the position is.
+        # The epoch first: the loader's own state may place it anywhere in the epoch.
         self._announce_epoch()
         if self.restorable and "loader" in state:
             try:
                 self._loader.load_state_dict(plain_state.decode(state["loader"]))
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 raise plain_state.RestoreError(
-                    f"the data loader does not take its position: {error!r}", hint=_HINT
+                    f"the data loader does not accept its position: {error!r}", hint=_HINT
                 ) from error
             self._iterator = iter(self._loader)
         return "loader" in state or not self.restorable
@@ -153,11 +153,11 @@ class Feed:
         try:
             return next(self._iterator)
         except StopIteration as error:
-            raise EmptyLoader("the data loader gave no batch in a whole epoch") from error
+            raise EmptyLoader("the data loader returned no batch in a whole epoch") from error
 
 
 def update(into: Any, batch: object) -> None:
-    """Hash what a batch is made of: types, shapes, element types and bytes, whatever it is nested in."""
+    """Hash a batch: types, shapes, element types and bytes, in any nesting."""
     if isinstance(batch, torch.Tensor):
         value = batch.detach()
         into.update(f"T{value.dtype}{tuple(value.shape)}".encode())

@@ -1,6 +1,6 @@
 """`python -m m5ws.training.observe`: the torch side of the observed environment, as one JSON object.
 
-A process of its own, so that what asks for it stays without torch. Absent torch is an answer, not an error.
+A process of its own, so that its caller stays without torch. If torch is absent, its facts are null.
 """
 
 import json
@@ -23,20 +23,20 @@ _NAMES = (
 
 
 def facts() -> dict[str, str | None]:
-    """Return the facts of `Observed` that only torch knows, and DeepSpeed's version."""
-    found: dict[str, str | None] = dict.fromkeys(_NAMES)
+    """Return the facts of `Observed` that only torch has, and DeepSpeed's version."""
+    values: dict[str, str | None] = dict.fromkeys(_NAMES)
     try:
         from m5ws.training.runtime.facts import versions
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
     else:
-        found |= versions()
+        values |= versions()
     try:
-        found["deepspeed"] = metadata.version("deepspeed")
+        values["deepspeed"] = metadata.version("deepspeed")
     except metadata.PackageNotFoundError:
-        found["deepspeed"] = None
-    return found
+        values["deepspeed"] = None
+    return values
 
 
 if __name__ == "__main__":

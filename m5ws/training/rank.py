@@ -1,7 +1,7 @@
 """`python -m m5ws.training.rank -- script.py arguments…`: one rank of an attempt.
 
-It sets up what must be before the script starts (log, ledger, determinism), runs the script as Python
-would run it, and says how it ended. It dies with its launcher, so that no attempt outlives its supervisor.
+It prepares the process before the script starts (log, ledger, determinism) and runs the script as Python would. Then it
+records the exit status. It dies with its launcher, so that no attempt outlives its supervisor.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
     apply.apply(orders.determinism)
     if orders.determinism.level != "off":
-        # Or the system would, for a script that does not.
+        # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
     loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
     active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders), loads)
@@ -64,24 +64,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def _facts(orders: Context) -> dict[str, str | None]:
     """Return the effective values in this rank, and the digest of the operator that was built for the launch."""
-    found = dict(facts.effective())
+    values = dict(facts.effective())
     if orders.spec.trainer == "deepspeed":
         from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam
 
-        found["deepspeed.cpu_adam"] = ensure_cpu_adam().digest
-    return found
+        values["deepspeed.cpu_adam"] = ensure_cpu_adam().digest
+    return values
 
 
 def read_context() -> Context:
     """Return the orders in the file that M5WS_CONTEXT names. Raises UsageError."""
     path = os.environ.get("M5WS_CONTEXT")
     if not path:
-        raise UsageError("M5WS_CONTEXT is not set", hint="`m5ws run` starts ranks; this module is not called by hand.")
+        raise UsageError("M5WS_CONTEXT is not set", hint="`m5ws run` starts ranks. Do not call this module by hand.")
     return codec.decode(Path(path).read_bytes(), Context, path)
 
 
 def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | None]:
-    """Run the script; return the exit status and what went wrong, which is in the log in full."""
+    """Run the script; return the exit status and its error, which is in the log in full."""
     try:
         if portable.is_asked(active.context.determinism):
             portable.require()
@@ -95,12 +95,12 @@ def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | N
         print(leaving.code, file=sys.stderr)
         return 1, secret_scan.masked(str(leaving.code))
     except BaseException as error:
-        # The one broad handler of a rank: whatever a script does wrong belongs in its log and its ledger.
+        # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
         traceback.print_exc()
         if isinstance(error, M5Error) and error.hint:
             print(error.hint, file=sys.stderr)
-        told = secret_scan.masked(f"{type(error).__name__}: {error}{_place(error)}")
-        return getattr(error, "exit_code", 1), told
+        text = secret_scan.masked(f"{type(error).__name__}: {error}{_place(error)}")
+        return getattr(error, "exit_code", 1), text
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -128,13 +128,13 @@ def _exit_text(code: int) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return where an error was raised: its innermost frame."""
+    """Return the innermost frame of an error, as " (FILE:LINE)"."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its launcher dies; a killed launcher cannot do it itself."""
+    """Let the kernel kill this process when its launcher dies; a killed launcher cannot do it itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -155,7 +155,7 @@ def _redirect(log: Path) -> None:
 
 
 def _leave(status: int) -> None:
-    """End the process. A save that is still under way is left behind: at exit, Python would crash in its thread."""
+    """End the process. A running save is left behind: at exit, Python would crash in its thread."""
     if any(thread.name == background_save.THREAD for thread in threading.enumerate()):
         os._exit(status)
     sys.exit(status)

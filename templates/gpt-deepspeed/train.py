@@ -3,7 +3,7 @@
     m5ws run                                                     pinned, isolated, recorded
     torchrun --standalone --nproc-per-node 2 train.py            the same training, without m5ws around it
 
-What m5ws needs of a script are the lines with `m5ws.` and `step.` in them.
+m5ws needs only the lines with `m5ws.` and `step.` in them.
 """
 
 import math
@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 import m5ws
 
-# -- Processes and devices: a GPU for each process, or the CPU for all of them; DeepSpeed asks when it is imported.
+# -- Processes and devices: a GPU for each process, or the CPU for all of them; DeepSpeed reads this at its import.
 local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 on_gpu = torch.cuda.device_count() >= local_world
 os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
@@ -46,7 +46,7 @@ groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vec
 
 
 def schedule(done: int) -> float:
-    """Return what the learning rate is multiplied with after `done` steps."""
+    """Return the factor of the learning rate after `done` steps."""
     if done < cfg.warmup_steps:
         return (done + 1) / cfg.warmup_steps
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (done - cfg.warmup_steps) / max(1, cfg.steps - cfg.warmup_steps)))

@@ -3,7 +3,7 @@
     m5ws run                                                     pinned, isolated, recorded
     torchrun --standalone --nproc-per-node 2 train.py            the same training, without m5ws around it
 
-What m5ws needs of a script are the lines with `m5ws.` and `step.` in them.
+m5ws needs only the lines with `m5ws.` and `step.` in them.
 """
 
 import math
@@ -53,7 +53,7 @@ optimizer = torch.optim.AdamW(groups, lr=cfg.learning_rate, betas=(0.9, 0.95))
 
 
 def schedule(done: int) -> float:
-    """Return what the learning rate is multiplied with after `done` steps."""
+    """Return the factor of the learning rate after `done` steps."""
     if done < cfg.warmup_steps:
         return (done + 1) / cfg.warmup_steps
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (done - cfg.warmup_steps) / max(1, cfg.steps - cfg.warmup_steps)))

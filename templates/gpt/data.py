@@ -1,7 +1,7 @@
 """The corpus as token ids, and the batches of one rank.
 
-Which windows of the corpus a batch holds is a function of the seed, the epoch, the rank and the batch's number
-alone. `state_dict` says where the next batch is, so that a training goes on with exactly that one.
+The windows of the corpus in a batch are a function of the seed, the epoch, the rank and the batch's number alone.
+`state_dict` contains the position of the next batch, so that a resumed training continues with exactly that batch.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def load_tokens(corpus: Path, tokenizer: Path) -> tuple[torch.Tensor, int]:
 
 
 class Batches:
-    """Batches (x, y) of shape (batch_size, length), `y` one token ahead of `x`; iterating goes on from where it is."""
+    """Batches (x, y) of shape (batch_size, length), `y` one token ahead of `x`; iteration continues at the position."""
 
     def __init__(self, tokens: torch.Tensor, length: int, batch_size: int, *, seed: int, rank: int, world: int) -> None:
         self.tokens, self.length, self.batch_size = tokens, length, batch_size
@@ -40,7 +40,7 @@ class Batches:
             yield self._windows(starts), self._windows(starts + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; each has an order of its own."""
+        """Begin an epoch; each has its own order."""
         self.epoch, self.position = epoch, 0
 
     def state_dict(self) -> dict[str, int]:

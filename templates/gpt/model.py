@@ -53,7 +53,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # What is added to the residual stream is scaled down by the depth, as in GPT-2.
+                # Layers that add to the residual stream are scaled down by the depth, as in GPT-2.
                 residual = name.endswith(("attention.out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
 

@@ -1,7 +1,7 @@
 """Make data/corpus.txt and train a tokenizer on it: `python prepare.py [TEXT]`.
 
-TEXT is a text file or a folder of them; without it, the sources of Python's standard library are the corpus.
-The same input gives the same bytes. What is made here is pinned by the next `m5ws snapshot`.
+TEXT is a text file or a folder of them; without it, the sources of Python's standard library are the corpus. The same
+input gives the same bytes. The next `m5ws snapshot` pins both files.
 """
 
 import argparse
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def texts(source: Path) -> Iterator[str]:
-    """Yield the content of every text file of `source`, in the order of their paths; others are passed over."""
+    """Yield the content of every text file of `source`, in the order of their paths; other files are skipped."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     for file in files:
         if not {"site-packages", "__pycache__", ".git", ".m5ws"}.intersection(file.parts):
@@ -54,10 +54,10 @@ def main() -> None:
     cfg = YAML(typ="safe").load(HERE / "config.yaml")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
-    parser.add_argument("--limit-mb", type=float, default=1.5, help="how much of it to take (default: 1.5)")
+    parser.add_argument("--limit-mb", type=float, default=1.5, help="size of the corpus (default: 1.5)")
     arguments = parser.parse_args()
     if not arguments.text.exists():
-        parser.error(f"there is no {arguments.text}")
+        parser.error(f"no such file or folder: {arguments.text}")
 
     text = corpus(arguments.text, int(arguments.limit_mb * 1e6))
     window = cfg["batch_size"] * cfg["length"]

@@ -1,4 +1,4 @@
-"""What a launched process inherits."""
+"""A launched process inherits file descriptors and variables."""
 
 import json
 import sys

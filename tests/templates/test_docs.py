@@ -1,4 +1,4 @@
-"""Pages link to what is there, and name only commands that there are."""
+"""Pages link to existing files, and name only existing commands."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The templates' files: what is shared is one file, what is said in several is the same."""
+"""The templates' files: shared code is one file, and repeated text is equal."""
 
 import re
 import tomllib
@@ -29,7 +29,7 @@ def test_what_is_shared_is_one_file() -> None:
 
 
 def test_ignore_rules_are_the_same_in_each() -> None:
-    # Not a link: git does not follow one for its own files.
+    # Not a link: git does not follow links for its own files.
     rules = [(ROOT / "templates" / name / ".gitignore").read_text() for name in NAMES]
     assert rules[0] == rules[1]
     assert not any((ROOT / "templates" / name / ".gitignore").is_symlink() for name in NAMES)

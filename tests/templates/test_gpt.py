@@ -1,4 +1,4 @@
-"""What templates share: the corpus and its tokenizer, the batches, the model."""
+"""Modules that templates share: the corpus and its tokenizer, the batches, the model."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The wheel has what an installed m5ws needs: templates with their links followed, data files, entry points."""
+"""The wheel contains all that an installed m5ws needs: templates with links followed, data files, entry points."""
 
 import configparser
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the unpacked wheel, which is what pip makes of it."""
+    """A folder with the unpacked wheel, as pip installs it."""
     folder = tmp_path_factory.mktemp("wheel")
     command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder))
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

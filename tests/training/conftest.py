@@ -1,4 +1,4 @@
-"""Runs of real scripts in real ranks, without a supervisor: what `m5ws run` does around them, in small."""
+"""Runs of real scripts in real ranks, without a supervisor: a small version of the supervisor's work."""
 
 import importlib.util
 from collections.abc import Callable
@@ -33,7 +33,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 @dataclass
 class Attempt:
-    """What one attempt left: its exit status, and each rank's events."""
+    """The results of one attempt: its exit status, and each rank's events."""
 
     status: int
     events: dict[int, list[AnyEvent]]
@@ -43,7 +43,7 @@ class Attempt:
         return [event for event in self.events.get(rank, []) if isinstance(event, kind)]
 
     def steps(self, rank: int) -> dict[int, tuple[dict[str, str], str | None]]:
-        """Step number to everything of it that is compared."""
+        """Map each step number to all compared values of the step."""
         return {e.step: (e.quantities, e.batch) for e in self.of(Step, rank) if isinstance(e, Step)}
 
     def states(self, rank: int) -> dict[int, tuple[dict[str, str], dict[str, str]]]:
@@ -67,7 +67,7 @@ class Attempt:
 
 @dataclass
 class Runner:
-    """Starts attempts of one run, each resuming where told."""
+    """Starts attempts of one run, each resuming from a given checkpoint."""
 
     repo: Repository
     tmp: Path
@@ -79,7 +79,7 @@ class Runner:
     trace: Trace | None = None
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
-        """Begin an attempt as the supervisor does, and return its orders."""
+        """Begin an attempt as the supervisor does, and return its context."""
         self.attempts += 1
         directory = self.tmp / f"{self.run}-{self.attempts}"
         (directory / "work").mkdir(parents=True)
@@ -99,7 +99,7 @@ class Runner:
         return said, directory
 
     def left(self, directory: Path, status: int = 0) -> Attempt:
-        """Return what an attempt has left in its directory."""
+        """Return the results of an attempt from its directory."""
         return Attempt(status, read_spools(directory), directory)
 
     def __call__(
@@ -149,7 +149,7 @@ class InProcess:
         minutes: float | None = None,
         **orders_more: Any,
     ) -> tuple[Attempt, BaseException | None]:
-        """Run `script` as rank 0 of a new attempt, and return what it left and the error that ended it."""
+        """Run `script` as rank 0 of a new attempt; return its results and the error that ended it."""
         spec = LaunchSpec(command=("script",), seed=11, checkpoint_minutes=minutes)
         orders, directory = self.runner.context(spec, resume)
         orders = msgspec.structs.replace(orders, **orders_more)
@@ -168,7 +168,7 @@ class InProcess:
 
 @pytest.fixture
 def in_process(runner: Runner, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> InProcess:
-    """Ranks in the test's own process; but in campaigns, a save that failed is tried again almost at once."""
+    """Ranks in the test's own process; in campaigns, failed saves are retried almost at once."""
     if request.node.get_closest_marker("soak") is None:
         monkeypatch.setattr(checkpointing, "_PAUSE_S", 0.01)
     return InProcess(runner)
@@ -196,5 +196,5 @@ def tiny() -> str:
 
 @pytest.fixture(scope="session")
 def operator() -> dict[str, str]:
-    """CPUAdam's operator, built before any rank wants it."""
+    """CPUAdam's operator, built before any rank needs it."""
     return zero_lab.build_operator()

@@ -1,4 +1,4 @@
-"""The internals of torch and DeepSpeed: they hold here, one that does not is named, and nothing else touches them."""
+"""The internals of torch and DeepSpeed: each fact holds here, a false fact is named, and no other module uses them."""
 
 import ast
 import tomllib
@@ -103,7 +103,7 @@ def test_an_export_checks_before_it_writes(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 class Operator:
-    """CPUAdam's operator in Python: what a step does to the products, and an update that shows them."""
+    """CPUAdam's operator in Python: the change of the beta powers in a step, and an update that shows them."""
 
     def create_adam(self, *_: Any) -> None:
         self.betas, self.step, self.products = (np.float32(0), np.float32(0)), 0, [np.float32(1), np.float32(1)]
@@ -134,7 +134,7 @@ class Operator:
 
 
 class RestartsAtAJump(Operator):
-    """A jump begins the products anew, without `pow`."""
+    """A jump restarts the powers, without `pow`."""
 
     def move(self, step: int, betas: tuple[np.float32, np.float32]) -> None:
         if betas == self.betas and step not in (self.step, self.step + 1):
@@ -145,7 +145,7 @@ class RestartsAtAJump(Operator):
 
 
 class CountsRepeats(Operator):
-    """The same step again multiplies again, as before DeepSpeed 0.18.7."""
+    """The same step a second time multiplies again, as before DeepSpeed 0.18.7."""
 
     def move(self, step: int, betas: tuple[np.float32, np.float32]) -> None:
         if betas == self.betas and step == self.step:
@@ -163,7 +163,7 @@ def test_other_arithmetic_in_the_operator_is_noticed(changed: type[Operator]) ->
     assert not cpu_adam.moves_as_replayed(changed())
 
 
-# --- nothing else touches internals
+# --- no other module uses internals
 
 
 def outside() -> list[Path]:
@@ -175,7 +175,7 @@ def private(name: str) -> bool:
 
 
 def internals_of_deepspeed() -> frozenset[str]:
-    """Names that `compat` reads from parameters, ZeRO optimizers and CPUAdam and that mean nothing elsewhere."""
+    """Names that `compat` reads from parameters, ZeRO optimizers and CPUAdam, and that have no other meaning."""
     trees = [ast.parse((COMPAT / name).read_text()) for name in ("zero.py", "cpu_adam.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     owners = {"parameter", "optimizer"}

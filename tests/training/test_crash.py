@@ -1,4 +1,4 @@
-"""Promise 4: a checkpoint is there whole or not at all, after whichever write its process died."""
+"""Promise 4: a checkpoint exists whole or not at all, whichever write its process died after."""
 
 from pathlib import Path
 
@@ -43,12 +43,12 @@ def _save(repo: Repository, folder: Path) -> bool:
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
     active = Active(context=context, repo=repo, spool=spool, stop=Stop(folder / "stop", 1), rank=0, world=1)
     backend = FsdpBackend(model, optimizer)
-    moment = checkpointing.Moment(step=1, common={}, rank={"generators": {}}, head=spool.head)
+    moment = checkpointing.TrainingState(step=1, common={}, rank={"generators": {}}, head=spool.head)
     return checkpointing.save(active, backend.stage(Buffers()), backend.format, None, moment)
 
 
 def _damage(repo: Repository) -> list[fsck.Damage]:
-    """Return what is wrong beyond the run's snapshot, which these stores do not have."""
+    """Return the damage except that of the run's snapshot, which these stores lack."""
     snapshot = repo.objects.digest(b"none")
     return [one for one in fsck.check(repo).damage if snapshot not in one.key and snapshot not in one.detail]
 

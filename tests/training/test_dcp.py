@@ -20,7 +20,7 @@ from m5ws.records.tree import Slice
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.backends import dcp
+from m5ws.training.backends import dcp, dcp_reader, dcp_writer
 from m5ws.training.backends.base import Piece
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -100,12 +100,12 @@ class Bomb:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_byte_items_load_only_if_they_hold_plain_data(repo: Repository) -> None:
-    writer = dcp.RepositoryWriter(repo.objects)
+    writer = dcp_writer.RepositoryWriter(repo.objects)
     state: dict[str, Any] = {"plain": {"a": [1, 2]}, "bomb": Bomb()}
     save_state(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
     content = Content(format="dcp/1", world=1, tensors=writer.tensors, blobs=writer.blobs)
     harmless: dict[str, Any] = {"plain": None}
-    reader = dcp.RepositoryReader(repo.objects, content)
+    reader = dcp_reader.RepositoryReader(repo.objects, content)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     load_state(harmless, storage_reader=reader, planner=planner, no_dist=True)
     assert harmless == {"plain": {"a": [1, 2]}}
@@ -113,24 +113,24 @@ def test_byte_items_load_only_if_they_hold_plain_data(repo: Repository) -> None:
         dcp.load({"bomb": None}, repo.objects, content, None)
     assert not Bomb.armed
     torch.load(io.BytesIO(repo.objects.read(content.blobs["bomb"])), weights_only=False)
-    assert Bomb.armed  # so it would have gone off
+    assert Bomb.armed  # the pickle would have run
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_bytes_that_a_state_holds_are_given_back_and_not_looked_into(repo: Repository) -> None:
     Bomb.armed = False
     data = pickle.dumps(Bomb())
-    writer = dcp.RepositoryWriter(repo.objects)
+    writer = dcp_writer.RepositoryWriter(repo.objects)
     flat = DefaultSavePlanner(flatten_state_dict=False)
     save_state({"held": {"losses": io.BytesIO(data)}}, storage_writer=writer, planner=flat, no_dist=True)
     content = Content(format="dcp/1", world=1, tensors=writer.tensors, blobs=writer.blobs)
     target: dict[str, Any] = {"held": None}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    load_state(target, storage_reader=dcp.RepositoryReader(repo.objects, content), planner=planner, no_dist=True)
+    load_state(target, storage_reader=dcp_reader.RepositoryReader(repo.objects, content), planner=planner, no_dist=True)
     assert target["held"]["losses"].getvalue() == data
     assert not Bomb.armed
-    pickle.loads(data)  # noqa: S301  what the test itself made
-    assert Bomb.armed  # so it would have gone off
+    pickle.loads(data)  # noqa: S301  the test's own pickle
+    assert Bomb.armed  # the pickle would have run
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -144,7 +144,7 @@ def test_a_byte_item_larger_than_an_object_is_refused_by_name(tmp_path: Path) ->
 def test_the_parts_read_are_those_that_hold_the_bytes(sizes: list[int], start: int, length: int) -> None:
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     parts = [Slice(object=str(i), offset=0, size_bytes=size, digest="") for i, size in enumerate(sizes)]
-    wanted, base = dcp._covering(parts, start, start + length)
+    wanted, base = dcp_reader._covering(parts, start, start + length)
     expected = [i for i in range(len(sizes)) if edges[i] < start + length and edges[i + 1] > start]
     assert [int(part.object) for part in wanted] == expected
     assert not expected or base == edges[expected[0]]

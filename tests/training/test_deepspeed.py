@@ -25,7 +25,7 @@ Trained = tuple[tuple[str, ...], Path]
 def exact(
     request: pytest.FixtureRequest, fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
-    """Cases, and what three ranks found that saved, loaded and went on."""
+    """Cases, and the results of three ranks that saved, loaded and continued."""
     from m5ws.store.local import LocalStore
 
     directory = tmp_path_factory.mktemp("exact")
@@ -35,7 +35,7 @@ def exact(
 
 @pytest.fixture(scope="module")
 def three(fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What three ranks found."""
+    """The results of three ranks."""
     from m5ws.store.local import LocalStore
 
     directory = tmp_path_factory.mktemp("three")
@@ -129,7 +129,7 @@ def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
 
 
 def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any) -> None:
-    # Saved before the next step begins: which checkpoint is the last before a kill is then known.
+    # Saved before the next step begins, so that the last checkpoint before a kill is known.
     runner.saving = Saving(asynchronous=False)
     script, ranks, steps = str(SCRIPTS / "deepspeed_tiny.py"), 3, "20"
     whole = runner(script, "2", "bf16", steps, ranks=ranks)

@@ -1,4 +1,4 @@
-"""CPUAdam's hidden products: known at every step, given back bit for bit; and its operator, built once."""
+"""CPUAdam's hidden beta powers: known at every step, restored bit for bit; and its operator, built once."""
 
 import functools
 import json
@@ -34,9 +34,9 @@ def make(operator: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     import cpuinfo
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    # As in a rank: DeepSpeed loads it from where it was built.
+    # As in a rank: DeepSpeed loads it from its build folder.
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(Path(operator["path"]).parents[1]))
-    # Asked anew by each optimizer, at more than a second a time.
+    # Each optimizer computes it again, in more than a second.
     monkeypatch.setattr(cpuinfo, "get_cpu_info", cpu_info)
 
     def optimizer(groups: list[Any]) -> Any:
@@ -61,7 +61,7 @@ def take_step(optimizer: Any, number: int, skip: int | None = None) -> None:
 
 
 def copied(optimizer: Any, make: Any, groups: Any) -> Any:
-    """Return another optimizer with all that a state_dict has, as a new process has it."""
+    """Return another optimizer with all state of a state_dict, as a new process has it."""
     other = make(groups)
     other.load_state_dict(optimizer.state_dict())
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_an_optimizer_goes_on_as_the_one_it_was_copied_from(make: Any, steps: in
 
 
 def test_a_new_process_does_not_by_itself(make: Any) -> None:
-    """The repair is needed: this fails on the day that DeepSpeed restores its products, and the repair may go."""
+    """The repair is needed: this test fails when DeepSpeed restores its powers, and the repair can be removed."""
     differing = []
     optimizer = make(parameters(1))
     for number in range(20):
@@ -169,7 +169,7 @@ def test_what_is_built_is_named_again_without_torch(operator: dict[str, str]) ->
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that stands for the operator, built already in the folder of this environment below `tmp_path`."""
+    """A file in place of the operator, built already in this environment's folder below `tmp_path`."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     built = cpu_adam._folder(os.environ) / "cpu_adam" / "cpu_adam.so"
     built.parent.mkdir(parents=True)
@@ -207,7 +207,7 @@ def test_two_environments_have_two_folders(
 
 
 def test_the_variables_of_torch_that_a_build_reads_are_known() -> None:
-    """Of the names in the sources, one is the place and one is a macro."""
+    """One of the names in the sources is the place and one is a macro."""
     builders = metadata.distribution("deepspeed").locate_file("deepspeed/ops/op_builder")
     sources = [Path(torch.__file__).parent / "utils" / "cpp_extension.py", *Path(str(builders)).glob("*.py")]
     assert len(sources) > 10
@@ -247,7 +247,7 @@ def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
     "launched_by", [[], ["-m", "torch.distributed.run", "--standalone"]], ids=["python", "torchrun"]
 )
 def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_path: Path) -> None:
-    """What a rank does before its script: nothing is compiled, and DeepSpeed is told where to find it."""
+    """The preparation of a rank before its script: nothing is compiled, and DeepSpeed knows the folder."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
@@ -282,7 +282,7 @@ def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
-    """No compiler is to be found, and nothing is built yet."""
+    """No compiler can be found, and nothing is built yet."""
     done = subprocess.run(
         [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"],
         env={name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}

@@ -1,4 +1,4 @@
-"""The allow list of DeepSpeed's settings: known ones pass, unknown ones are named, and no field is forgotten."""
+"""The allow list of DeepSpeed's settings: supported ones pass, unknown ones are named, and no field is missing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_settings_that_are_off_meet_no_limit() -> None:
 
 
 def test_the_template_and_the_how_tos_have_known_settings_alone() -> None:
-    # As `deepspeed.initialize` is given them in the template.
+    # As in the template's call of `deepspeed.initialize`.
     source = (Path(__file__).parents[2] / "templates" / "gpt-deepspeed" / "train.py").read_text()
     names = {line.split('"')[1] for line in source.splitlines() if line.startswith('        "')}
     assert {"bf16", "zero_optimization"} <= names <= KNOWN.keys()

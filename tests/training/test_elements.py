@@ -1,4 +1,4 @@
-"""How elements differ: decided by bits, told in numbers."""
+"""Differences of elements: decided by bits, shown as numbers."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""A resume after each of many steps is equal to not stopping: FSDP and ZeRO with CPU offload, 3 ranks, two betas."""
+"""A resume after each of many steps equals uninterrupted training: FSDP and ZeRO with offload, 3 ranks, two betas."""
 
 import json
 import random
@@ -27,7 +27,7 @@ _HEADER = (
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """After how many steps to resume, of how many."""
+    """The numbers of steps after which to resume, and the number of all steps."""
 
     resumes: int
     steps: int

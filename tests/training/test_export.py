@@ -1,4 +1,4 @@
-"""Exported checkpoints, loaded by those they are meant for: every bit is that of the training."""
+"""Exported checkpoints, loaded by the tools that they are for: every bit is that of the training."""
 
 import importlib
 import importlib.util
@@ -184,7 +184,7 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
     export(runner.repo, attempt.newest, "safetensors", tmp_path / "flat", "all")
     found = loaded_by_torch(tmp_path / "dcp")
     assert bits(safetensors_reader.load(tmp_path / "flat" / "checkpoint.safetensors")[0]) == bits(found)
-    # Running statistics differ from rank to rank: rank 0's are taken.
+    # Running statistics differ from rank to rank: the export has rank 0's.
     said = {name.removesuffix("@0"): value for name, value in recorded(runner.repo, attempt.newest).items()}
     expected = {name: value for name, value in said.items() if "@" not in name}
     owns = own_names(dict.fromkeys(expected, torch.empty(0)))

@@ -39,7 +39,7 @@ def zero(
 
 
 def comparable(found: dict[str, str]) -> dict[str, str]:
-    """What DeepSpeed itself saves and loads: not the products inside CPUAdam, nor buffers that it does not keep."""
+    """The state that DeepSpeed itself saves and loads: without CPUAdam's beta powers and non-persistent buffers."""
     return {name: value for name, value in found.items() if not name.startswith(("buffer.", "optimizer.cpu_adam"))}
 
 
@@ -51,7 +51,7 @@ def load_with_deepspeed(
     form: str,
     more: str = "",
 ) -> list[dict[str, str]]:
-    """Return the fingerprints of what DeepSpeed has, once it has loaded each export on so many ranks."""
+    """Return the fingerprints of DeepSpeed's state after it has loaded each export on this number of ranks."""
     cases = [
         f"{folder / form}:{stage}:{dtype}{more}"
         for (_, _, folder), (stage, dtype) in zip(zero.values(), ZERO.values(), strict=True)
@@ -87,7 +87,7 @@ def test_deepspeed_converts_its_files_and_loads_them_on_other_ranks(
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     found = load_with_deepspeed(fork_parents, zero, tmp_path, 2, "deepspeed", ":universal")
     for loaded, (repo, digest, _) in zip(found, zero.values(), strict=True):
-        # DeepSpeed does not load from it what is not trained.
+        # DeepSpeed does not load frozen parameters from it.
         said = {name: value for name, value in comparable(recorded(repo, digest)).items() if "frozen" not in name}
         assert {f"optimizer.{one}" for one in ("first.weight.exp_avg", "scale.exp_avg_sq", "step")} <= said.keys()
         assert {"master.first.weight", "model.first.weight"} <= said.keys()
@@ -117,7 +117,7 @@ def test_masters_and_moments_have_the_models_names(
         one.removeprefix("model."): value for one, value in expected.items() if one[:6] == "model."
     }
     theirs = _zero_to_fp32(folder / "deepspeed")
-    # DeepSpeed's own script leaves out what is not trained under ZeRO 1.
+    # DeepSpeed's own script leaves out frozen parameters under ZeRO 1.
     assert weights.keys() - theirs.keys() == ({"frozen.weight"} if name == "1" else set())
     assert bits({one: tensor.contiguous() for one, tensor in theirs.items()}) == bits(
         {one: tensor.to(theirs[one].dtype) for one, tensor in weights.items() if one in theirs}

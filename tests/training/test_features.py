@@ -1,4 +1,5 @@
-"""Each feature of torch and DeepSpeed, tried on a tiny model: again, a resume, a restore of another mesh's; or refused.
+"""Each feature of torch and DeepSpeed, tried on a tiny model: repeated, resumed, restored from another mesh; or
+refused.
 
 A refusal comes at the start, or after the first step at the latest, and never at the first resume.
 """
@@ -26,9 +27,9 @@ _LONG = (pytest.mark.long,)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A feature, on how many ranks; whose checkpoint it is given too, or by what error it is refused.
+    """A feature, its number of ranks, and the feature whose checkpoint it also restores; or the error that refuses it.
 
-    `notice` is what is said where a resume is not exact, `other` what is said of the other's checkpoint.
+    `notice` is the message about an inexact resume, `other` that about the other feature's checkpoint.
     """
 
     feature: str
@@ -50,16 +51,16 @@ _QUICK = [
     Row("ema_sharded", 2, source="ema_sharded-3"),
     Row("wrapped_optimizers", 2, refused="StateError: the Both keeps optimizer state .* AdamW in its `two`"),
     Row("elastic", 2, source="elastic-1", other="the loader's position is$"),
-    Row("torn_loader", 1, notice="data loader does not say its position .*not restorable"),
+    Row("torn_loader", 1, notice="data loader does not return its position .*not restorable"),
     Row("quantized", 1),
-    Row("deaf_object", 1, refused=r"StateError: state\.own does not take back the state that it gives: .*one day"),
+    Row("deaf_object", 1, refused=r"StateError: state\.own does not accept the state that it returns: .*one day"),
     Row("ddp_4_layers", 2, source="pipeline-2"),
 ]
 _SLOW = [
     Row("fsdp", 2, source="plain-1", other="the position in the data .* not restored$"),
     Row("elastic", 1, source="elastic-2", other="the loader's position is$"),
-    Row("elastic_apart", 2, notice="says it is elastic, and its state differs from rank to rank"),
-    Row("failing_loader", 2, notice="data loader does not say its position .*the index is gone.*not restorable"),
+    Row("elastic_apart", 2, notice="elastic = True, but its state differs from rank to rank"),
+    Row("failing_loader", 2, notice="data loader does not return its position .*the index is gone.*not restorable"),
     Row("clock", 1, refused=r"StateError: the state_dict of state\.own is another one after load_state_dict"),
     Row("pipeline", 2, source="ddp_4_layers-2"),
     Row("hsdp_parted", 4, refused="TooManyFailures: 1 checkpoints in a row"),
@@ -156,7 +157,7 @@ Try = Callable[[str, int, str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def tried(fork_parents: forks.ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Try:
-    """Run a feature and what it is restored from, each once; return what each rank found."""
+    """Run a feature and the source of its checkpoint, each once; return the results of each rank."""
     base = tmp_path_factory.mktemp("features")
     store = LocalStore(base / "store")
     repo = Repository.create(store)

@@ -1,4 +1,4 @@
-"""A loader that has `state_dict` in name only, as accelerate's has."""
+"""A loader whose `state_dict` fails, such as accelerate's."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from m5ws.training.dataloader import Feed
 
 
 class _Shard:
-    """Stands for `accelerate.data_loader.DataLoaderShard` without torchdata."""
+    """Replaces `accelerate.data_loader.DataLoaderShard` without torchdata."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([1])

@@ -1,4 +1,4 @@
-"""Fingerprints against a plain Python reference, for every kind of tensor and every way of cutting it."""
+"""Fingerprints against a plain Python reference, for every kind of tensor and every sharding."""
 
 import itertools
 import math

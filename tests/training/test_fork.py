@@ -1,4 +1,4 @@
-"""What a fork's first session takes from the checkpoint, what from the script, and what begins anew."""
+"""The first session of a fork: state of the checkpoint, settings of the script, and parts that restart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ _AT = 4
 
 
 class Loader:
-    """Gives the numbers of its batches."""
+    """Returns the numbers of its batches."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -38,7 +38,7 @@ class Loader:
 
 
 class Training:
-    """A training of one weight matrix; what it did is in `rates` and `given`, one entry a step."""
+    """A training of one weight matrix; `rates` and `given` have one entry a step."""
 
     def __init__(self, schedule: Schedule | None, steps: int, **settings: Any) -> None:
         self._schedule, self._steps, self._settings = schedule, steps, settings
@@ -72,7 +72,7 @@ class Training:
 
 @pytest.fixture
 def fork(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Training, list[str]]]:
-    """Train four steps as one run, fork it as another, and return the fork's training and what it said."""
+    """Train four steps as one run, fork it as another, and return the fork's training and its notices."""
 
     def run(first: Training, second: Training, **how: Any) -> tuple[Training, list[str]]:
         before, error = in_process(first)
@@ -178,14 +178,14 @@ def test_what_begins_anew_does_and_the_rest_goes_on(fork: Any) -> None:
     forked, said = fork(Training(_halving, _AT, lr=0.1), Training(_halving, 8, lr=0.1), restart=restart)
     assert forked.given == [1.0, 2.0, 3.0, 4.0]
     assert forked.rates == whole.rates[:_AT]
-    assert "the data begins anew" in said[0]
+    assert "the data restarts" in said[0]
 
 
 def test_only_the_data_begins_anew(fork: Any) -> None:
     parent = Training(_halving, _AT, lr=0.1)
     forked, _ = fork(parent, Training(_halving, 6, lr=0.1), restart=("data",))
     assert forked.given == [1.0, 2.0] and forked.rates == [0.025, 0.025]
-    # The generators go on: what was drawn is not drawn again.
+    # The generators continue: no number is drawn twice.
     assert not set(forked.drawn) & set(parent.drawn)
 
 

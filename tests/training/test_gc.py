@@ -1,4 +1,4 @@
-"""A checkpoint whose publication slept through a grace period of gc: the state is still there, and is saved again."""
+"""A checkpoint whose publication paused for a grace period of gc: the state is still in memory, and is saved again."""
 
 from pathlib import Path
 

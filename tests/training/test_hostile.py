@@ -1,4 +1,4 @@
-"""Checkpoints that lie: none loads, none runs code, none takes memory for what it only claims."""
+"""Forged checkpoints: none loads, none runs code, none allocates memory for sizes that it only claims."""
 
 import os
 import pickle
@@ -54,7 +54,7 @@ class Loader:
         )
 
     def load(self, hostile: Content) -> BaseException | None:
-        """Publish the content's records as they are, and load them; return the error."""
+        """Publish the content's records unchanged, and load them; return the error."""
         objects = self.repo.objects
         digest = objects.put_record(
             Checkpoint(run="r", snapshot="0" * 64, attempt=1, step=1, content=objects.put_record(hostile))
@@ -86,7 +86,7 @@ def _with(**fields: Any) -> Change:
 
 
 def _shards(*boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> Change:
-    """Cut the 3 × 4 tensor of 48 bytes into boxes (offsets, sizes), whose parts claim what they take."""
+    """Cut the 3 × 4 tensor of 48 bytes into boxes (offsets, sizes), with parts of the claimed sizes."""
 
     def cut(tensor: TensorRecord) -> TensorRecord:
         whole = tensor.shards[0].parts[0]

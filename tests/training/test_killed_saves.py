@@ -1,4 +1,4 @@
-"""Promise 4 under kill -9 of a rank, at any moment while checkpoints are saved: what is published restores, exactly."""
+"""Promise 4 under kill -9 of a rank, at any moment of a save: published checkpoints restore exactly."""
 
 import random
 import signal
@@ -25,7 +25,7 @@ _SCRIPT = Path(__file__).parent / "scripts" / "killed_ranks.py"
 _RANKS = 2
 _STEPS = 12
 _SPAN_STEPS = 4
-"""A rank is killed within about so many steps, so that a run is killed several times before it is done."""
+"""A rank is killed within about this number of steps, so that a run is killed several times before its end."""
 _LINGER_S = 0.3
 _HEADER = (
     (
@@ -56,7 +56,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Warm]:
 
 
 class _Runs:
-    """Runs of a tiny training that are killed and resumed, held against one that was not."""
+    """Runs of a tiny training that are killed and resumed, compared with one that was not."""
 
     def __init__(self, runner: Any, warm: Warm, tiny: str) -> None:
         self._runner = runner
@@ -71,11 +71,11 @@ class _Runs:
         self.learn(ended, self.whole)
 
     def learn(self, ended: _Ended, left: Any) -> None:
-        """Learn how long a step takes now: other work on the machine comes and goes."""
+        """Measure the time of a step now: other work on the machine varies."""
         self.step_s = ended.seconds / max(1, len(left.steps(0)))
 
     def attempt(self, victim: int | None, moment_s: float = -1.0, linger_s: float = 0.0) -> tuple[_Ended, Any]:
-        """Run the next attempt, from the newest checkpoint that counts; return how it ended and what it left."""
+        """Run the next attempt, from the newest valid checkpoint; return its end and its results."""
         repo, run = self._runner.repo, self._runner.run
         newest = checkpoints.valid(repo, run)[-1:]
         resume = checkpoints.digest(repo, run, newest[0]) if newest else None
@@ -86,12 +86,12 @@ class _Runs:
         return msgspec.json.decode(said, type=_Ended), self._runner.left(directory)
 
     def next(self) -> None:
-        """Begin a run that nobody has killed yet."""
+        """Begin a run that was not killed yet."""
         self._runner.run = f"{int(self._runner.run, 16) + 1:012x}"
         self._runner.attempts = 0
 
     def judge(self, left: Any) -> None:
-        """Check what an attempt recorded, and every checkpoint that counts, against the run that was not killed."""
+        """Compare an attempt's records, and every valid checkpoint, with the run that was not killed."""
         for rank in range(_RANKS):
             assert left.steps(rank).items() <= self.whole.steps(rank).items()
             assert left.states(rank).items() <= self.whole.states(rank).items()
@@ -105,13 +105,13 @@ class _Runs:
         ]
 
     def check_store(self) -> None:
-        """Read every byte; the runner publishes neither the runs nor what was observed of the machine."""
+        """Read every byte; the runner publishes neither the runs nor the observed environment."""
         report = fsck.check(self._runner.repo, read_data=True)
         assert [one for one in report.damage if one.key.startswith("objects/") and "0" * 64 not in one.key] == []
 
 
 def _one_run(runs: _Runs, draw: random.Random, count: _Count, limit: int) -> None:
-    """Kill a run's attempts, each at its own moment, until it is done in spite of it or `limit` kills are counted."""
+    """Kill a run's attempts, each at its own moment, until the run is done or `limit` kills are counted."""
     runs.next()
     count.runs += 1
     while sum(count.of_rank) < limit and not runs.finished():
@@ -133,7 +133,7 @@ def _one_run(runs: _Runs, draw: random.Random, count: _Count, limit: int) -> Non
 
 
 def _was_saving(left: Any) -> bool:
-    """Return whether rank 0's last fingerprinted step has no published checkpoint: a save was under way."""
+    """Return True if rank 0's last fingerprinted step has no published checkpoint: a save was running."""
     states = [event.step for event in left.of(State) if not event.restored and event.step]
     published = [event.step for event in left.of(CheckpointPublished)]
     steps = [event.step for event in left.of(Step)]

@@ -56,7 +56,7 @@ def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
     for name, buffer in model.named_buffers():
         back = other.get_buffer(name)
         assert (back.stride(), back.is_conj(), back.is_neg()) == (buffer.stride(), buffer.is_conj(), buffer.is_neg())
-        # What is stored is the tensor as it reads, for those too who read it without m5ws.
+        # The stored values are those of the tensor as it reads, also for readers without m5ws.
         record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
         reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(record))
         assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()
@@ -96,7 +96,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
 
 
 class Masters(torch.optim.Optimizer):
-    """Adam in fp32 of weights in half precision, whose fp32 copies are its own state."""
+    """Adam in fp32 for weights in half precision, with fp32 copies as its own state."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.01})
@@ -156,7 +156,7 @@ def test_half_precision_weights_resume_with_their_fp32_masters(
             model.zero_grad()
             model(torch.full((2, 4), step.number / 7, dtype=dtype)).square().sum().backward()
             update()
-        # A restored state has its keys in another order.
+        # A restored state has another order of keys.
         state = [value for values in optimizer.state.values() for _, value in sorted(values.items())]
         trained = [*model.parameters(), *optimizer.param_groups[0]["params"]]
         found.append([value.detach() for value in [*trained, *state] if isinstance(value, torch.Tensor)])
@@ -199,7 +199,7 @@ def test_lists_and_mappings_in_an_optimizer_resume(in_process: Any) -> None:
 
 
 class Curriculum:
-    """State of a script's own: nested, with tensors of every type of element in it."""
+    """State of a script's own: nested, with tensors of every element type."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -226,7 +226,7 @@ def test_nested_state_of_a_script_resumes_with_its_bits(in_process: Any) -> None
 
     first, error = in_process(lambda: script(1, 1))
     assert error is None
-    # That the bits came back is proven by the session itself; that it restored at all, here.
+    # The session itself verifies the restored bits; here, that it restored at all.
     assert in_process(lambda: script(2, 2), resume=first.newest)[1] is None
     saved, back = (each.state["levels"][0] for each in objects)
     assert back["at"][0] == 1

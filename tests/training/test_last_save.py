@@ -1,4 +1,4 @@
-"""The store goes away at each moment of the last save: the attempt says that it is lost, and the copy can be stored."""
+"""The store fails at each moment of the last save: the attempt reports the loss, and the kept copy can be uploaded."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The plain codec gives back what it was given, types and bits, and names what it cannot take."""
+"""The plain codec returns equal values, with types and bits, and names values that it cannot store."""
 
 import math
 import random
@@ -78,7 +78,7 @@ def test_the_types_that_states_hold_come_back() -> None:
     assert list(back["o"].items()) == [("z", 1), ("a", 2)]
     assert type(back["s"]) is np.float32 and back["s"] == value["s"]
     assert back["a"].dtype == np.int64 and (back["a"] == value["a"]).all()
-    back["a"][0] = 5  # and can be written to
+    back["a"][0] = 5  # and is writable
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, {1, 2}, np.array([object()]), torch.nn.Linear(1, 1)])
@@ -89,7 +89,7 @@ def test_anything_else_is_an_error_that_names_its_path(value: Any) -> None:
 
 def test_generators_go_on_where_they_were() -> None:
     own = {"own": torch.Generator().manual_seed(3)}
-    random.gauss(0, 1)  # keeps a second number back
+    random.gauss(0, 1)  # keeps a second number
     np.random.randn()
 
     def draw() -> list[float]:

@@ -1,4 +1,4 @@
-"""Level "portable": equal bits on processors of other widths and vendors, which this one is made to look like."""
+"""Level "portable": equal bits on processors of other widths and vendors, which this one imitates."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ from m5ws.training.determinism import portable
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EMULATOR = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
-# MKL asks this function whether the processor is Intel's; on AMD it never takes its AVX-512 kernels.
+# MKL calls this function to check for an Intel processor; on AMD it never uses its AVX-512 kernels.
 VENDOR = "int mkl_serv_intel_cpu_true(void) { return %d; }\n"
 WIDTH = torch.backends.cpu.get_cpu_capability()
 
@@ -45,7 +45,7 @@ def trained(level: Any, dtype: str = "float32", *emulate: str, **variables: str)
 
 
 def vendors(folder: Path) -> list[dict[str, str]]:
-    """Return variables that make MKL take this processor for one that is not Intel's, and for one that is."""
+    """Return variables that make MKL treat this processor as one of another vendor, and as Intel's."""
     found = []
     for answer in (0, 1):
         source, library = folder / f"{answer}.c", folder / f"{answer}.so"

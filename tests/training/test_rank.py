@@ -1,4 +1,4 @@
-"""A rank around a script that knows nothing of m5ws, and around one that is asked to stop."""
+"""A rank with a script that does not use m5ws, and with one that receives a request to stop."""
 
 import signal
 import subprocess
@@ -56,7 +56,7 @@ def test_installed_packages_of_an_environment_in_the_checkout_are_allowed(runner
 def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runner: Any, tiny: str) -> None:
     whole = runner(tiny, "ddp", "5", ranks=2)
     assert whole.status == 0, whole.log()
-    assert "model.first.weight" in whole.states(0)[0][0]  # named without the wrapping
+    assert "model.first.weight" in whole.states(0)[0][0]  # named without the wrapper
     runner.run = "000000000002"
     first = runner(tiny, "ddp", "5", ranks=2, kill=f"1:3:{signal.SIGTERM:d}")
     assert first.status != 0

@@ -1,4 +1,6 @@
-"""A save and a restore are rehearsed before they are needed: nothing changes, and what would not come back is named."""
+"""A save and a restore are rehearsed before they are needed: nothing changes, and state that cannot be restored is
+named.
+"""
 
 import threading
 from collections.abc import Callable
@@ -67,7 +69,7 @@ def test_state_under_a_key_that_would_come_back_as_another_is_refused_by_its_par
 
 
 class Own:
-    """A script's own object: what it loads is `taken` from its state."""
+    """A script's own object, which loads the result of `taken` from its state."""
 
     def __init__(self, taken: Callable[[Any], Any] = lambda value: value, **beside: Any) -> None:
         self.value, self.taken, self.beside, self.loads = 1, taken, beside, 0
@@ -111,13 +113,13 @@ def test_what_is_large_or_cannot_be_copied_is_not_rehearsed() -> None:
     large = torch.zeros(17 * 2**20)
     for beside in (np.zeros(65 * 2**20, dtype=np.uint8), large, threading.Lock(), list(range(30_000))):
         rehearse(Own(lambda value: value + 1, beside=beside))
-    # Unless it is the session's own.
+    # Except the session's own.
     with pytest.raises(StateError):
         rehearse(Own(lambda value: value + 1, beside=large), large)
 
 
 class Pair(torch.Tensor):
-    """Two tensors, and no bytes of its own."""
+    """A tensor of two inner tensors, without bytes of its own."""
 
     @staticmethod
     def __new__(cls: Any, one: torch.Tensor, other: torch.Tensor) -> Any:

@@ -18,7 +18,7 @@ Labs = tuple[tuple[str, ...], dict[tuple[int, int], tuple[Path, Path]]]
 
 @pytest.fixture(scope="module", params=[CASES, pytest.param(MORE, marks=pytest.mark.long)], ids=["cases", "more"])
 def labs(request: pytest.FixtureRequest, fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Labs:
-    """Cases, and what was saved of them on some ranks, and what others found when they loaded it."""
+    """Cases, the state saved on some ranks, and the state loaded on others."""
     from m5ws.store.local import LocalStore
 
     cases = request.param
@@ -35,7 +35,7 @@ def labs(request: pytest.FixtureRequest, fork_parents: ForkParents, tmp_path_fac
 
 
 def on_any_ranks(state: dict[str, str]) -> dict[str, str]:
-    """What does not depend on the rank: the buffers of this model differ from rank to rank."""
+    """The fingerprints without this model's buffers, which differ from rank to rank."""
     return {name: value for name, value in state.items() if not name.startswith("buffer.")}
 
 
@@ -50,7 +50,7 @@ def test_all_state_is_the_same_on_another_number_of_ranks(labs: Labs, saved: int
         assert "optimizer.step" in names, case
         for what in ("new", "trained"):
             assert on_any_ranks(now[what]["state"]) == on_any_ranks(was[what]["state"]), case
-            # Asked of DeepSpeed, which gathers them itself.
+            # DeepSpeed gathers them itself.
             assert now[what]["masters"] == was[what]["masters"], case
         assert was["new"]["state"] != was["trained"]["state"], case
 

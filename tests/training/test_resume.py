@@ -1,4 +1,4 @@
-"""Kill -9 in the middle, resume, and the run is the one that was never killed, bit for bit."""
+"""Kill -9 in the middle, resume, and the run equals one that was never killed, bit for bit."""
 
 import signal
 from typing import Any
@@ -10,7 +10,7 @@ RANKS = 3
 
 
 def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: str) -> None:
-    # Saved before the next step begins: which checkpoint is the last before a kill is then known.
+    # Saved before the next step begins, so that the last checkpoint before a kill is known.
     runner.saving = Saving(asynchronous=False)
     whole = runner(tiny, "fsdp", "7", ranks=RANKS)
     assert whole.status == 0, whole.log()
@@ -35,7 +35,7 @@ def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: 
     assert [event.step for event in third.of(State) if event.restored] == [4]
     assert [event.error for event in third.of(RankEnded)] == [None]
 
-    # One process goes on from what three saved; what the ranks had each for themselves is said not to be restored.
+    # One process resumes the checkpoint of three; a notice lists the ranks' own state, which is not restored.
     alone = runner(tiny, "single", "8", resume=third.newest)
     assert alone.status == 0, alone.log()
     assert any("made by 3 ranks" in message for message in alone.notices("limit"))

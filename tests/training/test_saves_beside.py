@@ -1,4 +1,4 @@
-"""Saves beside the training: what is saved is the state of its step, whatever the steps after it do."""
+"""Saves in parallel to the training: the saved state is that of its step, whatever later steps do."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.support.records import planted
 
 
 class Gated(LocalStore):
-    """A directory that takes nothing new while its gate is shut, and fails as often as it is told to."""
+    """A directory that stores nothing new while its gate is shut, and fails for a given number of times."""
 
     def __init__(self, root: Any) -> None:
         super().__init__(root)
@@ -118,7 +118,7 @@ def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process:
 
 
 def stopping(steps: int, at: Callable[[int], None], every: int | None = None) -> Callable[[], None]:
-    """Return a script that trains as `train` does, in a rank that stops when it is told to by a signal."""
+    """Return a script that trains as `train` does, in a rank that a signal stops."""
 
     def script() -> None:
         active = m5ws.training.runtime.context.active()
@@ -131,7 +131,7 @@ def stopping(steps: int, at: Callable[[int], None], every: int | None = None) ->
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Whatever a test's script does with signals, they are handled as before when it has ended."""
+    """Restore the signal handlers that a test's script has changed."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
     yield
     for number, handler in before.items():

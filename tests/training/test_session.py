@@ -1,4 +1,4 @@
-"""The session, in one process: what it records, what it restores, and what it does when something is wrong."""
+"""The session, in one process: its records, its restore, and its errors."""
 
 import functools
 from typing import Any

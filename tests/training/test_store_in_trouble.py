@@ -135,9 +135,9 @@ class _Tried:
         return [checkpoints.step_of(name) for name in checkpoints.valid(self.repo, self.run)]
 
     def judge(self) -> None:
-        """Read each published checkpoint, and go on from the newest, to the bits of a run that nothing befell."""
+        """Read each published checkpoint, and resume the newest; its bits equal those of a run without trouble."""
         report = fsck.check(self.repo, read_data=True)
-        # The runner publishes neither the run nor what was observed of the machine.
+        # The runner publishes neither the run nor the observed environment.
         assert [one for one in report.damage if one.key.startswith("objects/") and "0" * 64 not in one.key] == []
         names = [name for name in checkpoints.valid(self.repo, self.run) if checkpoints.step_of(name) < _STEPS]
         contents = {checkpoints.step_of(name): checkpoints.load(self.repo, self.run, name).content for name in names}
@@ -152,7 +152,7 @@ class _Tried:
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """Give back the handlers that a rank replaces."""
+    """Restore the signal handlers that a rank replaces."""
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
     yield
     for one, handler in before.items():

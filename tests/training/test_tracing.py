@@ -1,4 +1,4 @@
-"""Looking into a step: it changes no bit, and what was seen is in the order in which it happened."""
+"""Tracing a step: it changes no bit, and the entries are in the order of events."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
 
     attempt, error = in_process(one_step(half), trace=Trace(first=1, last=1))
     assert error is None
-    assert "not looked into, for it is compiled: 1" in attempt.notices("limit")
+    assert "compiled: 1" in attempt.notices("limit")
     assert {one.name for one in seen(attempt) if one.kind == "enter"} == {"", "0"}
 
 

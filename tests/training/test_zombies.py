@@ -1,4 +1,4 @@
-"""Fencing: whatever a rank of an earlier attempt publishes when it wakes up late, nobody ever accepts it."""
+"""Fencing: a rank of an earlier attempt that resumes late can publish nothing that any reader accepts."""
 
 import random
 import time
@@ -83,7 +83,7 @@ def test_a_zombie_s_checkpoint_is_never_accepted(opened: Callable[[], ObjectStor
 
 
 def _judge(repo: Repository, accepted: dict[str, list[str]]) -> None:
-    """Check what people and gc see of all runs: what zombies wrote can be told, does not count, and is garbage."""
+    """Check the view of people and gc: zombies' objects are listed apart, do not count, and are garbage."""
     late = 0
     for run, labels in accepted.items():
         assert checkpoints.valid(repo, run) == labels

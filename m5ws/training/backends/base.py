@@ -1,8 +1,9 @@
-"""What the session asks of a training framework: its tensors, a save and an exact load.
+"""Interface of a training framework: its tensors, a save and an exact load.
 
-Invariant: names are the same on every layout. `tensors()` yields views of live state and copies nothing;
-together the ranks yield every element of every named tensor, and each copy of it.
-`session(engine=…)` makes a `training.deepspeed.DeepSpeedBackend(engine)`, otherwise a `training.fsdp.FsdpBackend`.
+Invariant: names are the same on every layout. `tensors()` yields views of live state and copies nothing. Together the
+ranks yield every element of every named tensor, and each copy of it.
+
+`session(engine=…)` creates a `deepspeed.backend.DeepSpeedBackend`, any other session an `fsdp.FsdpBackend`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,10 +44,10 @@ class Box:
 class Piece:
     """The part of one named tensor that this rank holds.
 
-    Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>".
-    `copy` tells a "replica", a whole tensor of which each rank that has it holds a copy, from "only" a part of one.
-    Of equal pieces on several ranks one counts; all are looked at.
-    One name may have several pieces on a rank, but one kind of `copy`: either it is a replica or it is not.
+    Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>". `copy` is
+    "replica" for a whole tensor of which several ranks hold a copy, and "only" for a part of a tensor. Of equal pieces
+    on several ranks one counts, but all are compared. A name may have several pieces on a rank, all of the same kind of
+    `copy`.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a backend's save gives to a `Content`.
+    """The result of a backend's save, which becomes part of a `Content`.
 
     `tensors`, `blobs` and `common` count on rank 0 alone; `rank` is this rank's own. The last two are plain data
-    and hold no time, path, run or attempt: equal states give equal bytes.
+    without time, path, run or attempt: equal states give equal bytes.
     """
 
     tensors: tuple[TensorRecord, ...] = ()
@@ -70,7 +71,7 @@ class Saved:
 
 
 class Staged(Protocol):
-    """A training's state at one moment, which later steps do not change."""
+    """The state of a training at one moment; later steps do not change it."""
 
     def tensors(self) -> Iterator[Piece]:
         """Yield this rank's pieces, as `Backend.tensors` did at that moment."""
@@ -78,38 +79,38 @@ class Staged(Protocol):
     def save(self, objects: Objects, group: "ProcessGroup | None", fingerprints: Mapping[str, str]) -> Saved:
         """Write all state; collective, in any thread. When it returns on a rank, that rank's bytes are durable.
 
-        `fingerprints` are of `tensors()`: they tell which replicas differ from rank to rank. Raises on the rank that
-        failed; the caller tells the others. So it must not wait for a rank that failed in any collective of its own
-        other than on `group` (gloo times out, and its errors are not lost).
+        `fingerprints` are those of `tensors()`; they show the replicas that differ from rank to rank. An error is
+        raised on the failing rank alone, and the caller reports it to the others. Therefore a save must not wait for a
+        failed rank in any collective but on `group`: gloo times out, and keeps its errors.
         """
 
 
 class Backend(Protocol):
-    """One framework's training state. `group` in all calls: a gloo group of all ranks, or None for one process."""
+    """The training state of one framework. `group` is a gloo group of all ranks, or None for one process."""
 
     @property
     def format(self) -> Literal["dcp/1", "deepspeed/1"]:
-        """The `Content.format` this backend writes and reads."""
+        """The `Content.format` that this backend writes and reads."""
 
     def tensors(self) -> Iterator[Piece]:
-        """Yield this rank's pieces of all state, in the same order on each call. Not collective."""
+        """Yield this rank's pieces of all state, in the same order at each call. Not collective."""
 
     def begin(self) -> Iterator[str]:
-        """Make the training ready for its first step; yield what will not be exact all the same; collective."""
+        """Prepare the training for its first step, and yield the limits of an exact restore; collective."""
 
     def takes(self, path: str, tensor: "torch.Tensor") -> bool:
-        """Return whether a tensor in an object of the session's is one of `tensors()`, named by its path."""
+        """Return True if a tensor in an object of the session is one of `tensors()` under its path."""
 
     def given(self, path: str) -> "torch.Tensor":
-        """Return such a tensor as `load` has read it; once."""
+        """Return such a tensor as `load` has read it. A second call for the same path fails."""
 
     def check(self) -> None:
-        """Raise StateError for state, as it is after a step, that `load` could not bring back. Not collective."""
+        """Raise StateError for state, as it is after a step, that `load` cannot restore. Not collective."""
 
     def rehearse(self, objects: Objects, group: "ProcessGroup | None") -> None:
-        """Plan a save and a load of the state as it is, of which no tensor's bytes move; collective.
+        """Plan a save and a load of the present state without moving bytes of tensors; collective.
 
-        Changes nothing. Raises StateError for what `load` would not bring back as it lies.
+        Changes nothing. Raises StateError for state that `load` would not restore to its present layout.
         """
 
     def stage(self, copier: Copier) -> Staged:
@@ -123,8 +124,8 @@ class Backend(Protocol):
         rank: Mapping[str, Plain] | None,
         group: "ProcessGroup | None",
     ) -> None:
-        """Bring back exactly the state of `content`; collective.
+        """Restore exactly the state of `content`; collective.
 
-        `common` and `rank` are what `save` returned in these fields; `rank` is None when the number of ranks
+        `common` and `rank` have the values that `save` returned in these fields; `rank` is None if the number of ranks
         changed. Raises M5Error if the content does not fit the model.
         """

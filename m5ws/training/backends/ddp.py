@@ -1,9 +1,10 @@
-"""DistributedDataParallel, made to reduce gradients in one order in every step of every attempt.
+"""DistributedDataParallel, with the same order of reduction in every step of every attempt.
 
-After its first backward pass, DDP puts gradients into new buckets, by the order in which they were ready. Where an
-element lies in a bucket decides in which order the ranks' values are added, so of three ranks or more the first step
-of an attempt has other bits than the same step in the middle of another. The new buckets are therefore made before
-the first step: of the parameters in reverse order of registration, which is about the order of a backward pass.
+After its first backward pass, DDP puts gradients into new buckets, by the order in which they were ready. The place of
+an element in a bucket decides the order in which the ranks' values are added. With three ranks or more, the first step
+of an attempt therefore has other bits than the same step in the middle of another attempt. m5ws creates the final
+buckets before the first step. They have the parameters in reverse order of registration, which is roughly the order of
+a backward pass.
 """
 
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ from m5ws.training.compat import ddp as internals
 from m5ws.training.compat.facts import Fact
 
 _LEAST = 3
-"""Of two ranks' values there is one sum."""
+"""With two ranks, the order of addition does not matter."""
 
 
 def fix_buckets(model: torch.nn.Module) -> Iterator[str]:
-    """Make the buckets of each DDP in a model the last ones; yield why where that cannot be; collective."""
+    """Create the final buckets of each DDP in a model; yield the reason where that is impossible; collective."""
     for part in _wrapped(model):
-        if (reason := _hinders(part)) is None:
+        if (reason := _obstacle(part)) is None:
             internals.rebuild_buckets(part)
         elif reason:
             yield reason
@@ -40,8 +41,8 @@ def _wrapped(model: torch.nn.Module) -> Iterator[DistributedDataParallel]:
             yield part
 
 
-def _hinders(ddp: Any) -> str | None:
-    """Return why a DDP's buckets cannot be made anew; "" if they do not change anyway."""
+def _obstacle(ddp: Any) -> str | None:
+    """Return the reason why a DDP's buckets cannot be rebuilt; "" if they do not change anyway."""
     if ddp.find_unused_parameters and not ddp.static_graph:
         return ""
     if internals.has_comm_hook(ddp):

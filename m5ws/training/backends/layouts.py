@@ -1,6 +1,7 @@
-"""The layout of optimizer state: each tensor has its parameter's layout or another, so that a restore can rebuild it.
+"""The layout of optimizer state, recorded so that a restore can rebuild each tensor.
 
-Invariant: `like` gives the layout that a stored leaf had when it was saved, if the parameter has its old layout.
+A tensor has the layout of its parameter or another one. Invariant: if the parameter has its old layout, `like` returns
+the layout that a stored leaf had when it was saved.
 """
 
 from collections.abc import Mapping
@@ -19,18 +20,16 @@ from m5ws.training.state.plain_state import RestoreError, StateError
 
 
 def placements_text(leaf: str, tensor: DTensor) -> list[str]:
-    """Return the placements of a leaf that is cut otherwise than its parameter. Raises StateError."""
+    """Return the placements of a leaf that is sharded differently from its parameter. Raises StateError."""
     for placement in tensor.placements:
         if type(placement) not in (Shard, Replicate):
-            raise StateError(
-                f"{leaf} is cut as {placement} and its parameter otherwise: a restore could not rebuild it"
-            )
+            raise StateError(f"{leaf} is sharded as {placement}, unlike its parameter: a restore could not rebuild it")
     return [str(placement.dim) if isinstance(placement, Shard) else "whole" for placement in tensor.placements]
 
 
 @dataclass(frozen=True)
 class Like:
-    """How a tensor lies. With `of`, it has that parameter's memory format too."""
+    """The layout of a tensor. With `of`, it has that parameter's memory format too."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -47,7 +46,7 @@ class Like:
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
-        cut = f" cut as {self.placements} over {self.mesh}" if self.mesh is not None else ""
+        cut = f" sharded as {self.placements} over {self.mesh}" if self.mesh is not None else ""
         return f"{self.dtype} {self.shape} on {self.device}{cut}"
 
 
@@ -57,7 +56,7 @@ def _of(tensor: torch.Tensor, dtype: torch.dtype, of: torch.Tensor | None = None
 
 
 def like(leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool) -> Like:
-    """Return how a leaf of a parameter's state is to lie, which has the parameter's layout if it is `alike`."""
+    """Return the layout that a restored leaf gets; it is the parameter's own if the leaf is `alike`."""
     dtype = content_rules.dtype(record.name, record.dtype)
     device = common["devices"].get(leaf)
     placements = common.get("placements", {}).get(leaf)
@@ -69,7 +68,7 @@ def like(leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mappi
     if device is None and tuple(parameter.shape) == record.shape:
         return _of(parameter, dtype, parameter)
     if device is None and isinstance(parameter, DTensor):
-        raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which cannot be made")
+        raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which m5ws cannot rebuild")
     if alike and parameter.ndim and leaf not in common.get("whole", {}) and device == parameter.device.type:
         return _of(parameter, dtype, parameter)
     return Like(record.shape, dtype, "cpu" if device == "cpu" else str(parameter.device))
@@ -79,20 +78,20 @@ def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: Like) -> torc
     """Return the live tensor of a leaf. Raises StateError if a rebuilt one would have another layout."""
     tensor = state[leaf]
     if wanted != (now := _of(tensor, tensor.dtype)):
-        raise StateError(f"{leaf} is {now}, and would come back as {wanted}")
+        raise StateError(f"{leaf} is {now}, and would be restored as {wanted}")
     return tensor
 
 
 def as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tuple[int, ...] | None) -> torch.Tensor:
-    """Return a tensor that is made of tensors as its parameter lies. Raises RestoreError if it was cut otherwise."""
+    """Return a wrapper tensor with the layout of its parameter. Raises RestoreError if it was sharded differently."""
     fits = not isinstance(parameter, DTensor)
     if isinstance(parameter, DTensor) and whole == tuple(parameter.shape):
         fits = tuple(local.shape) == tuple(subclasses.local_of(parameter).shape)
     if not fits or (whole is not None and not isinstance(parameter, DTensor)):
         raise RestoreError(
-            f"the optimizer's state of {name} was made of tensors on other ranks, or cut otherwise: it only comes back "
-            "on the layout that it had",
-            hint="Quantized state has scales for blocks of a rank's own part, which cannot be cut in another way.",
+            f"the optimizer state of {name} consists of inner tensors with another sharding: it can only be restored "
+            "on the layout that it was saved with",
+            hint="Quantized state has scales for blocks of each rank's part, which cannot be sharded differently.",
         )
     if not isinstance(parameter, DTensor):
         return local

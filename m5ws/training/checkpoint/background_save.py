@@ -1,7 +1,7 @@
-"""Saving beside the training: one checkpoint at a time, in a thread, in the order in which they were staged.
+"""Saves in parallel to the training: one checkpoint at a time, in a thread, in the order of staging.
 
-The training waits for the copy of its state, and for the checkpoint before if that is still under way. What the
-thread does is collective on a group of its own: every rank stages the same checkpoints in the same order.
+The training waits for the copy of its state, and for the previous checkpoint if its save is not over. The thread's
+collectives use a group of its own: every rank stages the same checkpoints in the same order.
 """
 
 import logging
@@ -16,13 +16,16 @@ THREAD = "m5ws-save"
 
 
 class TooManyFailures(M5Error):
-    """So many checkpoints in a row could not be saved that the training is not to go on."""
+    """Too many checkpoints in a row could not be saved."""
 
-    hint = "[checkpoint] failures in m5ws.toml says how many; `m5ws run --resume RUN` goes on from the last saved one."
+    hint = (
+        "[checkpoint] failures in m5ws.toml sets the limit. "
+        "`m5ws run --resume RUN` continues from the last saved checkpoint."
+    )
 
 
 class Saver:
-    """Runs one save at a time. `failures`: how many failed ones in a row end the training; None: no number does."""
+    """Runs one save at a time. `failures`: limit of failed saves in a row; None: no limit."""
 
     def __init__(self, failures: int | None) -> None:
         self._limit = failures
@@ -32,26 +35,26 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """True while a save is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, save: Callable[[], bool]) -> None:
-        """Start a save in a thread; `settle` first. It returns whether the checkpoint was published."""
+        """Start a save in a thread; call `join` first. `save` returns True if the checkpoint was published."""
         assert not self.busy
-        # A daemon: a script that fails is not to hang on a save whose other ranks are gone.
+        # A daemon: a failing script must not hang on a save whose other ranks are gone.
         self._thread = threading.Thread(target=self._run, args=(save,), name=THREAD, daemon=True)
         self._thread.start()
 
     def run(self, save: Callable[[], bool]) -> bool:
-        """Do a save at once, in this thread; `settle` first. Return whether the checkpoint was published."""
+        """Save at once, in this thread; call `join` first. Return True if the checkpoint was published."""
         published = save()
         self._failed = 0 if published else self._failed + 1
         return published
 
-    def settle(self, timeout_s: float | None = None) -> float:
-        """Wait for the save under way, if any, at most `timeout_s`; return the seconds waited.
+    def join(self, timeout_s: float | None = None) -> float:
+        """Wait for the running save, if any, at most `timeout_s`; return the seconds waited.
 
-        Raises what ended it: Fenced, StateError; TooManyFailures.
+        Raises the error that ended the save: Fenced, StateError; TooManyFailures.
         """
         began_s = time.perf_counter()
         if self._thread is not None:
@@ -69,6 +72,6 @@ class Saver:
     def _run(self, save: Callable[[], bool]) -> None:
         try:
             self.run(save)
-        except BaseException as error:  # noqa: BLE001  # it is raised again where the training sees it: `settle`
+        except BaseException as error:  # noqa: BLE001  # `join` raises it in the training's thread
             _log.debug("a save ended", exc_info=True)
             self._error = error

@@ -1,7 +1,8 @@
-"""Checkpoints of a run: saved whole or not at all, and restored with proof.
+"""Checkpoints of a run: saved whole or not at all, and verified when they are restored.
 
-Order of a save: the bytes of all ranks, then the content that names them, then the reference. A save that
-fails is a notice in the ledger and is tried again, now and with the next one; it never ends the training by itself.
+Order of a save: the bytes of all ranks, then the content that names them, then the reference. A save that fails is a
+notice in the ledger and is retried, now and with the next checkpoint. A failed save does not end the training by
+itself.
 """
 
 import time
@@ -32,19 +33,19 @@ from m5ws.training.state.plain_state import RestoreError, StateError
 Format = Literal["dcp/1", "deepspeed/1"]
 _REPEATS = 3
 _PAUSE_S = 0.5
-"""The first pause between tries; the store has tried for long when it fails."""
+"""The first pause between tries; the store has retried before it fails."""
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What is saved of a step beside the backend's tensors; plain data.
+class TrainingState:
+    """The state of a training after a step, beside the backend's tensors; plain data.
 
-    `common` is the same on all ranks (scheduler), `rank` is this rank's own (generators, position in the data, the
-    script's own state). `head` is the ledger's after this step, `stalled_s` for how long the training stood still;
-    None: until all is saved.
+    `common` is equal on all ranks (scheduler), `rank` is this rank's own (generators, position in the data, the
+    script's own state). `head` is the ledger's head after this step. `stalled_s` is the time for which the training was
+    stopped; None: until all is saved.
     """
 
     step: int
@@ -56,7 +57,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class _Written:
-    """One rank's report after its part of a save: what went wrong, or where its plain state is."""
+    """One rank's report after its part of a save: an error, or the slice with its plain state."""
 
     problem: str | None
     state: Slice | None
@@ -66,7 +67,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of a save, the same on all ranks: the checkpoint's digest, or why there is none."""
+    """The outcome of a save, equal on all ranks: the checkpoint's digest, or the reason why there is none."""
 
     published: Digest | None = None
     content: Digest = ""
@@ -80,25 +81,25 @@ def save(
     staged: Staged,
     format_: Format,
     group: "ProcessGroup | None",
-    moment: Moment,
+    moment: TrainingState,
     tries: int = 1,
     keep: Path | None = None,
 ) -> bool:
-    """Fingerprint, save and publish a staged state; collective. Return whether it is published, on all ranks the same.
+    """Fingerprint, save and publish a staged state; collective. Return True, on all ranks, if it was published.
 
-    It may run beside the training. A save that fails is done again, `tries` times in all, with pauses. If all fail,
-    a copy goes into a store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer
-    attempt of the run has begun.
+    It may run in parallel to the training. A save is tried `tries` times, with pauses. If all fail, a copy goes into a
+    store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer attempt of the run has
+    begun.
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
-    emit_state(active, moment.step, tensors, moment.rank["generators"])
+    record_fingerprints(active, moment.step, tensors, moment.rank["generators"])
     saving = _Saving(active, staged, format_, group, moment, tensors)
     outcome = _Outcome()
     for number in range(tries):
         if number:
             time.sleep(_PAUSE_S * 2.0 ** (number - 1))
-        outcome = saving.tried()
+        outcome = saving.try_once()
         if outcome.published is not None:
             break
         if active.rank == 0:
@@ -120,27 +121,27 @@ def save(
     return outcome.published is not None
 
 
-def emit_state(
+def record_fingerprints(
     active: Active, step: int, tensors: Mapping[str, str], generators: Mapping[str, Plain], *, restored: bool = False
 ) -> None:
-    """Write the fingerprints after a step into the ledger: the tensors' on rank 0, the generators' on each rank."""
+    """Append the fingerprints after a step to the ledger: the tensors' on rank 0, the generators' on each rank."""
     own = dict(tensors) if active.rank == 0 else {}
     active.emit(State, step=step, tensors=own, generators=rng.digests(generators), restored=restored)
 
 
 @dataclass(frozen=True)
 class _Saving:
-    """One staged state on its way into the store."""
+    """The save of one staged state."""
 
     active: Active
     staged: Staged
     format: Format
     group: "ProcessGroup | None"
-    moment: Moment
+    moment: TrainingState
     fingerprints: Mapping[str, str]
 
     def keep(self, folder: Path) -> None:
-        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all."""
+        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks."""
         repo, problem = None, None
         try:
             repo = Repository.create(LocalStore(folder), self.active.repo.compatible_format)
@@ -148,21 +149,21 @@ class _Saving:
             problem = f"{type(error).__name__}: {error}"
         problem = next(filter(None, collectives.gather(problem, self.group)), None)
         if repo is not None and problem is None:
-            problem = replace(self, active=replace(self.active, repo=repo)).tried().problem
+            problem = replace(self, active=replace(self.active, repo=repo)).try_once().problem
         if self.active.rank == 0:
             step = self.moment.step
-            message = f"the checkpoint after step {step} is kept on this machine: a later m5ws command here stores it"
+            message = f"the checkpoint after step {step} is kept on this machine: a later m5ws command here uploads it"
             if problem is not None:
                 message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
             self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
 
-    def tried(self) -> _Outcome:
-        """Save once; collective, and the outcome is the same on all ranks. Raises Fenced, on all."""
+    def try_once(self) -> _Outcome:
+        """Try to save once; collective, and the outcome is equal on all ranks. Raises Fenced, on all ranks."""
         outcome = self._written()
         for _ in range(_REPEATS):
             if not outcome.vanished:
                 break
-            # The staged state is still there, so what gc took away is uploaded again.
+            # The staged state is still in memory, so objects that gc deleted are uploaded again.
             self.active.repo.objects.forget()
             outcome = self._written()
         if outcome.fenced is not None:
@@ -174,7 +175,7 @@ class _Saving:
         objects = self.active.repo.objects
         saved, problem, mine, began = Saved(), None, None, frozenset[str]()
         try:
-            # Collective, so nothing that can fail on one rank alone stands before it.
+            # Collective, so no step that can fail on one rank alone comes before it.
             saved = self.staged.save(objects, self.group, self.fingerprints)
             mine = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
             began = objects.begin()
@@ -186,11 +187,11 @@ class _Saving:
         problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
         if problems:
             return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
-        mine_alone = self._published(saved, written) if self.active.rank == 0 else None
-        return collectives.broadcast(mine_alone, self.group)
+        outcome = self._published(saved, written) if self.active.rank == 0 else None
+        return collectives.broadcast(outcome, self.group)
 
     def _published(self, saved: Saved, written: list[_Written]) -> _Outcome:
-        """Publish, on rank 0, what all ranks have written; return what came of it."""
+        """Publish, on rank 0, the bytes that all ranks have written; return the outcome."""
         objects, moment = self.active.repo.objects, self.moment
         try:
             common = {"step": moment.step, "fingerprints": dict(self.fingerprints), "backend": saved.common}
@@ -210,7 +211,7 @@ class _Saving:
                 content=objects.put_record(content),
                 ledger={str(rank): report.head for rank, report in enumerate(written)},
             )
-            # All ranks' bytes are durable: they have said so. Published from here on.
+            # The bytes of all ranks are durable, by their reports. The next line publishes the checkpoint.
             began = frozenset.intersection(*(report.began for report in written))
             digest = checkpoints.publish(self.active.repo, checkpoint, began)
         except Fenced as error:
@@ -229,8 +230,8 @@ def _put_plain(objects: Objects, value: Mapping[str, Plain]) -> Slice:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A checkpoint read back: `rank` is None when it was made by another number of ranks."""
+class RestoredState:
+    """A checkpoint that was read: `rank` is None if it was made by another number of ranks."""
 
     step: int
     world: int
@@ -239,8 +240,8 @@ class Loaded:
     rank: dict[str, Any] | None
 
 
-def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> Loaded:
-    """Bring the backend back to a checkpoint, and return the rest of its state; collective.
+def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> RestoredState:
+    """Restore the backend to a checkpoint, and return the rest of its state; collective.
 
     Raises NotFound, CorruptObject, RestoreError.
     """
@@ -255,23 +256,23 @@ def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest:
     if content.world == active.world:
         rank = _read_plain(objects, content.ranks[active.rank], ("backend",))
     backend.load(objects, content, common["backend"], rank["backend"] if rank is not None else None, group)
-    return Loaded(checkpoint.step, content.world, common["fingerprints"], common, rank)
+    return RestoredState(checkpoint.step, content.world, common["fingerprints"], common, rank)
 
 
 def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> dict[str, Any]:
-    """Return plain state, which has all of `names`, each of them a mapping. Raises CorruptObject."""
+    """Return plain state that has all of `names`, each a mapping. Raises CorruptObject."""
     value = codec.decode_plain(objects.read(part)) if part is not None else None
     if not isinstance(value, dict) or not all(isinstance(value.get(name), dict) for name in names):
         raise CorruptObject(f"the checkpoint's plain state lacks {' or '.join(names)}")
     return value
 
 
-def prove(what: str, restored: Mapping[str, str], saved: Mapping[str, str], step: int) -> None:
-    """Raise RestoreError unless what was restored is, name by name and bit by bit, what was saved."""
+def verify_fingerprints(kind: str, restored: Mapping[str, str], saved: Mapping[str, str], step: int) -> None:
+    """Raise RestoreError unless the restored values equal the saved ones, name by name and bit by bit."""
     names = sorted(name for name in {*restored, *saved} if restored.get(name) != saved.get(name))
     if names:
         listed = ", ".join(f"{name} (saved {saved.get(name)}, restored {restored.get(name)})" for name in names[:5])
         raise RestoreError(
-            f"the state restored after step {step} is not what was saved: {len(names)} {what} differ: {listed}",
-            hint="`m5ws fsck` tells whether the checkpoint is damaged; if not, the training hides state from m5ws.",
+            f"the state restored after step {step} differs from the saved one: {len(names)} {kind} differ: {listed}",
+            hint="`m5ws fsck` checks the checkpoint for damage. If it has none, some state is not recorded.",
         )

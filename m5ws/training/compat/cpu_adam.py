@@ -1,4 +1,4 @@
-"""Internals of DeepSpeed's CPUAdam: the operator behind it, and what the operator does to the products of the betas.
+"""Internals of DeepSpeed's CPUAdam: its compiled operator, and the operator's powers of the betas.
 
 https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/csrc/includes/cpu_adam.h (`IncrementStep`)
 """
@@ -12,15 +12,15 @@ import torch
 from m5ws.training.compat.facts import Fact
 
 _PROBE = 2**30
-"""A number of an operator's optimizer that no training has."""
+"""An optimizer number that no training uses."""
 _BETAS = (0.9, 0.999)
 
 Update = Callable[[int, float, float], None]
-"""A call with the step and the two betas of an update. An update of no elements moves the products alone."""
+"""A call with the step and the two betas of an update. An update of no elements changes the powers alone."""
 
 
 class Followed:
-    """Stands in an optimizer for its operator, and calls `follow` before each update."""
+    """Replaces an optimizer's operator, and calls `follow` before each update."""
 
     def __init__(self, compiled: Any, follow: Update) -> None:
         self.compiled = compiled
@@ -37,36 +37,37 @@ class Followed:
 
 def followed(optimizer: Any) -> Followed | None:
     """Return the proxy of the operator in a DeepSpeedCPUAdam; None before `follow`."""
-    found = optimizer.ds_opt_adam
-    return found if isinstance(found, Followed) else None
+    operator = optimizer.ds_opt_adam
+    return operator if isinstance(operator, Followed) else None
 
 
 def follow(optimizer: Any, follower: Update) -> None:
-    """Have `follower` called before each update of the optimizer."""
+    """Call `follower` before each update of the optimizer."""
     optimizer.ds_opt_adam = Followed(_compiled(optimizer), follower)
 
 
 def _compiled(optimizer: Any) -> Any:
-    return optimizer.ds_opt_adam if (found := followed(optimizer)) is None else found.compiled
+    proxy = followed(optimizer)
+    return optimizer.ds_opt_adam if proxy is None else proxy.compiled
 
 
 def empty_update(optimizer: Any) -> Update:
-    """Return the update of no elements of an optimizer; it is not followed."""
+    """Return a function that updates no elements of an optimizer; the follower is not called."""
     return _empty_update(_compiled(optimizer), optimizer.opt_id, optimizer.defaults["eps"])
 
 
 def _empty_update(compiled: Any, number: int, eps: float) -> Update:
-    nothing = [torch.empty(0) for _ in range(4)]
+    no_elements = [torch.empty(0) for _ in range(4)]
 
     def update(step: int, beta1: float, beta2: float) -> None:
-        compiled.adam_update(number, step, 0.0, beta1, beta2, eps, 0.0, True, *nothing)
+        compiled.adam_update(number, step, 0.0, beta1, beta2, eps, 0.0, True, *no_elements)
 
     return update
 
 
 def replay(update: Update, beta1: float, beta2: float, anchor: int, step: int) -> None:
-    """Make the products those that were computed by `pow` at `anchor`, then by a multiplication a step until `step`."""
-    # With any other betas first, the update at the anchor calls `pow`.
+    """Set the powers to `pow` at `anchor`, followed by one multiplication a step until `step`."""
+    # After any other betas, the update at the anchor calls `pow`.
     update(1, 0.0 if beta1 else 0.5, beta2)
     for number in range(anchor, step + 1):
         update(number, beta1, beta2)
@@ -94,19 +95,19 @@ def facts(optimizer: Any) -> tuple[Fact, ...]:
 
 _WALKS: tuple[tuple[tuple[int, ...], int], ...] = (
     (tuple(range(1, 30)), 0),  # One multiplication a step.
-    ((1, 2, 2, 3, 3), 0),  # The same step again changes nothing.
+    ((1, 2, 2, 3, 3), 0),  # The same step a second time changes nothing.
     ((1, 2, 20, 21, 22), 20),  # After a jump, `pow`.
 )
-"""Steps of updates, and the anchor of the products after them."""
+"""Steps of updates, and the anchor of the powers after them."""
 
 
 def moves_as_replayed(compiled: Any) -> bool:
-    """Return True if a replay gives the products that updates one after the other give, bit for bit."""
+    """Return True if a replay gives the same powers, bit for bit, as the updates themselves."""
     return all(_bits(compiled, steps, None) == _bits(compiled, steps, anchor) for steps, anchor in _WALKS)
 
 
 def _bits(compiled: Any, steps: Sequence[int], anchor: int | None) -> bytes:
-    """Return the bits of a parameter after one update, which follows these steps or their replay."""
+    """Return the bits of a parameter after one update that follows these steps or their replay."""
     with _optimizer(compiled) as number:
         update = _empty_update(compiled, number, 1e-8)
         if anchor is None:

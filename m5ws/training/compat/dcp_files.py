@@ -1,4 +1,4 @@
-"""Internals of DCP's files: the version of their metadata, and the record of where a tensor's block is."""
+"""Internals of DCP's files: the version of their metadata, and the record of a block's place."""
 
 import pickle
 from collections.abc import Mapping

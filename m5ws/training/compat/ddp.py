@@ -1,4 +1,4 @@
-"""Internals of DistributedDataParallel: how it reduces gradients, and how its buckets are rebuilt."""
+"""Internals of DistributedDataParallel: the reduction of gradients, and the rebuilding of buckets."""
 
 from functools import partial
 from typing import Any
@@ -9,19 +9,19 @@ from m5ws.training.compat.facts import Fact
 
 
 def has_comm_hook(ddp: Any) -> bool:
-    """Return True if gradients go through a communication hook, of Python or of C++."""
+    """Return True if gradients pass through a communication hook, in Python or in C++."""
     return bool(ddp._comm_hooks or ddp._get_ddp_logging_data().get("comm_hook"))
 
 
 def reduces_otherwise(ddp: Any) -> bool:
-    """Return True if gradients are not all reduced by the C++ reducer, in the type that they have."""
+    """Return True if some gradients are not reduced by the C++ reducer, or in another type than their own."""
     return bool(ddp.mixed_precision is not None or ddp._use_python_reducer or ddp._delay_all_reduce_params)
 
 
 def rebuild_buckets(ddp: Any) -> None:
     """Rebuild the buckets with all parameters, in reverse order of registration; collective.
 
-    As DDP's own `__setstate__` does it, but for the order.
+    DDP's own `__setstate__` does the same in another order.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     parameters, sparse = parameters[::-1], sparse[::-1]

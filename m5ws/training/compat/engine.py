@@ -15,12 +15,12 @@ Features = Mapping[str, Any]
 
 _LENT = {"commit", "create", "is_data_parallel_writer", "is_decoupled", "load", "makedirs", "preserves_storage_sharing"}
 _NOT_CALLED = {"cleanup", "get_commit_info", "set_commit_info"}
-"""Methods that the engine calls at its own end, or of a decoupled checkpoint engine only."""
+"""Methods that only the engine's end or a decoupled checkpoint engine calls."""
 
 
 @contextmanager
 def checkpoint_engine(engine: Any, lent: Any) -> Iterator[None]:
-    """Have an engine save and load through `lent` inside the block."""
+    """Let an engine save and load through `lent` inside the block."""
     own = engine.checkpoint_engine
     engine.checkpoint_engine = lent
     try:
@@ -38,9 +38,9 @@ def file_names(engine: Any, tag: str) -> list[str]:
 
 
 def settings(engine: Any) -> dict[str, Any]:
-    """Return the configuration that the script gave to `deepspeed.initialize`, as a dictionary."""
-    found: dict[str, Any] = engine._config._param_dict
-    return found
+    """Return the configuration that the script passed to `deepspeed.initialize`, as a dictionary."""
+    configuration: dict[str, Any] = engine._config._param_dict
+    return configuration
 
 
 def state_classes() -> dict[str, type]:
@@ -52,14 +52,14 @@ def state_classes() -> dict[str, type]:
 
 
 def stage_class() -> Any:
-    """Return the enumeration in which DeepSpeed's state dictionaries hold the ZeRO stage."""
+    """Return the enumeration of the ZeRO stage in DeepSpeed's state dictionaries."""
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
     return ZeroStageEnum
 
 
-def _asks_nothing_more() -> bool:
-    """Check that no method has been added that the lent checkpoint engine does not have."""
+def _has_no_new_methods() -> bool:
+    """Return True if DeepSpeed has added no method that m5ws's checkpoint engine lacks."""
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
     return {name for name in vars(CheckpointEngine) if not name.startswith("_")} == _LENT | _NOT_CALLED | {"save"}
@@ -69,7 +69,7 @@ def facts(engine: Any) -> tuple[Fact, ...]:
     """Return the facts about an engine of any ZeRO stage."""
     return (
         Fact("deepspeed", "DeepSpeedEngine.checkpoint_engine", lambda: hasattr(engine, "checkpoint_engine")),
-        Fact("deepspeed", "the methods of CheckpointEngine", _asks_nothing_more),
+        Fact("deepspeed", "the methods of CheckpointEngine", _has_no_new_methods),
         Fact("deepspeed", "DeepSpeedEngine._get_ckpt_name and _get_zero_ckpt_name", lambda: file_names(engine, "tag")),
         Fact("deepspeed", "DeepSpeedConfig._param_dict", lambda: isinstance(settings(engine), Mapping)),
         Fact("deepspeed", "LossScaler, DynamicLossScaler, fragment_address", state_classes),

@@ -1,4 +1,4 @@
-"""A fact about the internals of a library, checked before a session relies on it.
+"""A fact about the internals of a library, checked before a session uses it.
 
 Invariant: a check imports nothing that the session does not import, and changes no state of the training.
 """
@@ -12,18 +12,18 @@ from m5ws.errors import M5Error
 
 Package = Literal["torch", "deepspeed"]
 SUPPORTED: dict[Package, str] = {"torch": ">=2.13,<2.14", "deepspeed": ">=0.19.8,<0.20"}
-"""Versions that the tests pass with, as pyproject.toml has them: the ranks have no metadata of m5ws."""
+"""Versions that the tests pass with, as in pyproject.toml: the ranks have no metadata of m5ws."""
 
 _ABSENT = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class UnsupportedVersion(M5Error):
-    """A library lacks an internal that m5ws relies on."""
+    """A library lacks an internal that m5ws uses."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`name` is the internal, as the library's source has it. `holds` returns false, or raises, if it is not there."""
+    """`name` is the internal, as in the library's source. `holds` returns false, or raises, if it does not exist."""
 
     package: Package
     name: str
@@ -31,7 +31,7 @@ class Fact:
 
 
 def require(facts: Iterable[Fact]) -> None:
-    """Raise UnsupportedVersion for the first fact that does not hold."""
+    """Raise UnsupportedVersion for the first fact that is false."""
     for fact in facts:
         try:
             reason = "" if fact.holds() else "it has another form"
@@ -40,7 +40,7 @@ def require(facts: Iterable[Fact]) -> None:
         if reason:
             package, version = fact.package, _version(fact.package)
             raise UnsupportedVersion(
-                f"{package} {version} does not have an internal that m5ws relies on: {fact.name} ({reason})",
+                f"{package} {version} lacks an internal that m5ws uses: {fact.name} ({reason})",
                 hint=f"m5ws supports {package} {SUPPORTED[package]}. Install a supported version, or a newer m5ws.",
             )
 

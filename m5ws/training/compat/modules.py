@@ -9,27 +9,27 @@ from m5ws.training.compat.facts import Fact
 
 _COMPILED, _CHECKPOINTED = "_orig_mod", "_checkpoint_wrapped_module"
 WRAPPERS = (_COMPILED, _CHECKPOINTED)
-"""Attributes in which torch.compile and activation checkpointing hold the module that they wrap."""
+"""Attributes in which torch.compile and activation checkpointing hold their wrapped module."""
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Return True for a module whose forward pass is compiled, in place or by a wrapper."""
+    """Return True for a module with a compiled forward pass, in place or by a wrapper."""
     in_place = getattr(module, "_compiled_call_impl", None) is not None
     return in_place or isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
 
 
 def state_metadata(state: Any) -> Any:
-    """Return the versions that `Module.state_dict` puts on its result, which loaders of older layouts read."""
+    """Return the versions that `Module.state_dict` attaches to its result; loaders of older layouts read them."""
     return getattr(state, "_metadata", None)
 
 
 def set_state_metadata(state: Any, value: Any) -> None:
-    """Put the versions back on a state dictionary."""
+    """Attach the versions to a state dictionary."""
     state._metadata = value
 
 
 def _compile_wraps() -> bool:
-    # Imported by torch.compile alone; without it, no module has been wrapped.
+    # Only torch.compile imports it; without it, no module is wrapped.
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     return frames is None or _COMPILED in frames.OptimizedModule._opt_mod_attributes
 

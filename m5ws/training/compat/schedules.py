@@ -1,4 +1,4 @@
-"""Internals of torch's learning rate schedules: where one is, its rates by a closed form, and the last ones."""
+"""Internals of torch's learning rate schedules: the position, rates by a closed form, and the last rates."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ POSITION = ("last_epoch", _COUNT, _LAST, "_get_lr_called_within_step", "_is_init
 
 
 def has_rates(scheduler: Any) -> bool:
-    """Return True if a schedule can tell its learning rates at any position, and not only the next ones."""
+    """Return True if a schedule can compute its learning rates at any position, not only the next ones."""
     return isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR) or hasattr(scheduler, "_get_closed_form_lr")
 
 
 def rates(scheduler: Any) -> list[Any]:
-    """Return the learning rates at the schedule's position; `has_rates` is true."""
+    """Return the learning rates at the schedule's position, if `has_rates` is true."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about a rate that is read outside of a step
         closed = getattr(scheduler, "_get_closed_form_lr", scheduler.get_lr)

@@ -13,9 +13,9 @@ from m5ws.training.compat.facts import Fact
 
 
 def sharded_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Return a DTensor with the mesh and placements of `tensor` and another local part, on whatever device that is.
+    """Return a DTensor with the mesh and placements of `tensor` and another local part, on any device.
 
-    `DTensor.from_local` would move the part to the device of the mesh, and ask other ranks.
+    `DTensor.from_local` would move the part to the device of the mesh, and communicate with other ranks.
     """
     return DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
@@ -36,7 +36,7 @@ def tree_leaves(values: Any) -> list[Any]:
 
 
 def is_wrapper(tensor: object) -> bool:
-    """Return True for a tensor of a class that is made of inner tensors."""
+    """Return True for a tensor of a class that wraps inner tensors."""
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
@@ -65,7 +65,7 @@ TRACED = (
 
 
 def sharded(model: torch.nn.Module) -> Iterator[Fact]:
-    """Yield the facts about sharded tensors, tried on a model's first one; none if it has none on this rank."""
+    """Yield the facts about sharded tensors, tried on a model's first one; none if this rank has none."""
     for tensor in model.parameters():
         if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is not None:
             yield Fact("torch", "DTensor(local_tensor, spec, requires_grad=…)", partial(_is_rebuilt, tensor))
@@ -77,8 +77,8 @@ def sharded(model: torch.nn.Module) -> Iterator[Fact]:
 @torch.no_grad()
 def _is_rebuilt(tensor: DTensor) -> bool:
     local = tensor.to_local()
-    again = sharded_like(tensor, local)
-    return (again.placements, again.shape) == (tensor.placements, tensor.shape) and again.to_local() is local
+    rebuilt = sharded_like(tensor, local)
+    return (rebuilt.placements, rebuilt.shape) == (tensor.placements, tensor.shape) and rebuilt.to_local() is local
 
 
 @torch.no_grad()

@@ -15,12 +15,12 @@ _GROUPS = ("fp16_groups", "round_robin_bit16_groups", "bf16_groups")
 
 
 def flats(optimizer: Any) -> list[torch.Tensor]:
-    """Return a ZeRO optimizer's flat fp32 buffers, by which its base optimizer's state is keyed."""
+    """Return a ZeRO optimizer's flat fp32 buffers, the keys of its base optimizer's state."""
     return list(_first(optimizer, _FLATS))
 
 
 def groups(optimizer: Any) -> list[list[torch.nn.Parameter]]:
-    """Return the parameters in each of `flats` on any rank, in order."""
+    """Return the parameters in each of `flat_buffers` on any rank, in order."""
     return [list(group) for group in _first(optimizer, _GROUPS)]
 
 
@@ -29,12 +29,12 @@ def _first(optimizer: Any, names: Sequence[str]) -> Any:
 
 
 def cuts_parameters(optimizer: Any) -> bool:
-    """Return True for ZeRO 3, which cuts each parameter; the others cut a buffer of a whole group."""
+    """Return True for ZeRO 3, which cuts each parameter; the other stages cut a buffer of a whole group."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 
 def group_rank(optimizer: Any, number: int) -> int:
-    """Return this rank's place among those that a group's buffer is cut over."""
+    """Return this rank's place among the ranks over which a group's buffer is cut."""
     return torch.distributed.get_rank(optimizer.real_dp_process_group[number])
 
 
@@ -52,7 +52,7 @@ def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, i
 
 
 def place(optimizer: Any, parameter: torch.nn.Parameter) -> tuple[int, int, int]:
-    """Return, with ZeRO 3, the number of a parameter's flat buffer, where its part begins there, and its length."""
+    """Return, with ZeRO 3, the number of a parameter's flat buffer, the offset of its part there, and its length."""
     number, offset, partition = optimizer.grad_position[optimizer.get_param_id(parameter)]
     return number, offset, partition
 
@@ -68,12 +68,12 @@ def part_elements(parameter: Any) -> int:
 
 
 def part_rank(parameter: Any) -> int:
-    """Return this rank's place among those that a parameter is cut over."""
+    """Return this rank's place among the ranks over which a parameter is cut."""
     return int(parameter.ds_zero_partition_rank)
 
 
 def part_ranks(parameter: Any, default: int) -> int:
-    """Return the number of ranks that a parameter is cut over, `default` for one that is not cut."""
+    """Return the number of ranks over which a parameter is cut, `default` if it is not cut."""
     return int(getattr(parameter, "ds_zero_partition_world_size", default))
 
 
@@ -88,21 +88,21 @@ def shape(parameter: Any) -> tuple[int, ...]:
 
 
 def drop_second_copy(parameter: Any) -> None:
-    """Let go of hpZ's second copy of a parameter, which DeepSpeed itself keeps of a frozen one."""
+    """Release hpZ's second copy of a parameter, which DeepSpeed itself keeps for a frozen one."""
     if getattr(parameter, "ds_secondary_tensor", None) is not None:
         parameter.ds_secondary_tensor = None
 
 
 def facts(optimizer: Any) -> Iterator[Fact]:
-    """Yield the facts about a ZeRO optimizer, of the stage that it has, and its parameters."""
+    """Yield the facts about a ZeRO optimizer of its stage, and its parameters."""
     yield Fact("deepspeed", "flat fp32 buffers of ZeRO: " + ", ".join(_FLATS), lambda: _are_flat(flats(optimizer)))
     yield Fact("deepspeed", "parameter groups of ZeRO: " + ", ".join(_GROUPS), lambda: any(groups(optimizer)))
     yield Fact("deepspeed", "ZeroOptimizer.optimizer.state", lambda: optimizer.optimizer.state is not None)
     yield from _of_stage_3(optimizer) if cuts_parameters(optimizer) else _of_stages_1_and_2(optimizer)
 
 
-def _are_flat(found: list[torch.Tensor]) -> bool:
-    return bool(found) and all(flat.ndim == 1 for flat in found)
+def _are_flat(buffers: list[torch.Tensor]) -> bool:
+    return bool(buffers) and all(buffer.ndim == 1 for buffer in buffers)
 
 
 def _of_stages_1_and_2(optimizer: Any) -> Iterator[Fact]:

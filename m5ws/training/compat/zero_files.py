@@ -1,4 +1,4 @@
-"""Internals of ZeRO's checkpoint files: their names, and the keys under which each stage keeps its tensors.
+"""Internals of ZeRO's checkpoint files: their names, and each stage's keys of its tensors.
 
 https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py
 """
@@ -29,7 +29,7 @@ OF_LAYOUT = (
 )
 """Keys of an optimizer's file that depend on the number of ranks."""
 OF_RANK = ("frozen_param_fragments", "frozen_param_shapes", "param_shapes")
-"""Keys of a model's file that each rank has for itself."""
+"""Keys of a model's file that differ from rank to rank."""
 
 
 def masters_key(stage: int) -> str:
@@ -43,17 +43,17 @@ def base_key(stage: int) -> str:
 
 
 def stage(state: Mapping[str, Any]) -> int:
-    """Return the stage of the optimizer that a file's `optimizer_state_dict` is of."""
+    """Return the ZeRO stage of a file's `optimizer_state_dict`."""
     return 3 if masters_key(3) in state else 2
 
 
 def facts(files: Mapping[str, Mapping[str, Any]]) -> Iterator[Fact]:
-    """Yield the facts about the files that one rank's engine with ZeRO saves, by name."""
+    """Yield the facts about the files, by name, that one rank's engine with ZeRO saves."""
     for name, state in files.items():
         if OPTIMIZER_FILE.fullmatch(name):
-            held = state.get("optimizer_state_dict", {})
-            keys = frozenset({"zero_stage", masters_key(stage(held)), base_key(stage(held))})
-            yield Fact("deepspeed", f"{sorted(keys)} in *_optim_states.pt", partial(keys.issubset, held))
+            optimizer = state.get("optimizer_state_dict", {})
+            keys = frozenset({"zero_stage", masters_key(stage(optimizer)), base_key(stage(optimizer))})
+            yield Fact("deepspeed", f"{sorted(keys)} in *_optim_states.pt", partial(keys.issubset, optimizer))
         elif MODEL_FILE.fullmatch(name):
             keys = frozenset({"buffer_names", "module", "param_shapes"})
             yield Fact("deepspeed", f"{sorted(keys)} in *_model_states.pt", partial(keys.issubset, state))

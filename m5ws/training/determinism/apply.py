@@ -1,6 +1,6 @@
-"""Determinism settings, applied in the rank: what torch must be told before the script starts.
+"""Determinism settings of torch, applied in the rank before the script starts.
 
-What has to be in the environment before Python starts is set by the launcher (`m5ws.records.determinism`).
+The launcher sets those that must be in the environment before Python starts (`m5ws.records.determinism`).
 """
 
 import torch
@@ -10,9 +10,10 @@ from m5ws.training.determinism import portable
 
 
 def apply(determinism: Determinism) -> None:
-    """Set threads, deterministic algorithms, cuDNN and TF32 as the snapshot says.
+    """Apply the snapshot's settings: threads, deterministic algorithms, cuDNN and TF32.
 
-    Threads are set at every level: reductions are split by their number. "off" leaves the rest as torch has it.
+    Threads are set at every level: reductions are split by their number. "off" leaves the rest at torch's defaults.
+
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     torch.set_num_threads(determinism.threads)

@@ -1,8 +1,7 @@
-"""Level "portable" inside a rank: on a CPU, bits do not depend on which x86-64 processor with AVX2 it is.
+"""Level "portable" inside a rank: on a CPU, bits do not depend on the model of x86-64 processor, if it has AVX2.
 
-The variables (`m5ws.records.portable`) pin the instructions that libraries choose. One function is left: MKL's
-square root begins with an estimate (`rsqrtps`) that AMD and Intel make differently, and AdamW takes it.
-Here it is replaced.
+The variables (`m5ws.records.portable`) pin the instructions that libraries choose. One function remains. MKL's square
+root begins with an estimate (`rsqrtps`) that differs between AMD and Intel, and AdamW uses it. Here it is replaced.
 """
 
 import os
@@ -16,7 +15,7 @@ from m5ws.errors import M5Error
 from m5ws.records import portable
 
 BASELINE = "x86-64-v3"
-"""The fact `cpu.portable` where the settings hold: the instructions that every machine of the kind has."""
+"""The fact `cpu.portable` if the settings are in force: the instructions that every such machine has."""
 
 is_asked = portable.is_asked
 
@@ -24,46 +23,46 @@ _registered: list[torch.library.Library] = []
 
 
 class NotPortable(M5Error):
-    """The settings of level "portable" cannot be kept in this process."""
+    """The settings of level "portable" are not in force in this process."""
 
     exit_code = 2
     hint = 'Train on another machine, or set [determinism] level = "strict".'
 
 
 def baseline(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return BASELINE if this process computes with what level "portable" pins, else None."""
+    """Return BASELINE if this process uses the instructions of level "portable", else None."""
     return None if obstacle(environment) else BASELINE
 
 
 def require(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise NotPortable, saying why, where the settings are not in force."""
-    if why := obstacle(environment):
-        raise NotPortable(f'determinism level "portable" cannot be kept here: {why}')
+    """Raise NotPortable, with the reason, if the settings are not in force."""
+    if reason := obstacle(environment):
+        raise NotPortable(f'determinism level "portable" is not in force here: {reason}')
 
 
 def obstacle(environment: Mapping[str, str]) -> str | None:
-    """Return why this process does not compute as level "portable" says, None if it does."""
+    """Return the reason why this process does not compute at level "portable", None if it does."""
     if (machine := platform.machine()) not in ("x86_64", "AMD64"):
         return f"the processor is {machine}, not x86-64"
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return "this torch is built without MKL"
     if name := portable.unpinned(environment):
         return f"{name} is {environment.get(name)!r}, not {portable.VARIABLES[name]!r}"
-    if (found := torch.backends.cpu.get_cpu_capability()) != "AVX2":
-        return f"torch uses {found} kernels: there is no AVX2, or torch was loaded before the settings"
+    if (capability := torch.backends.cpu.get_cpu_capability()) != "AVX2":
+        return f"torch uses {capability} kernels: there is no AVX2, or torch was loaded before the settings"
     return None
 
 
 def replace_square_roots() -> None:
-    """Have torch.sqrt on a CPU, in all its forms, compute with instructions that IEEE 754 defines; once a process.
+    """Replace torch.sqrt on a CPU, in all its forms, by instructions that IEEE 754 defines; once a process.
 
-    In float32 and narrower, the result is the correctly rounded one; `x ** 0.5` is not reached.
+    In float32 and narrower, the result is the correctly rounded one; `x ** 0.5` is not replaced.
     """
     if _registered:
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        # torch warns that a kernel of its own is replaced, which is what is meant.
+        # torch warns that one of its kernels is replaced; that is intended.
         warnings.simplefilter("ignore")
         for name, kernel in (("sqrt", _sqrt), ("sqrt_", _sqrt_in_place), ("sqrt.out", _sqrt_out)):
             library.impl(name, kernel, "CPU", allow_override=True)  # type: ignore[no-untyped-call]
@@ -72,10 +71,10 @@ def replace_square_roots() -> None:
 
 def _sqrt(x: torch.Tensor) -> torch.Tensor:
     if x.is_complex():
-        # Reaches the kernel that is replaced here, which takes no estimate for complex numbers.
+        # Uses the kernel that is replaced here, which makes no estimate for complex numbers.
         return x.pow(0.5)
     kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    # Three operations in float64, each rounded once, err by less than half of what would round to another float32.
+    # Three operations in float64, each rounded once. Their error is too small to change the rounding to float32.
     return x.double().rsqrt().reciprocal().to(kind)
 
 
@@ -89,7 +88,7 @@ def _sqrt_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
 
 
 def _fitting(root: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Return `root` if it can be written to `out`. Raises RuntimeError, as torch does, where that would cut it."""
+    """Return `root` if it can be written to `out`. Raises RuntimeError, as torch does, if that would lose values."""
     if not torch.can_cast(root.dtype, out.dtype):
         raise RuntimeError(f"result type {root.dtype} can't be cast to the desired output type {out.dtype}")
     return root

@@ -1,10 +1,10 @@
-"""Fingerprints: a digest of a tensor's bits that does not depend on how the tensor is sharded.
+"""Fingerprints: a digest of a tensor's bits that does not depend on its sharding.
 
     sum over elements of mix(bits, global index), modulo 2^64
 
-so every rank sums over what it holds, and the sums add up. The index is in the mix, or two elements swapped
-would go unseen; bits are compared, never values, or -0.0 would equal +0.0 and NaN differ from itself.
-It finds accidents and drift; it is no defence against forgery (the digests of a checkpoint are).
+Every rank sums over its own elements, and the sums add up. The mix contains the index, so that swapped elements change
+the sum. Bits are compared, never values: -0.0 would equal +0.0, and NaN would differ from itself. A fingerprint finds
+accidents and drift. It does not protect against forgery (the digests of a checkpoint do).
 """
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _MODULUS = 1 << 64
-_INDEX = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio: neighbouring indices land far apart
+_INDEX = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio: it separates neighbouring indices
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9 and below 0x94D049BB133111EB: splitmix64's finalizer
 _SECOND = -7723592293110705685
 _ROUNDS = ((30, _FIRST), (27, _SECOND), (31, None))
@@ -40,19 +40,19 @@ _SPAN = "span "
 
 
 def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
-    """Return every tensor's fingerprint by name, as `merge` makes them; collective, the same on all ranks."""
+    """Return every tensor's fingerprint by name, as `merge` returns them; collective, equal on all ranks."""
     return merge(collectives.gather(local(pieces), group))
 
 
 def local(pieces: Iterable[Piece]) -> Sums:
-    """Return this rank's sums; of a whole tensor that every rank holds, the region is "all". One device sync."""
+    """Return this rank's sums; the region of a whole tensor is "all". One synchronisation per device."""
     places: list[tuple[str, str]] = []
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for piece in pieces:
         places.append((piece.name, _WHOLE if piece.copy == "replica" else _region(piece)))
-        found.append(element_sum(piece.tensor, piece.place))
+        results.append(element_sum(piece.tensor, piece.place))
     sums: Sums = defaultdict(dict)
-    for (name, region), value in zip(places, _values(found), strict=True):
+    for (name, region), value in zip(places, _values(results), strict=True):
         sums[name][region] = value
     return dict(sums)
 
@@ -68,26 +68,26 @@ def _region(piece: Piece) -> str:
     return f"{piece.place.offsets}+{piece.place.sizes}"
 
 
-def _values(found: list[torch.Tensor]) -> list[int]:
+def _values(results: list[torch.Tensor]) -> list[int]:
     """Return the integers in 0-dimensional tensors, with one transfer per device."""
-    values: list[int] = [0] * len(found)
+    values: list[int] = [0] * len(results)
     by_device: dict[torch.device, list[int]] = defaultdict(list)
-    for position, value in enumerate(found):
+    for position, value in enumerate(results):
         by_device[value.device].append(position)
     for positions in by_device.values():
-        for position, value in zip(positions, torch.stack([found[p] for p in positions]).tolist(), strict=True):
+        for position, value in zip(positions, torch.stack([results[p] for p in positions]).tolist(), strict=True):
             values[position] = value
     return values
 
 
 def merge(ranks: list[Sums]) -> dict[str, str]:
-    """Return the fingerprints that all ranks' sums, in order of ranks, make together, in order of names.
+    """Return the fingerprints that all ranks' sums, in order of ranks, give together, in order of names.
 
-    A fingerprint is 16 hex digits. Where some ranks alone hold the tensor, as a stage of a pipeline does, these follow:
-    "0123456789abcdef@2-3"; `bits` returns the digits. A tensor of which ranks hold copies that differ in their bits
-    has one entry per rank, "NAME@RANK". So a copy that changes, or is missing, on one rank changes what its name has.
+    A fingerprint is 16 hex digits. If only some ranks hold the tensor, as in a pipeline stage, the ranks follow:
+    "0123456789abcdef@2-3"; `bits` returns the digits. A tensor whose copies differ between ranks has one entry per
+    rank, "NAME@RANK". A copy that changes, or is missing, on one rank therefore changes the entry of its name.
     """
-    found: dict[str, str] = {}
+    merged: dict[str, str] = {}
     for name in sorted({name for rank in ranks for name in rank}):
         holders = {number: rank[name] for number, rank in enumerate(ranks) if name in rank}
         regions: dict[str, int] = {}
@@ -95,14 +95,14 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
         if alike and (_WHOLE not in regions or len(regions) == 1):
-            found[name] = _text(regions) + _holders(list(holders), regions, len(ranks))
+            merged[name] = _text(regions) + _holders(list(holders), regions, len(ranks))
         else:
-            found |= {f"{name}@{number}": _text(held) for number, held in holders.items()}
-    return dict(sorted(found.items()))
+            merged |= {f"{name}@{number}": _text(held) for number, held in holders.items()}
+    return dict(sorted(merged.items()))
 
 
 def bits(value: str) -> str:
-    """Return a fingerprint without the ranks that hold the tensor: equal for equal bits on every layout."""
+    """Return a fingerprint without its ranks: equal for equal bits on every layout."""
     return value.partition("@")[0]
 
 
@@ -111,8 +111,8 @@ def _text(sums: Mapping[str, int]) -> str:
 
 
 def _holders(numbers: list[int], regions: Mapping[str, int], world: int) -> str:
-    """Return "@" and the ranks that hold a tensor, as "@0-3,8"; nothing if all do, or if each has other elements."""
-    # Spans are ZeRO's: they have no copies, and which ranks have a part depends on their number alone.
+    """Return "@" and the ranks that hold a tensor, as "@0-3,8"; "" if all do, or if each has other elements."""
+    # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
     if len(numbers) == world or any(region.startswith(_SPAN) for region in regions):
         return ""
     runs: list[list[int]] = []
@@ -128,13 +128,13 @@ def _holders(numbers: list[int], regions: Mapping[str, int], world: int) -> str:
 def element_sum(tensor: torch.Tensor, place: Span | Box | None = None) -> torch.Tensor:
     """Return the sum over a local tensor's elements, a 0-dimensional int64 on its device; asynchronous there.
 
-    `place` says which global indices the elements have; None is a whole tensor.
+    `place` gives the global indices of the elements; None is a whole tensor.
     """
     words = _words(tensor)
     per_element = words.numel() // max(tensor.numel(), 1) or 1
     span = _span(place or Span())
     if span is not None and words.device.type == "cpu":
-        # Not by Tensor.numpy(), after which torch does not let go of the memory, as FSDP does of gathered parameters.
+        # Not by Tensor.numpy(), after which torch does not release the memory, as FSDP does of gathered parameters.
         plain = np.from_dlpack(words).view(f"u{words.element_size()}")
         return torch.tensor(_wrap(cpu_sums.total(plain, span * per_element, _INDEX, _ROUNDS)))
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -165,7 +165,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(bits: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Mix in place; int64 shifts are arithmetic, so the sign bits that they bring in are masked off."""
+    """Mix in place. Shifts of int64 are arithmetic, so the extended sign bits are masked off."""
     for shift, factor in _ROUNDS:
         torch.bitwise_right_shift(bits, shift, out=scratch)
         bits.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))

@@ -1,4 +1,4 @@
-"""When checkpoints fall: every so many steps, every so many minutes, or where a replay's original had them."""
+"""The schedule of checkpoints: every so many steps, every so many minutes, or at the steps of a replay's original."""
 
 import time
 from pathlib import Path
@@ -8,32 +8,32 @@ from m5ws.training.runtime.stop import Mark
 
 
 class Cadence:
-    """One rank's view; all ranks come to the same answer in the same step, though only rank 0 looks at its clock."""
+    """One rank's view. All ranks decide alike in each step, though only rank 0 reads its clock."""
 
     def __init__(self, active: Active, every: int | None) -> None:
         self._every = every
         self._at = frozenset(active.context.checkpoint_at or ())
         by_clock = active.context.checkpoint_at is None
         self._minutes = active.context.spec.checkpoint_minutes if by_clock else None
-        self._looks = active.rank == 0
+        self._has_clock = active.rank == 0
         self._world = active.world
         self._folder = Path(active.context.spool_dir)
         self._saves = 0
         self._saved_s = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Return whether all ranks make a checkpoint after `step`, which this rank has just done."""
+        """Return True if all ranks make a checkpoint after `step`, which this rank has just done."""
         if step in self._at or (self._every is not None and self._every > 0 and step % self._every == 0):
             return True
         if self._minutes is None:
             return False
-        # Each checkpoint that a clock asks for has a mark of its own, counted by checkpoints: equal on all ranks.
+        # Each checkpoint by time has a mark of its own, numbered by checkpoints: the same on all ranks.
         mark = Mark(self._folder / f"save-{self._saves}", self._world)
-        if self._looks and time.monotonic() - self._saved_s >= 60 * self._minutes:
+        if self._has_clock and time.monotonic() - self._saved_s >= 60 * self._minutes:
             mark.name(step)
         return mark.reached(step)
 
     def saved(self) -> None:
-        """Count time anew: a checkpoint was made after this step."""
+        """Restart the clock after a checkpoint of this step."""
         self._saves += 1
         self._saved_s = time.monotonic()

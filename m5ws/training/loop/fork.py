@@ -1,7 +1,8 @@
-"""The first session of a fork: what it does besides restoring its parent's checkpoint.
+"""The first session of a fork: its work besides restoring its parent's checkpoint.
 
-Weights, optimizer state and position are the checkpoint's, and proven so, before anything here is changed. Settings
-(learning rate, betas, the schedule's constants) are the script's where it was changed since; each is said.
+Weights, optimizer state and position are the checkpoint's, and are verified before anything changes here. Settings
+(learning rate, betas, the schedule's constants) are the script's where the script has changed. Each change is a notice
+in the ledger.
 """
 
 import copy
@@ -25,18 +26,18 @@ _LISTED = 8
 
 
 def parent(active: Active | None) -> Parent | None:
-    """Return the checkpoint of another run that this attempt starts from; None if it starts or goes on by itself."""
+    """Return the checkpoint of another run from which this attempt starts; None if it starts or resumes by itself."""
     return active.context.parent if active is not None else None
 
 
-def begins_anew(active: Active, name: str) -> bool:
-    """Return whether an object of a session, by its name in the checkpoint, is not restored in this attempt."""
+def is_restarted(active: Active, name: str) -> bool:
+    """Return True if an object of a session, by its name in the checkpoint, is not restored in this attempt."""
     origin = active.context.parent
     return origin is not None and name == "scheduler" and "schedule" in origin.restart
 
 
 class Fork:
-    """A fork's session: made before its parent's checkpoint is restored, settled after that."""
+    """A fork's session: made before its parent's checkpoint is restored, applied after that."""
 
     def __init__(
         self,
@@ -59,45 +60,45 @@ class Fork:
         self._schedule: dict[str, Any] = {}
 
     def prepare(self, total_steps: int) -> None:
-        """Note what the script has set. Raises UsageError if no step is left to do."""
+        """Record the script's settings. Raises UsageError if no step is left to do."""
         if total_steps <= self._parent.step:
             raise UsageError(
-                f"the run starts after step {self._parent.step} and its total_steps is {total_steps}, so no step is "
-                "left: give it more steps, or start from an earlier checkpoint"
+                f"the run starts after step {self._parent.step} and its total_steps is {total_steps}: no step is left. "
+                "Increase total_steps, or start from an earlier checkpoint"
             )
         self._generators = rng.capture(self._named)
         self._groups = [dict(_settings(group)) for group in _groups(self._optimizers)]
         self._schedule = copy.deepcopy(self._scheduler.state_dict()) if self._scheduler is not None else {}
 
-    def settle(self) -> None:
-        """Set what is not the checkpoint's, and say so in the ledger. Draws nothing."""
-        said: list[str] = []
+    def apply(self) -> None:
+        """Apply the settings that are not the checkpoint's, with a notice in the ledger. Draws no random numbers."""
+        changes: list[str] = []
         if "schedule" in self._parent.restart:
-            said += self._restart_schedule()
+            changes += self._restart_schedule()
         elif self._parent.settings == "script":
-            said += self._move_schedule()
+            changes += self._move_schedule()
         if self._parent.settings == "script":
-            said += self._take_settings()
-        said += self._restart_generators()
-        if said and self._active.rank == 0:
-            more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED else []
-            self._active.notice("fork", "; ".join(said[:_LISTED] + more), self._parent.step)
+            changes += self._take_settings()
+        changes += self._restart_generators()
+        if changes and self._active.rank == 0:
+            more = [f"and {len(changes) - _LISTED} more"] if len(changes) > _LISTED else []
+            self._active.notice("fork", "; ".join(changes[:_LISTED] + more), self._parent.step)
 
     def _restart_generators(self) -> Iterator[str]:
-        """Set generators back to what the script seeded; the loader's own belong to the data."""
-        anew = self._generators if "generators" in self._parent.restart else {}
-        anew = {name: state for name, state in anew.items() if name not in self._of_data}
-        if anew:
-            yield "generators begin anew, as the script seeded them"
+        """Set generators back to the script's seeds; the loader's own belong to the data."""
+        states = self._generators if "generators" in self._parent.restart else {}
+        states = {name: state for name, state in states.items() if name not in self._of_data}
+        if states:
+            yield "generators restart from the seeds of the script"
         if "data" in self._parent.restart:
-            anew |= {name: self._generators[name] for name in self._of_data}
-            yield "the data begins anew"
-        rng.restore(anew, self._named)
+            states |= {name: self._generators[name] for name in self._of_data}
+            yield "the data restarts"
+        rng.restore(states, self._named)
 
     # --- the optimizer's settings
 
     def _take_settings(self) -> Iterator[str]:
-        """Give each parameter group the script's settings; what the schedule sets is left to it."""
+        """Give each parameter group the script's settings, but for those that the schedule sets."""
         for number, (group, own) in enumerate(zip(_groups(self._optimizers), self._groups, strict=True)):
             for key, value in own.items():
                 if (self._scheduler is None or key not in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
@@ -108,23 +109,23 @@ class Fork:
 
     def _restart_schedule(self) -> Iterator[str]:
         if self._scheduler is None:
-            yield "there is no schedule that could begin anew"
+            yield "there is no schedule to restart"
             return
         self._scheduler.load_state_dict(copy.deepcopy(self._schedule))
         for group, own in zip(_groups(self._optimizers), self._groups, strict=True):
             for key in _OF_THE_SCHEDULE:
                 if key in own:
                     _assign(group, key, own[key])
-        yield "the schedule begins anew"
+        yield "the schedule restarts"
 
     def _move_schedule(self) -> Iterator[str]:
-        """Have the script's schedule go on at the checkpoint's position, where it is another one."""
+        """Let the script's schedule continue at the checkpoint's position, if it is another schedule."""
         scheduler = self._scheduler
         if scheduler is None:
             return
         before = [_shown(group["lr"]) for group in _groups(self._optimizers)]
         if hasattr(scheduler, "last_batch_iteration"):
-            # DeepSpeed's: their state is the position alone.
+            # The state of DeepSpeed's schedules is the position alone.
             scheduler.step(scheduler.last_batch_iteration)
         elif schedules.has_rates(scheduler):
             self._place(scheduler.state_dict())
@@ -139,7 +140,7 @@ class Fork:
                 yield f"lr of group {number}: {_shown(group['lr'])} by the script's schedule (in the checkpoint {was})"
 
     def _place(self, now: Mapping[str, Any]) -> None:
-        """Put the script's schedule at the position that `now` says, and set the learning rates it has there."""
+        """Put the script's schedule at the position in `now`, and set the learning rates of that position."""
         scheduler = self._scheduler
         constants = {key for key in self._schedule if key not in schedules.POSITION and key != "lr_lambdas"}
         function = isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
@@ -148,7 +149,7 @@ class Fork:
         position = {key: now[key] for key in schedules.POSITION if key in now}
         scheduler.load_state_dict(copy.deepcopy(self._schedule) | position)
         rates = schedules.rates(scheduler)
-        # Of several optimizers, a schedule sets one's.
+        # With several optimizers, a schedule sets the rates of one of them.
         planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}
         groups = list(zip(_groups(self._optimizers), self._groups, strict=True))
         if len(self._optimizers) > 1:
@@ -172,22 +173,22 @@ def _settings(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _assign(group: dict[str, Any], key: str, value: Any) -> None:
     present = group.get(key)
-    # A tensor stays the tensor it is: a compiled step, or a scheduler, holds on to it.
+    # A tensor keeps its identity: a compiled step, or a scheduler, holds a reference to it.
     if isinstance(present, torch.Tensor):
         present.fill_(value) if not isinstance(value, torch.Tensor) else present.copy_(value)
     else:
         group[key] = value
 
 
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
-        return _shown(one) == _shown(two)
-    if isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two):
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return _shown(a) == _shown(b)
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        # What was stored may have come back as the other of the two.
-        return len(one) == len(two) and all(map(_same, one, two))
-    return bool(one == two)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        # A restored value may be a list instead of a tuple, or the reverse.
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
 
 
 def _shown(value: Any) -> str:

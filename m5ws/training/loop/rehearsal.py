@@ -1,6 +1,6 @@
-"""A restore of the script's own objects, rehearsed on copies: one that would fail at a resume is refused now.
+"""A rehearsal of the restore of the script's own objects, on copies: a restore that would fail is refused now.
 
-Invariant: the training is as it was: what loads a state is a copy, and generators that it draws from are put back.
+Invariant: the training does not change. Only copies load a state, and generators that they draw from are restored.
 """
 
 import copy
@@ -21,58 +21,58 @@ from m5ws.training.state.plain_state import StateError
 _MOST_OBJECTS = 20_000
 _MOST_BYTES = 64 * 2**20
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""What `copy.deepcopy` does not copy."""
+"""Types that `copy.deepcopy` does not copy."""
 
 
 def rehearse(objects: Mapping[str, Any], states: Mapping[str, Plain], known: Iterable[object]) -> None:
-    """Have a copy of each object load its own state. Raises StateError for one that fails, or then has another state.
+    """Let a copy of each object load its own state. Raises StateError if one fails, or then has another state.
 
-    The objects `known`, as a scheduler's optimizer, are not copied. What is large, has shards or cannot be copied is
-    left out.
+    The objects `known`, such as a scheduler's optimizer, are not copied. Objects that are large, have shards or cannot
+    be copied are left out.
     """
     before = rng.capture({})
-    kept = {id(one): one for one in known}
+    kept = {id(item): item for item in known}
     for name, item in objects.items():
         if not any(plain_state.taken(states[name])) and _is_small(item, kept.keys()):
-            _take_back(name, item, states[name], kept)
+            _reload(name, item, states[name], kept)
     rng.restore(before, {})
 
 
-def _take_back(name: str, item: Any, state: Plain, kept: Mapping[int, object]) -> None:
+def _reload(name: str, item: Any, state: Plain, kept: Mapping[int, object]) -> None:
     try:
         copied = copy.deepcopy(item, dict(kept))
-    except Exception:  # noqa: BLE001  # the script's objects raise anything; what cannot be copied is not tried
+    except Exception:  # noqa: BLE001  # the script's objects raise anything; those that cannot be copied are left out
         return
     try:
         copied.load_state_dict(plain_state.decode(state))
-        again = plain_state.encode(copied.state_dict(), name)
+        restored = plain_state.encode(copied.state_dict(), name)
     except Exception as error:
         raise StateError(
-            f"{name} does not take back the state that it gives: {error!r}",
-            hint=f"A resume needs load_state_dict of {name} to take what its state_dict returns.",
+            f"{name} does not accept the state that it returns: {error!r}",
+            hint=f"A resume needs a load_state_dict of {name} that accepts the result of its state_dict.",
         ) from error
-    if not _equal(again, state):
+    if not _equal(restored, state):
         raise StateError(
-            f"the state_dict of {name} is another one after load_state_dict was given it",
-            hint="What state_dict returns is to depend on what load_state_dict was given alone.",
+            f"the state_dict of {name} is another one after load_state_dict",
+            hint="After load_state_dict(state), state_dict() must return an equal state.",
         )
 
 
-def _equal(one: Plain, other: Plain) -> bool:
+def _equal(a: Plain, b: Plain) -> bool:
     # As bytes: NaN is not equal to itself.
-    return codec.encode_plain(one) == codec.encode_plain(other)
+    return codec.encode_plain(a) == codec.encode_plain(b)
 
 
 def _is_small(item: object, known: Iterable[int]) -> bool:
     """Return True if an object is small enough to copy."""
     seen, left, size = set(known), [item], 0
     while left:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, _SHARED):
+        value = left.pop()
+        if id(value) in seen or isinstance(value, _SHARED):
             continue
-        seen.add(id(one))
-        size += one.nbytes if isinstance(one, (torch.Tensor, np.ndarray)) else sys.getsizeof(one)
+        seen.add(id(value))
+        size += value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else sys.getsizeof(value)
         if len(seen) > _MOST_OBJECTS or size > _MOST_BYTES:
             return False
-        left += gc.get_referents(one)
+        left += gc.get_referents(value)
     return True

@@ -1,4 +1,4 @@
-"""The session: a training loop whose every step is recorded, and that goes on exactly where it stopped.
+"""The session: a training loop that records every step, and that resumes exactly where it stopped.
 
     session = m5ws.session(model, optimizer, scheduler=scheduler, loader=loader, total_steps=1000)
     for step in session.steps():
@@ -50,18 +50,18 @@ def session(
     checkpoint_every: int | None = None,
     fingerprint_every: int | None = None,
 ) -> "Session":
-    """Register what the training is made of: a model and its optimizers, or a DeepSpeed engine; collective.
+    """Register the parts of the training: a model and its optimizers, or a DeepSpeed engine; collective.
 
     `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
-    steps between checkpoints and fingerprints are defaults, which the run's own settings replace. Raises
-    UsageError, StateError (something's state cannot be stored), NotIsolated.
+    steps between checkpoints and fingerprints are defaults; settings of the run replace them. Raises UsageError,
+    StateError (some state cannot be stored), NotIsolated.
     """
     if (model is None) == (engine is None):
-        raise UsageError("m5ws.session() takes a model (and its optimizer), or engine=, and not both")
+        raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
     active = context.active()
     origin = fork.parent(active)
-    anew = origin is not None and "data" in origin.restart
-    feed = Feed(loader, digesting=active is not None, anew=anew) if loader is not None else None
+    restart = origin is not None and "data" in origin.restart
+    feed = Feed(loader, digesting=active is not None, restart=restart) if loader is not None else None
     recorder = started = tracer = None
     if active is not None:
         isolation.check(active.context)
@@ -95,7 +95,7 @@ def session(
 def _tracer(
     active: context.Active, model: Any, optimizers: Sequence[Any], feed: Feed | None, state: Any
 ) -> "Tracer | None":
-    """Return what looks into steps, if the orders say so; nothing of it is imported otherwise."""
+    """Return the tracer of this attempt's trace, if it has one; its module is not imported otherwise."""
     if active.context.trace is None:
         return None
     from m5ws.training.trace.tracing import Tracer
@@ -120,7 +120,7 @@ def _backend(model: Any, optimizer: Any, engine: Any, own: Mapping[str, Any]) ->
     from m5ws.training.backends.fsdp import FsdpBackend
 
     if hasattr(model, "module") and type(model).__module__.partition(".")[0] == "deepspeed":
-        raise UsageError("the model is a DeepSpeed engine: give it as m5ws.session(engine=engine, …)")
+        raise UsageError("the model is a DeepSpeed engine: register it by m5ws.session(engine=engine, …)")
     return FsdpBackend(model, optimizer, own)
 
 
@@ -129,12 +129,12 @@ def _generators(state: Mapping[str, Any] | None) -> dict[str, torch.Generator]:
 
 
 def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the script's own objects, by the names they are stored under. Raises UsageError."""
-    found = {name: item for name, item in (state or {}).items() if not isinstance(item, torch.Generator)}
-    for name, item in found.items():
+    """Return the script's own objects by their stored names. Raises UsageError."""
+    objects = {name: item for name, item in (state or {}).items() if not isinstance(item, torch.Generator)}
+    for name, item in objects.items():
         if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
             raise UsageError(f"state[{name!r}] is a {type(item).__qualname__} without state_dict and load_state_dict")
-    return {f"state.{name}": item for name, item in found.items()}
+    return {f"state.{name}": item for name, item in objects.items()}
 
 
 class Session:
@@ -159,9 +159,9 @@ class Session:
         self.first_step = 1
 
     def steps(self) -> Iterator[Step]:
-        """Yield each step still to be done, once; what the loop's body did is recorded when it is over.
+        """Yield each remaining step once. A step is recorded when the loop's body has ended.
 
-        Before the first, the checkpoint that this attempt starts from is restored, if there is one, and proven: the
+        Before the first, the checkpoint from which this attempt starts is restored, if there is one, and verified: the
         run's newest, or another run's if this is a fork. Raises UsageError for a fork that has no step left to do.
         """
         if self._recorder is not None:
@@ -169,11 +169,11 @@ class Session:
                 self._fork.prepare(self._total)
             self.first_step = self._recorder.begin() + 1
             if self._fork is not None:
-                self._fork.settle()
+                self._fork.apply()
         for number in range(self.first_step, self._total + 1):
             step = Step(number, self._feed, recording=self._recorder is not None)
             try:
-                with self._looking(number):
+                with self._tracing(number):
                     yield step
             except GeneratorExit:
                 if self._recorder is not None:
@@ -185,9 +185,9 @@ class Session:
             if last:
                 return
 
-    def _looking(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._tracer is None else self._tracer.looking(number)
+    def _tracing(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracer is None else self._tracer.trace_step(number)
 
     def stop(self) -> None:
-        """Make the current step the last, with its checkpoint; call it on all ranks in the same step."""
+        """Make the current step the last, with its checkpoint; call this on all ranks in the same step."""
         self._stopping = True

@@ -1,4 +1,4 @@
-"""One step of the loop, as the script sees it: batches in, exact scalars out."""
+"""One step of the loop, as the script uses it: batches in, exact scalars out."""
 
 from typing import Any
 
@@ -18,13 +18,15 @@ class Step:
         self._values: dict[str, scalars.Reader | str] = {}
 
     def next_batch(self) -> Any:
-        """Return the registered loader's next batch, going on to the next epoch; any number of times a step."""
+        """Return the registered loader's next batch, continuing with the next epoch; any number of times a step."""
         if self._feed is None:
-            raise UsageError("step.next_batch() needs the data loader", hint="Give it: m5ws.session(…, loader=loader).")
+            raise UsageError(
+                "step.next_batch() needs a data loader", hint="Register one: m5ws.session(…, loader=loader)."
+            )
         return self._feed.next()
 
     def record(self, *, tokens: int = 0, **quantities: Any) -> None:
-        """Record exact scalars of this rank by name: numbers, or tensors of one element, which are not waited for.
+        """Record exact scalars of this rank by name: numbers, or tensors of one element; nothing waits for the device.
 
         `tokens` adds to the step's count. A scalar recorded again replaces the earlier one.
         """
@@ -34,10 +36,10 @@ class Step:
                 self._values[name] = scalars.take(name, value)
 
     def quantities(self) -> dict[str, str]:
-        """Return what was recorded as exact text; waits for the copies of what is on a device."""
+        """Return the recorded values as exact text; waits for copies from a device."""
         return {name: value if isinstance(value, str) else value() for name, value in self._values.items()}
 
     @property
-    def settled(self) -> bool:
-        """Whether all that was recorded is on the host already."""
+    def is_on_host(self) -> bool:
+        """True if all recorded values are on the host already."""
         return all(isinstance(value, str) for value in self._values.values())

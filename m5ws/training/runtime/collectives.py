@@ -1,7 +1,7 @@
 """Small messages between the ranks, on a gloo group of m5ws's own.
 
-The training's own groups are never used: bookkeeping must not reorder, delay or share a stream with the
-collectives of the model. With one process, every function is the identity.
+The training's own groups are never used: bookkeeping must not reorder, delay or share a stream with the collectives of
+the model. With one process, every function is the identity.
 """
 
 import os
@@ -61,7 +61,7 @@ def gather(value: T, group: "ProcessGroup | None") -> list[T]:
 
 
 def alike(value: Plain, objects: Objects, group: "ProcessGroup | None") -> bool:
-    """Return whether all ranks have the same plain data; collective."""
+    """Return True if all ranks have the same plain data; collective."""
     return group is None or len(set(gather(objects.digest(codec.encode_plain(value)), group))) == 1
 
 

@@ -1,7 +1,7 @@
-"""What this rank knows about the run it is part of; nothing when the script runs outside `m5ws run`.
+"""The run, attempt and rank of this process; None when the script runs outside `m5ws run`.
 
-`training.rank` sets it before the script starts. The environment is read there alone, so that a process
-that the script starts on its own never takes itself for a rank.
+`training.rank` sets it before the script starts. Only that module reads the environment, so that a process that the
+script starts on its own never acts as a rank.
 """
 
 import time
@@ -20,7 +20,7 @@ from m5ws.training.runtime.stop import Stop
 
 @dataclass(frozen=True)
 class Active:
-    """A rank of an attempt: its orders, its store, and where it writes what it did."""
+    """A rank of an attempt: its context record, its store, and the spool of its events."""
 
     context: Context
     repo: Repository
@@ -36,11 +36,11 @@ class Active:
         return self.spool.append(kind(time_s=time.time(), **fields))
 
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
-        """Append something that a person should see."""
+        """Append a message for people."""
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
 
     def note_imports(self) -> None:
-        """Append what has been loaded since the last call, if anything."""
+        """Append the imports since the last call, if there are any."""
         modules, libraries = self.imports.new()
         if modules or libraries:
             self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)
@@ -50,7 +50,7 @@ _active: Active | None = None
 
 
 def activate(active: Active | None) -> None:
-    """Make this process the rank that `active` says, or none again; before the script starts."""
+    """Make this process the rank of `active`, or no rank; called before the script starts."""
     global _active  # noqa: PLW0603  one process is one rank
     _active = active
 

@@ -1,4 +1,4 @@
-"""Effective values inside this process, as facts: what torch does use, not what a variable or pip says.
+"""Effective values inside this process, as facts: the values that torch uses, not those of variables or pip.
 
 A fact that does not apply here is None, never missing.
 """
@@ -27,7 +27,7 @@ _LIBRARIES = {
 
 
 def effective() -> Facts:
-    """Return what can change bits and is settled inside the process: threads, capability, modes, libraries."""
+    """Return the facts that can change bits and are fixed in the process: threads, capability, modes, libraries."""
     return {
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
@@ -60,9 +60,9 @@ def versions() -> Facts:
 
 
 def loaded() -> Facts:
-    """Return the paths of loaded libraries that sum or send numbers, by what they are, from this process's maps.
+    """Return the paths of loaded libraries that sum or send numbers, by library, from this process's maps.
 
-    What lies in this Python environment is named by its place there: the same one, made again, lies elsewhere.
+    A path inside this Python environment is relative to it: a rebuilt environment has another folder.
     """
     paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in maps() if line.count("/") and ".so" in line})
     return {
@@ -77,7 +77,7 @@ def _place(path: str) -> str:
 
 
 def maps() -> list[str]:
-    """Return the lines of this process's memory map, none where the system keeps none."""
+    """Return the lines of this process's memory map; none if the system has none."""
     try:
         return Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -102,7 +102,7 @@ def _sdpa() -> str:
 
 
 def _nccl() -> str | None:
-    """Return the version of the NCCL that is loaded, as it says itself."""
+    """Return the version that the loaded NCCL reports."""
     try:
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     except (RuntimeError, AttributeError):
@@ -111,8 +111,8 @@ def _nccl() -> str | None:
 
 
 def _config(pattern: str) -> str | None:
-    found = re.search(pattern, torch.__config__.show())
-    return found.group(1) if found else None
+    match = re.search(pattern, torch.__config__.show())
+    return match.group(1) if match else None
 
 
 def _text(value: object) -> str | None:

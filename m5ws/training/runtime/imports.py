@@ -1,7 +1,7 @@
-"""Which installed modules and libraries this rank and its forked workers have loaded.
+"""The installed modules and libraries that this rank and its forked workers have loaded.
 
-A difference in what no rank loaded changes nothing, so each is named by its place in the folders that imports search,
-as `Observed.provides` names what distributions bring: `numpy`, `google/auth`, `nvidia/cudnn`.
+A difference in a package that no rank loaded changes nothing. Each module is named by its path in the import folders,
+as `Observed.provides` names the content of distributions: `numpy`, `google/auth`, `nvidia/cudnn`.
 """
 
 import inspect
@@ -17,22 +17,22 @@ _NOT_INSTALLED = frozenset({*sys.stdlib_module_names, "__main__", "__mp_main__"}
 
 
 class Imports:
-    """What a rank has loaded; `workers` is a file in which its forks note what they import."""
+    """The modules that a rank has loaded. Forked workers append theirs to the file `workers`."""
 
     def __init__(self, workers: Path | None = None) -> None:
         self._workers = workers
-        self._told: set[str] = set()
+        self._returned: set[str] = set()
         self._libraries: facts.Facts = {}
 
     def watch(self) -> None:
-        """Have processes that are forked off note what they import first, as the workers of a loader do."""
+        """Let forked processes, such as the workers of a loader, record each module that they import first."""
         if self._workers is not None:
             sys.meta_path.insert(0, _Forks(self._workers))
 
     def new(self) -> tuple[tuple[str, ...], facts.Facts]:
-        """Return places that were not returned before, and the native libraries if they are others than before."""
-        places = {*_modules(), *_mapped(), *self._of_workers()} - self._told
-        self._told |= places
+        """Return paths that were not returned before, and the native libraries if they have changed."""
+        places = {*_modules(), *_mapped(), *self._of_workers()} - self._returned
+        self._returned |= places
         libraries = facts.loaded()
         changed = libraries != self._libraries
         self._libraries = libraries
@@ -46,7 +46,7 @@ class Imports:
 
 
 class _Forks:
-    """Finds no module: imports ask it first, and in a fork it notes the name."""
+    """Finds no module. Imports call it first, and in a fork it records the name."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -61,7 +61,7 @@ class _Forks:
 
 
 def _modules() -> Iterator[str]:
-    """Yield the places of loaded modules that the standard library does not have."""
+    """Yield the paths of loaded modules that are not in the standard library."""
     for name in list(sys.modules):
         top, _, below = name.partition(".")
         if top in _NOT_INSTALLED:
@@ -73,12 +73,12 @@ def _modules() -> Iterator[str]:
 
 
 def _is_shared(top: str) -> bool:
-    """Return True if a folder may be several distributions': it has no code of its own, or was not imported."""
+    """Return True if several distributions may share a folder: it has no code of its own, or was not imported."""
     return getattr(sys.modules.get(top), "__file__", None) is None
 
 
 def _mapped() -> Iterator[str]:
-    """Yield the places of loaded libraries that distributions may have brought, but for those of imported modules."""
+    """Yield the paths of loaded libraries of distributions, except those of imported modules."""
     folders = [folder for folder in sys.path if os.path.basename(folder) in isolation.PACKAGES]
     beside = {os.path.normpath(f"{folder}/../../..") for folder in folders}
     for path in {line.split(maxsplit=5)[5] for line in facts.maps() if line.count("/") and ".so" in line}:

@@ -1,7 +1,7 @@
-"""The run sees its snapshot and its environment, and nothing else.
+"""The run uses its snapshot and its environment, and nothing else.
 
-No loaded module may come from the author's checkout: a materialised tree does not help if an editable install, or
-PYTHONPATH, brings in the live one. Nor does a virtual environment help if other programs are found before its own.
+No loaded module may come from the author's checkout. A materialised tree has no effect if an editable install, or
+PYTHONPATH, imports the live one. A virtual environment has no effect if other programs come before its own.
 """
 
 import os
@@ -17,21 +17,21 @@ from m5ws.records.launch import Context
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 _loaded: dict[str, str] = {}
-"""File and name of each module that was loaded since `watch`, whatever `sys.modules` has of it."""
+"""File and name of each module loaded since `watch`, including those removed from `sys.modules`."""
 
 
 class NotIsolated(M5Error):
-    """Code that is not in the snapshot runs in the run."""
+    """The run executes code that is not in its snapshot."""
 
     hint = (
-        "Remove the editable install or the PYTHONPATH entry that leads there, or put the package into the workspace."
+        "Remove the editable install or the PYTHONPATH entry that leads there, or move the package into the workspace."
     )
 
 
 def activate() -> None:
-    """Have the programs of this virtual environment found first, as activating it does; outside of one, do nothing.
+    """Put this virtual environment's programs first on PATH, as activating it does; outside of one, do nothing.
 
-    DeepSpeed compiles with the first `ninja` that it finds, and compiles again where another version has been.
+    DeepSpeed compiles with the first `ninja` on PATH, and compiles again if another version was used before.
     """
     own, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     if sys.prefix != sys.base_prefix and path.split(os.pathsep)[0] != own:
@@ -39,20 +39,20 @@ def activate() -> None:
 
 
 def watch() -> None:
-    """Note each module that is loaded from a file from now on, also one that never gets into `sys.modules`."""
+    """Record each module that is loaded from a file from now on, also one that is never in `sys.modules`."""
     get_code = SourceFileLoader.get_code
 
-    def noting(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+    def recording(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         _loaded[loader.path] = fullname
         return get_code(loader, fullname)
 
-    SourceFileLoader.get_code = noting  # type: ignore[method-assign, assignment]
+    SourceFileLoader.get_code = recording  # type: ignore[method-assign, assignment]
 
 
 def check(context: Context) -> None:
     """Raise NotIsolated if a loaded module lies in the author's checkout and is not the run's own copy.
 
-    A virtual environment may lie in the checkout: what is installed in it is the environment, not the code.
+    A virtual environment may lie in the checkout: packages installed in it are the environment, not the code.
     """
     author, work = Path(context.author_dir).resolve(), Path(context.work_dir).resolve()
     foreign = {name: path for name, path in _files() if _is_foreign(path, author, work)}
@@ -62,12 +62,12 @@ def check(context: Context) -> None:
 
 
 def _files() -> list[tuple[str, str]]:
-    """Return the name and file of every loaded module that has one, but m5ws's own, which is no code of the run's."""
-    found = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    found += [(name, file) for file, name in _loaded.items()]
+    """Return the name and file of every loaded module that has a file, except m5ws's own."""
+    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    files += [(name, file) for file, name in _loaded.items()]
     return [
         (name, file)
-        for name, file in found
+        for name, file in files
         if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<")
     ]
 
@@ -91,5 +91,5 @@ def _is_foreign(file: str, author: Path, work: Path) -> bool:
 
 @cache
 def _real_folder(folder: str) -> str:
-    """Return a folder without links on the way: each of the few that thousands of modules lie in is followed once."""
+    """Return a folder with its links resolved, once for each of the few folders of thousands of modules."""
     return os.path.realpath(folder)

@@ -1,8 +1,8 @@
-"""A request to end (SIGTERM, SIGINT, SIGUSR2), turned into one step at whose end all ranks stop.
+"""A request to end (SIGTERM, SIGINT, SIGUSR2), as one step after which all ranks stop.
 
-The ranks get the signal at different moments, but one that has not ended step n cannot let another end step
-n+1, whose collectives need it. So the first to notice, after its step n, names n+1, and nobody has passed it.
-It is named by a symbolic link: made at once with its content, by one rank only, read in a microsecond.
+The ranks get the signal at different moments. A rank that has not ended step n stops others from ending step n+1, whose
+collectives need it. So the first rank to notice, after its step n, names n+1, and no rank has passed that step. The
+name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Mark:
-    """A step that all ranks agree on: the first to call `name` says which, and all see it at that step's end."""
+    """A step that all ranks agree on. The first call of `name` sets it, and all ranks read it at that step's end."""
 
     def __init__(self, path: Path, world: int) -> None:
         self._path = path
         self._ahead = 1 if world > 1 else 0
 
     def name(self, step: int) -> None:
-        """Have the step after `step`, which this rank has just done, be the one; with one rank, `step` itself."""
+        """Name the step after `step`, which this rank has just done; with one rank, `step` itself."""
         with contextlib.suppress(FileExistsError):
             os.symlink(str(step + self._ahead), self._path)
 
     def reached(self, step: int) -> bool:
-        """Return whether a step was named, and `step` is that one or later."""
+        """Return True if a step was named, and `step` is that one or later."""
         try:
             return step >= int(os.readlink(self._path))
         except FileNotFoundError:
@@ -36,7 +36,7 @@ class Mark:
 
 
 class Stop:
-    """A rank's view of the request. `in_steps` says whether a session will look at it."""
+    """A rank's view of the request. `in_steps` is true while a session checks it after each step."""
 
     def __init__(self, path: Path, world: int) -> None:
         self._mark = Mark(path, world)
@@ -46,7 +46,7 @@ class Stop:
         self.in_steps = False
 
     def install(self) -> None:
-        """Take the signals; in the main thread."""
+        """Install the signal handlers; in the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -56,24 +56,24 @@ class Stop:
         return 128 + (self._requested or signal.SIGTERM)
 
     def left_s(self, deadline_s: float) -> float | None:
-        """Return what is left, in seconds, of the time since the request; None if this rank was asked nothing."""
+        """Return the seconds left of the time since the request; None if there was no request on this rank."""
         if self._requested is None:
             return None
         return max(0.0, self._requested_s + deadline_s - time.monotonic())
 
     def due(self, step: int) -> bool:
-        """Return whether all ranks end after `step`, which this rank has just done."""
+        """Return True if all ranks end after `step`, which this rank has just done."""
         if self._requested is not None:
             self._mark.name(step)
         return self._mark.reached(step)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A worker that was forked off has its parent's handler, but is to end at once.
+            # A forked worker has its parent's handler, but must end at once.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._requested is None:
             self._requested, self._requested_s = number, time.monotonic()
         if not self.in_steps:
-            # In its steps, a rank that is told again (by torchrun, after the scheduler told it) still saves.
+            # A second signal during the steps (from torchrun, after the scheduler's) must not prevent the save.
             raise SystemExit(self.exit_code)

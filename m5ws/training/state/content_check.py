@@ -1,4 +1,4 @@
-"""What a checkpoint's content may say of its tensors, whoever wrote it, before memory is made for any of them."""
+"""Checks of a checkpoint's content, from any writer, before memory is allocated for its tensors."""
 
 import math
 from collections import Counter
@@ -12,30 +12,28 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 
 _MOST_CUT = 8
-"""Dimensions along which one tensor is cut; device meshes have fewer."""
+"""Limit of the dimensions along which one tensor is cut; device meshes have fewer."""
 
 
 def check(content: Content) -> None:
-    """Raise CorruptObject unless each tensor has a type, shards that fill it, and as many bytes as that takes."""
+    """Raise CorruptObject unless each tensor has a known type, shards that fill it, and enough bytes."""
     if len(content.ranks) != content.world:
         raise CorruptObject(f"the checkpoint has the state of {len(content.ranks)} of {content.world} ranks")
     for tensor in content.tensors:
         item_bytes = dtype(tensor.name, tensor.dtype).itemsize
         for shard in tensor.shards:
             _check_shard(tensor, shard, item_bytes)
-        # DeepSpeed's and DCP's empty tensors have no shards at all.
+        # Empty tensors of DeepSpeed and DCP have no shards at all.
         if math.prod(tensor.shape) and not _fill(tensor):
             raise CorruptObject(f"the shards of {tensor.name} do not fill its shape {_shown(tensor.shape)} exactly")
 
 
 def dtype(name: str, stored: str) -> torch.dtype:
     """Return a tensor's element type. Raises CorruptObject if torch has none of that name."""
-    found = getattr(torch, stored, None) if stored.isidentifier() else None
-    if not isinstance(found, torch.dtype):
-        raise CorruptObject(
-            f"{name} is stored as {stored[:40]!r}, which is no element type of torch {torch.__version__}"
-        )
-    return found
+    kind = getattr(torch, stored, None) if stored.isidentifier() else None
+    if not isinstance(kind, torch.dtype):
+        raise CorruptObject(f"{name} is stored as {stored[:40]!r}: torch {torch.__version__} has no such element type")
+    return kind
 
 
 def _check_shard(tensor: TensorRecord, shard: Shard, item_bytes: int) -> None:
@@ -43,9 +41,9 @@ def _check_shard(tensor: TensorRecord, shard: Shard, item_bytes: int) -> None:
         offset + size > whole for offset, size, whole in zip(shard.offsets, shard.sizes, tensor.shape, strict=True)
     ):
         raise CorruptObject(f"a shard of {tensor.name} lies outside its shape {_shown(tensor.shape)}")
-    wanted, held = math.prod(shard.sizes) * item_bytes, _bytes(shard.parts)
-    if held != wanted:
-        raise CorruptObject(f"a shard of {tensor.name} has {held} bytes instead of {wanted}")
+    expected, present = math.prod(shard.sizes) * item_bytes, _bytes(shard.parts)
+    if present != expected:
+        raise CorruptObject(f"a shard of {tensor.name} has {present} bytes instead of {expected}")
 
 
 def _bytes(parts: tuple[Slice, ...]) -> int:
@@ -53,11 +51,11 @@ def _bytes(parts: tuple[Slice, ...]) -> int:
 
 
 def _fill(tensor: TensorRecord) -> bool:
-    """Return whether the shards, which lie inside the shape, cover each of its elements once.
+    """Return True if the shards, which lie inside the shape, cover each of its elements once.
 
-    They do if they have as many elements together as the shape, and each corner of a shard is one of an even number,
-    but for those of the shape itself, which are of an odd number: counted modulo two, what they cover is then the
-    shape. Only the dimensions in which they are cut count.
+    The shards must have as many elements together as the shape. Each corner of the shape itself must be a corner of an
+    odd number of shards, each other corner of an even number: counted modulo two, the shards then cover the shape. Only
+    the dimensions in which the tensor is cut count.
     """
     shards = [shard for shard in tensor.shards if math.prod(shard.sizes)]
     if sum(math.prod(shard.sizes) for shard in shards) != math.prod(tensor.shape):

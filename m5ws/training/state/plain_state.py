@@ -1,8 +1,8 @@
 """State of schedulers, loaders and generators as plain data, and back: an explicit codec, no pickle.
 
-Only what is listed here can be stored; anything else is an error that names its path, at the start of the
-training and not at the first restore. What comes back has the same types and bits; only a plain dictionary
-with string keys comes back in the order of its keys (an OrderedDict keeps its own order).
+Only the types listed here can be stored. Any other is an error that names its path, at the start of the training and
+not at the first restore. Decoded values have the same types and bits. Only a plain dictionary with string keys is
+decoded in the order of its keys (an OrderedDict keeps its own order).
 """
 
 from collections import Counter, OrderedDict
@@ -17,32 +17,32 @@ from m5ws.training.state import subclasses
 from m5ws.training.state import tensor_bytes as raw
 
 Plain = Any
-"""None, bool, int, float, str, bytes, list and dict with string keys: what `codec.encode_plain` takes."""
+"""None, bool, int, float, str, bytes, list and dict with string keys: the types that `codec.encode_plain` accepts."""
 
 _TAG = "!"
 _INT64 = range(-(2**63), 2**64)
 
 
 class StateError(M5Error):
-    """Something in the training state cannot be stored exactly."""
+    """Some of the training state cannot be stored exactly."""
 
     hint = "Give m5ws an object whose state_dict() holds numbers, text, bytes, lists, dictionaries, tensors and arrays."
 
 
 class RestoreError(M5Error):
-    """State read back from a checkpoint is not the state that was saved, or does not fit the model."""
+    """Restored state differs from the saved state, or does not fit the model."""
 
     exit_code = 3
 
 
 Take = Callable[[str, torch.Tensor], bool]
-"""Asked about each tensor, with its path: whether it is stored elsewhere by that name, and only named here."""
+"""Called with each tensor and its path. True: the tensor is stored elsewhere by that name, and only named here."""
 Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
-"""Called with a tensor that inner tensors made, and the shape of the whole one if it is a rank's part."""
+"""Called with a tensor rebuilt from inner tensors, and the shape of the whole one if it is a rank's part."""
 
 
 def encode(value: object, path: str, take: Take | None = None) -> Plain:
-    """Return `value` as plain data. Raises StateError naming the path of what cannot be stored."""
+    """Return `value` as plain data. Raises StateError naming the path of a value that cannot be stored."""
     if value is None or type(value) in (bool, float, str, bytes):
         return value
     if type(value) is int:
@@ -53,7 +53,7 @@ def encode(value: object, path: str, take: Take | None = None) -> Plain:
         return {key: encode(item, f"{path}.{key}", take) for key, item in value.items()}
     if take is not None and isinstance(value, torch.Tensor):
         if (parts := subclasses.parts(value)) is not None:
-            return _apart(parts, path, take)
+            return _encode_parts(parts, path, take)
         if take(path, value):
             return {_TAG: "leaf", "name": path}
     tagged = _ENCODERS.get(type(value))
@@ -67,14 +67,14 @@ def encode(value: object, path: str, take: Take | None = None) -> Plain:
 
 
 def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None, shard: Shard | None = None) -> Any:
-    """Return the value that `encode` was given; `give` returns the tensor of a name that was taken.
+    """Return the value that was encoded; `give` returns the tensor of a stored name.
 
-    Raises RestoreError for what `encode` cannot have given.
+    Raises RestoreError for data that no `encode` returns.
     """
     try:
         return _decoded(value if give is None else _given(value, give, shard))
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise RestoreError(f"stored state is not as it was written: {type(error).__name__}: {error}") from error
+        raise RestoreError(f"stored state cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def _decoded(value: Plain) -> Any:
@@ -93,7 +93,7 @@ def _decoded(value: Plain) -> Any:
 
 
 def taken(value: Plain) -> Iterator[str]:
-    """Yield the names of the tensors that were taken out of what is encoded as `value`."""
+    """Yield the names of the tensors that are stored apart from the encoded `value`."""
     if isinstance(value, list):
         for item in value:
             yield from taken(item)
@@ -105,29 +105,29 @@ def taken(value: Plain) -> Iterator[str]:
 
 
 def _given(value: Plain, give: Callable[[str], torch.Tensor], shard: Shard | None) -> Plain:
-    """Return encoded state with the tensors that were taken out of it put back."""
+    """Return encoded state with the tensors that were stored apart from it."""
     if isinstance(value, list):
         return [_given(item, give, shard) for item in value]
     if not isinstance(value, dict):
         return value
     if value.get(_TAG) == "leaf":
         return {_TAG: "leaf", "tensor": give(value["name"])}
-    found = {key: _given(item, give, shard) for key, item in value.items()}
+    items = {key: _given(item, give, shard) for key, item in value.items()}
     if value.get(_TAG) == "parts" and shard is not None:
         whole = value["shards"]
-        return {_TAG: "leaf", "tensor": shard(_joined(found), None if whole is None else tuple(whole))}
-    return found
+        return {_TAG: "leaf", "tensor": shard(_joined(items), None if whole is None else tuple(whole))}
+    return items
 
 
-def _apart(found: subclasses.Parts, path: str, take: Take) -> Plain:
+def _encode_parts(parts: subclasses.Parts, path: str, take: Take) -> Plain:
     return {
         _TAG: "parts",
-        "kind": found.kind,
-        "inner": {name: encode(inner, f"{path}.{name}", take) for name, inner in found.inner.items()},
-        "context": encode(found.context, f"{path} context"),
-        "shape": list(found.shape),
-        "stride": list(found.stride),
-        "shards": None if found.shards is None else list(found.shards),
+        "kind": parts.kind,
+        "inner": {name: encode(inner, f"{path}.{name}", take) for name, inner in parts.inner.items()},
+        "context": encode(parts.context, f"{path} context"),
+        "shape": list(parts.shape),
+        "stride": list(parts.stride),
+        "shards": None if parts.shards is None else list(parts.shards),
     }
 
 
@@ -189,7 +189,7 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 def _dtype(name: str) -> torch.dtype:
     kind = getattr(torch, name)
     if not isinstance(kind, torch.dtype):
-        raise RestoreError(f"stored state has the element type {name!r}, which there is not")
+        raise RestoreError(f"stored state has the unknown element type {name!r}")
     return kind
 
 

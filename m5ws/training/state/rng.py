@@ -1,6 +1,6 @@
 """The random number generators of a rank: seeded, captured, digested and restored one by one.
 
-Each has a name, so that a resume that drifts names the generator that was drawn from once too often.
+Each has a name, so that a resume that differs names the generator that was used once too often.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from m5ws.training.state import plain_state
 from m5ws.training.state.plain_state import Plain
 
 Named = Mapping[str, torch.Generator]
-"""Generators beyond the global ones, by name: those of the loader and the ones the script registered."""
+"""Generators beyond the global ones, by name: the loader's, and those that the script registered."""
 
 
 def seed_all(seed: int) -> None:
@@ -27,7 +27,7 @@ def seed_all(seed: int) -> None:
 
 def capture(named: Named) -> dict[str, Plain]:
     """Return every generator's state as plain data, by name. Draws nothing."""
-    # Asked for in the form without the cached normal's position in a dict: a tuple of plain values.
+    # In the legacy form, which is a tuple of plain values; the other form is a nested dictionary.
     states: dict[str, object] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -40,7 +40,7 @@ def capture(named: Named) -> dict[str, Plain]:
 
 
 def restore(states: Mapping[str, Plain], named: Named) -> None:
-    """Set every generator to a captured state. Raises RestoreError if one that was captured is not here."""
+    """Set every generator to its captured state. Raises RestoreError if a captured one does not exist here."""
     for name, stored in states.items():
         state = plain_state.decode(stored)
         if name == "python":
@@ -55,7 +55,7 @@ def restore(states: Mapping[str, Plain], named: Named) -> None:
             named[name].set_state(state)
         else:
             raise plain_state.RestoreError(
-                f"the checkpoint has the state of generator {name!r}, which is not there now"
+                f"the checkpoint has the state of generator {name!r}, which does not exist now"
             )
 
 

@@ -1,7 +1,7 @@
-"""Loss, gradient norm and learning rate with their exact bits, taken without waiting for the device.
+"""Loss, gradient norm and learning rate with their exact bits, read without waiting for the device.
 
-A value on an accelerator is copied to pinned memory on its own stream and read a step later, when the copy
-is long done: recording never makes the host wait for the device.
+A value on an accelerator is copied to pinned memory on its own stream and read a step later, when the copy is long
+done: the host never waits for the device.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Reader = Callable[[], str]
 
 
 def take(name: str, value: object) -> Reader | str:
-    """Return a scalar's exact text, or what gives it later. Raises TypeError if it is not one number.
+    """Return a scalar's exact text, or a function that returns it later. Raises TypeError if it is not one number.
 
     A DTensor (the result of `clip_grad_norm_` under FSDP2) is reduced first, which is a collective.
     """

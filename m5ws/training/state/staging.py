@@ -1,7 +1,7 @@
 """Copies of a state out of the training, in memory that the next checkpoint uses again.
 
-A copy is all that the training waits for: hashing and sending read the copy, while later steps change the model.
-On an accelerator the memory is pinned, and all copies of a state are waited for once.
+The training waits for the copy only: hashing and uploading read the copy, while later steps change the model. On an
+accelerator the memory is pinned, and the training waits once for all copies of a state.
 """
 
 import os
@@ -18,10 +18,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Copier(Protocol):
-    """What a backend hands its live tensors to."""
+    """Copies a backend's live tensors."""
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with these bits, contiguous, that the training will not change; `name` is its own."""
+        """Return a contiguous tensor with these bits that the training will not change; `name` is unique."""
 
 
 class Live:
@@ -32,54 +32,54 @@ class Live:
 
 
 class Buffers:
-    """Host memory by name, kept from one checkpoint to the next. `size_bytes` is what it holds."""
+    """Host memory by name, kept from one checkpoint to the next. `size_bytes` is the size of all of it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
         self._devices: set[torch.device] = set()
 
     @property
     def size_bytes(self) -> int:
-        return sum(held.nbytes for held in self._held.values())
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin a copy; it is there after `wait`, for tensors of an accelerator."""
-        held = self._held.get(name)
-        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+        """Begin a copy. A copy from an accelerator is complete after `wait`."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-            self._held[name] = held
-        held.copy_(tensor.detach(), non_blocking=True)
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._buffers[name] = buffer
+        buffer.copy_(tensor.detach(), non_blocking=True)
         if tensor.device.type != "cpu":
             self._devices.add(tensor.device)
-        return held
+        return buffer
 
     def wait(self) -> None:
-        """Wait until all copies that were begun are there."""
+        """Wait until all copies that were begun are complete."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
         self._devices.clear()
 
     def clear(self) -> None:
-        """Give the memory back."""
-        self._held.clear()
+        """Release the memory."""
+        self._buffers.clear()
 
 
 class Copies:
-    """Live tensors and their copies; finds the copy of what lies inside one of them."""
+    """Live tensors and their copies, with the copies of tensors that share memory with a copied one."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         self._by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copier's copy of a live tensor."""
+        """Return the stager's copy of a live tensor."""
         copy = self._copier.copy(name, tensor)
         self._by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((tensor, copy))
         return copy
 
     def within(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a live tensor: a view into one that was made before, if that holds its elements."""
+        """Return a copy of a live tensor: a view into an earlier copy, if that contains its elements."""
         for live, copy in self._by_storage.get(tensor.untyped_storage().data_ptr(), ()):
             plain = live.is_contiguous() and tensor.is_contiguous() and live.dtype == tensor.dtype
             start = tensor.storage_offset() - live.storage_offset()
@@ -89,7 +89,7 @@ class Copies:
 
 
 def available_bytes() -> int:
-    """Return how much memory this machine, or the container around this process, can still give."""
+    """Return the free memory of this machine, or of the container around this process."""
     free = _PAGE_BYTES * os.sysconf("SC_AVPHYS_PAGES")
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
         if line.startswith("MemAvailable:"):

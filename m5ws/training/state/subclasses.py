@@ -1,7 +1,9 @@
-"""Tensors that are made of tensors, as quantized optimizer states are: codes and scales, and no bytes of their own.
+"""Wrapper tensors, which consist of inner tensors and have no bytes of their own, such as quantized optimizer state.
 
-torch's protocol for such classes takes them apart and puts them together: `__tensor_flatten__` names the inner tensors
-and gives the rest, `__tensor_unflatten__` is its inverse. What follows it is stored by its inner tensors.
+torch's protocol for such classes takes them apart and rebuilds them. `__tensor_flatten__` returns the names of the
+inner tensors and a context; `__tensor_unflatten__` is its inverse. A tensor that follows the protocol is stored by its
+inner tensors.
+
 https://docs.pytorch.org/docs/stable/notes/extending.html
 """
 
@@ -18,7 +20,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True)
 class Parts:
-    """A tensor taken apart: `kind` is "module:class", `inner` by attribute, live, `context` the rest.
+    """A tensor taken apart: `kind` is "module:class", `inner` the live tensors by attribute, `context` the rest.
 
     `shards` is the shape of the whole tensor of which this is a rank's part, or None.
     """
@@ -32,7 +34,7 @@ class Parts:
 
 
 def parts(tensor: torch.Tensor) -> Parts | None:
-    """Return the parts of a tensor that has no bytes of its own, but inner tensors; None of all others."""
+    """Return the parts of a wrapper tensor; None for a tensor with bytes of its own."""
     if type(tensor) in _PLAIN:
         return None
     local = local_of(tensor)
@@ -50,27 +52,27 @@ def parts(tensor: torch.Tensor) -> Parts | None:
     )
 
 
-def join(found: Parts) -> torch.Tensor:
+def join(parts: Parts) -> torch.Tensor:
     """Return the tensor, or the rank's part of it, that these parts make.
 
     Only a class that the training has imported is used: a stored name imports nothing. Raises LookupError, TypeError.
     """
-    module, _, name = found.kind.partition(":")
+    module, _, name = parts.kind.partition(":")
     kind = getattr(sys.modules.get(module), name, None)
     if not (isinstance(kind, type) and issubclass(kind, torch.Tensor) and hasattr(kind, "__tensor_unflatten__")):
-        raise LookupError(f"no class of tensors {found.kind} is imported")
-    made: torch.Tensor = kind.__tensor_unflatten__(found.inner, found.context, found.shape, found.stride)
+        raise LookupError(f"the tensor class {parts.kind} is not imported")
+    made: torch.Tensor = kind.__tensor_unflatten__(parts.inner, parts.context, parts.shape, parts.stride)
     return made
 
 
 @torch.no_grad()
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor itself; any other tensor as it is."""
+    """Return this rank's part of a sharded tensor, or any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def has_bytes(local: torch.Tensor) -> bool:
-    """Return True if a tensor of any class reads as elements in memory."""
+    """Return True if a tensor of any class can be read as elements in memory."""
     try:
         tensor_bytes.flat(local).view(torch.uint8)
     except (NotImplementedError, RuntimeError, TypeError):

@@ -1,7 +1,7 @@
-"""How two stretches of elements differ, bit for bit: `checkpoints.diff` asks it about what it has read.
+"""Bitwise comparison of two ranges of elements, for `checkpoints.diff`.
 
-Which elements differ is decided by their bits alone; only then are those turned into numbers, as float64, to say by
-how much. Differences of integers beyond 2^53 are therefore rounded.
+The bits alone decide which elements differ. Only these become numbers, as float64, to measure the difference.
+Differences of integers beyond 2^53 are therefore rounded.
 """
 
 import math
@@ -11,23 +11,24 @@ import torch
 from m5ws.records.verdict import Elements
 
 _AT_ONCE = 1 << 20
-"""So many elements are compared together: what is made of them while that is done stays below 100 MiB."""
+"""Number of elements that are compared together: it keeps the temporary memory below 100 MiB."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 def compare(a: bytearray, b: bytearray, dtype: str, first: int) -> Elements:
-    """Return how the elements in two buffers of equal length differ; the first of them is element `first`."""
+    """Return the differences of the elements in two buffers of equal length; the first is element `first`."""
     kind: torch.dtype = getattr(torch, dtype)
-    one, other = (torch.frombuffer(data, dtype=torch.uint8) for data in (a, b))
-    found = Elements(compared=0)
+    words_a, words_b = (torch.frombuffer(data, dtype=torch.uint8) for data in (a, b))
+    total = Elements(compared=0)
     step = _AT_ONCE * kind.itemsize
     for start in range(0, len(a), step):
-        found += _stretch(one[start : start + step], other[start : start + step], kind, first + start // kind.itemsize)
-    return found
+        end = start + step
+        total += _compare_range(words_a[start:end], words_b[start:end], kind, first + start // kind.itemsize)
+    return total
 
 
-def _stretch(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) -> Elements:
+def _compare_range(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) -> Elements:
     words = _WORDS[kind.itemsize]
     rows: tuple[torch.Tensor, ...] = (a.view(words), b.view(words))
     unequal = rows[0] != rows[1]
@@ -38,9 +39,9 @@ def _stretch(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) ->
     count = a.numel() // kind.itemsize
     if not places.numel():
         return Elements(compared=count)
-    # Moved as words: not every type of element can be indexed.
-    one, other = (side[places].view(kind).view(-1) for side in rows)
-    x, y = _numbers(one), _numbers(other)
+    # Moved as words: not every element type can be indexed.
+    values_a, values_b = (side[places].view(kind).view(-1) for side in rows)
+    x, y = _numbers(values_a), _numbers(values_b)
     nans = x.isnan() & y.isnan()
     lone = x.isnan() ^ y.isnan()
     zeros = (x == 0) & (y == 0)
@@ -49,8 +50,8 @@ def _stretch(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) ->
         compared=count,
         differing=int(places.numel()),
         first=first + int(places[0]),
-        first_a=_value(one[:1]),
-        first_b=_value(other[:1]),
+        first_a=_value(values_a[:1]),
+        first_b=_value(values_b[:1]),
         max_absolute=absolute,
         max_relative=relative,
         zero_signs=int(zeros.sum()),
@@ -62,23 +63,23 @@ def _stretch(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) ->
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     if values.dtype.is_complex:
         return values.to(torch.complex128)
-    # The eight-bit floating types are known to few operators.
+    # Few operators support the eight-bit floating types.
     return (values.float() if values.dtype.is_floating_point and values.dtype.itemsize < 4 else values).double()
 
 
 def _differences(x: torch.Tensor, y: torch.Tensor, known: torch.Tensor) -> tuple[str | None, str | None]:
-    """Return the greatest absolute difference, and the greatest relative to the larger of both, where there is one."""
+    """Return the largest absolute difference, and the largest relative to the larger value; None if no numbers."""
     x, y = x[known], y[known]
     if not x.numel():
         return None, None
     absolute = (x - y).abs()
     relative = absolute / torch.maximum(x.abs(), y.abs())
-    # Infinity over infinity: as far apart as can be.
+    # Infinity over infinity counts as infinity.
     return float(absolute.max()).hex(), float(relative.nan_to_num(nan=math.inf, posinf=math.inf).max()).hex()
 
 
 def _value(element: torch.Tensor) -> str:
-    """Return an element for people, with its bits where the number does not tell them."""
+    """Return an element as text for people, with its bits."""
     size = element.dtype.itemsize
     bits = element.view(torch.uint8).tolist()
     number = _numbers(element)[0].item()

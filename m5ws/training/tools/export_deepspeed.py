@@ -21,7 +21,7 @@ from m5ws.training.backends.deepspeed import state as deepspeed_state
 
 
 def write(objects: Objects, content: Content, directory: Path, tag: str, progress: Progress | None) -> None:
-    """Write each file of `content` into `directory/tag`, and what says that `tag` is the newest.
+    """Write each file of `content` into `directory/tag`, and the file `latest`, which names `tag`.
 
     Raises NotFound, CorruptObject, RestoreError.
     """
@@ -35,12 +35,12 @@ def write(objects: Objects, content: Content, directory: Path, tag: str, progres
         if progress:
             progress("writing files", number + 1, len(names))
     (directory / "latest").write_text(tag)
-    # DeepSpeed lays its script beside each checkpoint, and people look for it there.
+    # DeepSpeed puts its script beside each checkpoint, and users expect it there.
     shutil.copyfile(zero_to_fp32.__file__, directory / "zero_to_fp32.py")
 
 
 def with_shapes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose shapes are torch's own: they are stored as tuples, and DeepSpeed's tools ask for `numel`."""
+    """Return a state with torch's shape type: shapes are stored as tuples, and DeepSpeed's tools call `numel`."""
     groups = state.get("param_shapes")
     frozen = state.get("frozen_param_shapes")
     shapes = {
@@ -57,7 +57,7 @@ def _sizes(shapes: Mapping[str, Any]) -> OrderedDict[str, torch.Size]:
 def files(content: Content) -> list[str]:
     """Return the names of DeepSpeed's own files; the buffers of single ranks are m5ws's. Raises CorruptObject."""
     names = [name for name in content.blobs if name.endswith(".pt")]
-    # They become paths, and a store may say anything.
-    if strange := [name for name in names if os.path.basename(name) != name]:
-        raise CorruptObject(f"the checkpoint has files whose names no file has: {', '.join(map(repr, strange))}")
+    # They become paths, and the store may be damaged or forged.
+    if invalid := [name for name in names if os.path.basename(name) != name]:
+        raise CorruptObject(f"the checkpoint has invalid file names: {', '.join(map(repr, invalid))}")
     return names

@@ -1,7 +1,7 @@
-"""The operations of the backward pass, each known to the module whose forward pass made it.
+"""The operations of the backward pass, each assigned to the module whose forward pass made it.
 
-When a module is left, the operations that lead from what it was given to what it made, and that no module inside it
-has, are its own. Hooks look at an operation's gradients when it has run, and change nothing.
+When a module returns, its operations are those that lead from its inputs to its outputs and belong to no inner module.
+Hooks read an operation's gradients after it has run, and change nothing.
 https://docs.pytorch.org/docs/stable/notes/autograd.html
 """
 
@@ -23,43 +23,43 @@ class Graph:
     def __init__(self, ran: Ran, names: Mapping[int, str]) -> None:
         self._ran = ran
         self._names = names
-        # What is held here keeps its identity; autograd lets go of the tensors it saved when the backward pass is over.
+        # References keep the identity of the nodes; autograd frees the saved tensors when the backward pass is over.
         self._known: dict[Any, None] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def claim(self, module: str, tensors: Iterable[Any]) -> list[str]:
-        """Give `module` what leads to `tensors` and belongs to none yet; return the names of these operations."""
+        """Assign the unassigned operations that lead to `tensors` to `module`; return their names."""
         waiting = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn]
-        found = []
+        names = []
         while waiting:
             node = waiting.pop()
             if node in self._known or is_accumulator(node):
                 continue
             self._known[node] = None
             self._watch(module, node)
-            found.append(node.name())
+            names.append(node.name())
             waiting += [inner for inner, _ in reversed(node.next_functions) if inner is not None]
-        return found
+        return names
 
     def _watch(self, module: str, node: Any) -> None:
         op = node.name()
         self._counts[module, op] += 1
         count = self._counts[module, op]
 
-        def look(out: Sequence[Any], given: Sequence[Any]) -> None:
+        def observe(out: Sequence[Any], given: Sequence[Any]) -> None:
             self._ran(module, count, op, _numbered(given), self._labelled(node.next_functions, out))
 
-        node.register_hook(look)
+        node.register_hook(observe)
 
     def _labelled(self, following: Sequence[tuple[Any, int]], gradients: Sequence[Any]) -> dict[str, Any]:
-        """Return gradients by whose they are, where that is a parameter."""
+        """Return gradients by the parameters that own them, if they have one."""
         if len(following) != len(gradients):
             return _numbered(gradients)
-        found: dict[str, Any] = {}
+        gradients_by_name: dict[str, Any] = {}
         for place, ((node, _), gradient) in enumerate(zip(following, gradients, strict=True)):
             owner = self._names.get(id(leaf_of(node))) if is_accumulator(node) else None
-            found[f"gradient of {owner}" if owner else f"gradient {place}"] = gradient
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+            gradients_by_name[f"gradient of {owner}" if owner else f"gradient {place}"] = gradient
+        return {name: gradient for name, gradient in gradients_by_name.items() if gradient is not None}
 
 
 def _numbered(gradients: Sequence[Any]) -> dict[str, Any]:

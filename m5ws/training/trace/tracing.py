@@ -1,7 +1,8 @@
-"""A look into single steps: what each module, each backward operation, each gradient and the optimizer had, in order.
+"""The trace of single steps: the values of each module, each backward operation, each gradient and the optimizer, in
+order.
 
-Invariant: a step that is looked into has the same bits as one that is not. Hooks read and return nothing, no number
-is drawn, and none of them is there in other steps. What is seen goes to a file of this rank (`traces`).
+Invariant: a traced step has the same bits as any other. Hooks read and return nothing, draw no random number, and exist
+in no other step. Each rank appends its trace to a file of its own (`records.traces`).
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from m5ws.records.launch import Trace
 from m5ws.records.trace import Seen
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.training.backends.fsdp import module_names
+from m5ws.training.backends.tensor_names import module_names
 from m5ws.training.compat import facts, modules
 from m5ws.training.compat import tensors as tensor_internals
 from m5ws.training.compat.tensors import tree_leaves
@@ -28,13 +29,13 @@ from m5ws.training.trace import values
 from m5ws.training.trace.graph import Graph
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object lies in memory, as its default text has it: another place in every process."""
+"""An object's address in its default text: it differs in every process."""
 
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 class Tracer:
-    """Looks into the steps that the orders of this rank name."""
+    """Traces the steps that this rank's context names."""
 
     def __init__(
         self, active: Active, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
@@ -42,7 +43,7 @@ class Tracer:
         facts.require((*tensor_internals.TRACED, *modules.TRACED, *modules.NAMED))
         self._trace = trace
         self._model = model
-        self._optimizers = [found for given in optimizers if (found := _base(given)) is not None]
+        self._optimizers = [base for optimizer in optimizers if (base := _base(optimizer)) is not None]
         self._generators = generators
         path = Path(active.context.spool_dir) / f"{active.rank}.trace"
         self._file = SpoolWriter(path, genesis(active.context.run, active.context.attempt, "trace"))
@@ -50,11 +51,11 @@ class Tracer:
         self._names = {id(parameter): name for name, parameter in _parameters(model).items()}
         self._step: _Step | None = None
         if skipped := _compiled(model):
-            active.notice("limit", f"not looked into, for it is compiled: {', '.join(skipped[:5])}")
+            active.notice("limit", f"not traced, since it is compiled: {', '.join(skipped[:5])}")
 
     @contextlib.contextmanager
-    def looking(self, step: int) -> Iterator[None]:
-        """Look into what is done inside, if it is a step to look into."""
+    def trace_step(self, step: int) -> Iterator[None]:
+        """Trace the block, if `step` is one of the traced steps."""
         if not self._trace.first <= step <= self._trace.last:
             yield
             return
@@ -69,12 +70,12 @@ class Tracer:
                 self._step = None
 
     def batch(self, value: Any) -> None:
-        """Take note of a batch that the loop was given."""
+        """Append a batch that the loop received."""
         if self._step is not None:
             self._step.write("batch", given=values.batch(value))
 
     def _hooks(self, step: "_Step") -> Iterator[Callable[[], None]]:
-        """Set all hooks, and yield what removes each."""
+        """Register all hooks, and yield the function that removes each."""
         for name, module in _watched(self._model).items():
             yield module.register_forward_pre_hook(step.enter(name), with_kwargs=True).remove
             yield module.register_forward_hook(step.leave(name)).remove
@@ -92,7 +93,7 @@ class Tracer:
 
 
 class _Step:
-    """What is seen in one step. `names` gives the parameters' names by id, and learns those of unsharded ones."""
+    """The trace of one step. `names` has the parameters' names by id; those of unsharded ones are added."""
 
     def __init__(
         self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[Seen], None]
@@ -106,14 +107,14 @@ class _Step:
         self._calls: Counter[tuple[str, str]] = Counter()
 
     def write(self, kind: Any, name: str = "", **fields: Any) -> None:
-        """Write down one thing, counting how often it was seen."""
+        """Append one entry, with the number of entries of its kind and name."""
         self._calls[kind, name] += 1
         self._write(Seen(step=self._number, kind=kind, name=name, call=self._calls[kind, name], **fields))
 
     def enter(self, name: str) -> Callable[..., None]:
-        def look(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        def observe(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             tensors = tree_leaves((args, kwargs))
-            # What made them, and belongs to no module that was left, is code of the module that calls this one.
+            # Operations that no returned module owns are code of the calling module.
             self._graph.claim(self._inside[-1][0] if self._inside else "", tensors)
             own: dict[str, Any] = {}
             for leaf, held in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -123,36 +124,36 @@ class _Step:
             own |= {f"buffer {leaf}": held for leaf, held in buffers}
             states = self._random()
             given = values.named("input", (args, kwargs)) | values.digests(own)
-            self.write("enter", name, what=_what(module), given=given | states)
+            self.write("enter", name, what=_description(module), given=given | states)
             self._inside.append((name, states))
 
-        return look
+        return observe
 
     def leave(self, name: str) -> Callable[..., None]:
-        def look(module: torch.nn.Module, _: Any, output: Any) -> None:
+        def observe(module: torch.nn.Module, _: Any, output: Any) -> None:
             before: dict[str, str] = {}
-            # A pass that was broken off, as recomputed ones are, has left modules inside it open.
-            while self._inside and name in (one for one, _ in self._inside):
+            # An interrupted pass, such as a recomputed one, has left inner modules open.
+            while self._inside and name in (module_name for module_name, _ in self._inside):
                 closed, before = self._inside.pop()
                 if closed == name:
                     break
             after = self._random()
-            drew = tuple(one.partition(" ")[2] for one in after if before.get(one, after[one]) != after[one])
+            drew = tuple(key.partition(" ")[2] for key in after if before.get(key, after[key]) != after[key])
             ops = self._graph.claim(name, tree_leaves(output))
             made = values.named("output", output)
-            self.write("leave", name, what=_what(module), made=made, drew=drew, op=" ".join(dict.fromkeys(ops)))
+            self.write("leave", name, what=_description(module), made=made, drew=drew, op=" ".join(dict.fromkeys(ops)))
 
-        return look
+        return observe
 
     def gradient(self, name: str) -> Callable[[torch.Tensor], None]:
-        def look(parameter: torch.Tensor) -> None:
+        def observe(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
                 self.write("gradient", name, made=values.digests({"gradient": parameter.grad}))
 
-        return look
+        return observe
 
     def update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Write down the gradients and settings that the optimizer is about to use."""
+        """Append the gradients and settings that the optimizer is about to use."""
         gradients: dict[str, Any] = {}
         settings: dict[str, str] = {}
         for number, group in enumerate(optimizer.param_groups):
@@ -166,13 +167,13 @@ class _Step:
         self.write("update", what=type(optimizer).__name__, given=values.digests(gradients) | settings)
 
     def warned(self, message: str) -> None:
-        """Write down that torch says of an operation that it is not deterministic."""
+        """Append torch's warning that an operation is not deterministic."""
         self.write("warning", self._inside[-1][0] if self._inside else "", op=message[:200])
 
     def _ran(self, module: str, count: int, op: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        found = values.digests(given), values.digests(made)
+        inputs, outputs = values.digests(given), values.digests(made)
         self._write(
-            Seen(step=self._number, kind="backward", name=module, call=count, op=op, given=found[0], made=found[1])
+            Seen(step=self._number, kind="backward", name=module, call=count, op=op, given=inputs, made=outputs)
         )
 
     def _random(self) -> dict[str, str]:
@@ -181,41 +182,41 @@ class _Step:
 
 
 def _base(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer that does the arithmetic, inside any wrappers."""
+    """Return the optimizer that computes the updates, inside any wrappers."""
     while optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = getattr(optimizer, "optimizer", None)
     return optimizer
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:
-    """Return the modules, by path, whose inside is compiled: a hook in there would have it compiled anew."""
+    """Return the paths of modules that are compiled: a hook inside would compile them again."""
     return [path for path, module in model.named_modules() if modules.is_compiled(module)]
 
 
 def _watched(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the modules to look at, by their names in the model without wrappers; of a wrapper, what is inside it."""
+    """Return the traced modules by their names in the model without wrappers; of a wrapper, the inner module."""
     names = module_names(model)
     closed = _compiled(model)
-    found: dict[str, torch.nn.Module] = {}
+    watched: dict[str, torch.nn.Module] = {}
     for path, module in model.named_modules():
         inside = any(outer == path or not outer or path.startswith(f"{outer}.") for outer in closed)
         if not inside:
-            found[names[path]] = module
-    return found
+            watched[names[path]] = module
+    return watched
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     names = module_names(model)
-    found = {}
+    parameters = {}
     for path, parameter in model.named_parameters():
         outer, _, leaf = path.rpartition(".")
-        found[f"{names[outer]}.{leaf}" if names[outer] else leaf] = parameter
-    return found
+        parameters[f"{names[outer]}.{leaf}" if names[outer] else leaf] = parameter
+    return parameters
 
 
-def _what(module: torch.nn.Module) -> str:
-    """Return a module's class, without what FSDP makes of it, and its settings."""
-    kind = next(one for one in type(module).__mro__ if not issubclass(one, FSDPModule))
+def _description(module: torch.nn.Module) -> str:
+    """Return a module's class, without FSDP's subclass of it, and its settings."""
+    kind = next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))
     mode = "" if module.training else ", not training"
     return f"{kind.__module__}.{kind.__qualname__}({_ADDRESS.sub('', module.extra_repr())[:200]}{mode})"
 
@@ -230,8 +231,8 @@ def _setting(value: Any) -> str:
 def _nondeterminism_warnings(warned: Callable[[str], None]) -> Iterator[None]:
     """Call `warned` with each warning of torch about an operation that is not deterministic.
 
-    Python has one list of filters and one `showwarning` for all threads. So while a step is traced, warnings of other
-    threads pass through here too, and are shown as before.
+    Python has one list of filters and one `showwarning` for all threads. While a step is traced, warnings of other
+    threads therefore pass through here too, and are shown as usual.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")

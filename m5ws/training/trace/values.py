@@ -1,6 +1,6 @@
-"""Values as a trace has them: a fingerprint for a tensor, with its element type and shape, exact text for a number.
+"""Values in a trace: a fingerprint for a tensor, with its element type and shape, exact text for a number.
 
-Nothing here changes a value, draws a number or keeps a tensor alive.
+Nothing here changes a value, draws a random number or keeps a tensor alive.
 """
 
 import hashlib
@@ -18,45 +18,46 @@ from m5ws.training.compat.tensors import is_wrapper, tree_leaves
 from m5ws.training.fingerprint import fingerprint
 
 _ROWS = 512
-"""More samples in a batch than these are not told apart."""
+"""Limit of a batch's samples; samples of larger batches are not listed."""
 
 
 def named(kind: str, values: Any) -> dict[str, str]:
-    """Return what is in nested values, named by `kind` and place: `input 0`, `input 1`."""
+    """Return the digests of nested values, named by `kind` and index: `input 0`, `input 1`."""
     leaves = tree_leaves(values)
     return digests({f"{kind} {place}": leaf for place, leaf in enumerate(leaves)})
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each value that is a tensor or a plain one; of a sharded tensor, of what this rank holds."""
-    found: dict[str, str] = {}
+    """Return the text of each tensor and plain value; of a sharded tensor, that of this rank's part."""
+    texts: dict[str, str] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             if value is None or isinstance(value, (bool, int, float, str)):
-                found[name] = exact.encode(value) if isinstance(value, float) else repr(value)[:80]
+                texts[name] = exact.encode(value) if isinstance(value, float) else repr(value)[:80]
             continue
-        held = value.to_local() if isinstance(value, DTensor) else value
-        if (reason := _unreadable(held)) is not None:
-            found[name] = f"not read: {reason}"
+        part = value.to_local() if isinstance(value, DTensor) else value
+        if (reason := _unreadable(part)) is not None:
+            texts[name] = f"not read: {reason}"
         else:
-            tensors[name] = held.detach()
+            tensors[name] = part.detach()
     sums = fingerprint.sums(list(tensors.values()))
-    texts = {name: f"{_kind(tensor)} {value:016x}" for (name, tensor), value in zip(tensors.items(), sums, strict=True)}
-    return found | texts
+    for (name, tensor), value in zip(tensors.items(), sums, strict=True):
+        texts[name] = f"{_kind(tensor)} {value:016x}"
+    return texts
 
 
 def batch(value: Any) -> dict[str, str]:
-    """Return a batch's digest, and that of each sample: what all tensors and arrays in it have at one first index."""
+    """Return a batch's digest, and that of each sample: the elements of all its tensors at one first index."""
     whole = blake3.blake3()
     dataloader.update(whole, value)
-    found = {"batch": whole.hexdigest()[:16]}
+    texts = {"batch": whole.hexdigest()[:16]}
     leaves = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
     counts = {len(leaf) for leaf in leaves}
     if len(counts) != 1 or not 0 < (count := counts.pop()) <= _ROWS:
-        return found
+        return texts
     hosts = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return found | {f"sample {row}": _row(hosts, row) for row in range(count)}
+    return texts | {f"sample {row}": _row(hosts, row) for row in range(count)}
 
 
 def _has_rows(value: Any) -> bool:
@@ -66,7 +67,7 @@ def _has_rows(value: Any) -> bool:
 def _row(leaves: Iterable[Any], row: int) -> str:
     hashed = hashlib.blake2b(digest_size=8)
     for leaf in leaves:
-        # As an array of one: what torch has no type for (text, dates) is still hashed by its bytes.
+        # As an array of one: types that torch lacks (text, dates) are still hashed by their bytes.
         dataloader.update(hashed, leaf[row : row + 1])
     return hashed.hexdigest()
 
@@ -76,7 +77,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor's bits cannot be had here, None if they can."""
+    """Return the reason why a tensor's bits cannot be read here, None if they can."""
     if is_wrapper(tensor):
         return type(tensor).__name__
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:

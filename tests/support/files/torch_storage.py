@@ -24,7 +24,8 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.backends.dcp import RepositoryReader, RepositoryWriter
+from m5ws.training.backends.dcp_reader import RepositoryReader
+from m5ws.training.backends.dcp_writer import RepositoryWriter
 
 _ANOTHER_FORMAT = {"_extensions", "_extension_registry", "serialization_format"}
 _FORMAT = Format(chunk_bytes=64 * 1024, small_bytes=64, pack_bytes=256)

@@ -1,4 +1,4 @@
-"""Finished runs that many tests start from: each is trained once in a session, and handed out as copies."""
+"""Finished runs as a start for many tests: each is trained once in a session, and handed out as copies."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ class BaseRuns:
         folder.mkdir(exist_ok=True)
 
     def copy(self, kind: str, ranks: int, to: Path) -> tuple[Workspace, str]:
-        """Return a workspace of the caller's own with such a run, and the run's id."""
+        """Return a copy of such a run's workspace, and the run's id."""
         made = self._folder / f"{kind}-{ranks}"
         with made.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -31,7 +31,7 @@ class BaseRuns:
 
 
 def _copied(source: str, target: str) -> None:
-    """Link what is in a store, for nothing there ever changes; copy all else, which tests edit."""
+    """Link files of a store, which never change; copy all other files, which tests edit."""
     if "/.m5ws/store/" in source:
         os.link(source, target)
     else:

@@ -1,4 +1,4 @@
-"""What a process and its children hold while they run: memory of their own, file descriptors, threads."""
+"""The footprint of a process and its children while they run: private memory, file descriptors, threads."""
 
 import statistics
 from collections import defaultdict
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a process held when `at` checkpoints were made."""
+    """The footprint of a process after `at` checkpoints."""
 
     at: int
     memory_bytes: int
@@ -19,22 +19,22 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Footprints:
-    """Samples of all processes below one, by what they are."""
+    """Samples of all processes below a root process, by role."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self.of: dict[str, list[Held]] = defaultdict(list)
 
     def sample(self, at: int) -> None:
-        """Look at all processes now; what ends while it is looked at is left out."""
+        """Sample all processes now; processes that end meanwhile are left out."""
         for pid in _tree(self._root):
             with suppress(OSError, KeyError):
                 self.of[_role(pid)].append(_held(pid, at))
 
     def window(self, role: str, first: int, last: int) -> Held:
-        """Return the medians of what a kind of process held while it went from `first` to `last`, and its most files.
+        """Return the medians of a role's footprint between checkpoints `first` and `last`, and its maxima.
 
-        Files and threads come and go: their most is what counts.
+        Files and threads come and go: their maximum counts.
         """
         held = [one for one in self.of[role] if first <= one.at <= last]
         return Held(
@@ -57,7 +57,7 @@ def _held(pid: int, at: int) -> Held:
 
 
 def _tree(root: int) -> Iterable[int]:
-    """Yield a process and all below it."""
+    """Yield a process and its descendants."""
     waiting = [root]
     while waiting:
         pid = waiting.pop()
@@ -68,7 +68,7 @@ def _tree(root: int) -> Iterable[int]:
 
 
 def _role(pid: int) -> str:
-    """Return what a process of `m5ws run` is, by its command line."""
+    """Return the role of a process of `m5ws run`, from its command line."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     if "torch.distributed.run" in words:
         return "launcher"

@@ -1,9 +1,9 @@
-"""Ranks that are forks of a process which has imported torch: a launch takes milliseconds instead of seconds.
+"""Ranks as forks of a process that has imported torch: a launch takes milliseconds instead of seconds.
 
-`ForkLauncher` is a `Launcher`. For each launch, a fork stands where torchrun does: it starts the ranks, hosts
-their rendezvous store, passes SIGTERM on, ends the other ranks when one fails, and leaves its exit status in a file.
-What is read when Python or a library starts cannot be changed in a fork, so `ForkParents` has one parent for each set
-of such variables. tests/contract/test_launchers.py holds all of it against the real launcher.
+`ForkLauncher` is a `Launcher`. For each launch, a fork replaces torchrun. It starts the ranks, hosts their rendezvous
+store, passes SIGTERM on, ends the other ranks when one fails, and leaves its exit status in a file. A fork cannot
+change variables that Python or a library reads at its start, so `ForkParents` has one parent for each set of such
+variables. tests/contract/test_launchers.py runs the same tests with this launcher and the real one.
 """
 
 import ctypes
@@ -34,13 +34,13 @@ from m5ws.records.launch import LaunchRequest, open_log
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.005
 _GRACE_S = 5.0
-"""Given to the other ranks when one has failed."""
+"""Grace period of the other ranks after one has failed."""
 _READ_AT_START = (
     "ATEN_", "BLIS_", "CUDA_", "CUBLAS_", "DNNL_", "GLIBC_", "GOMP_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",
     "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PYTHON", "TORCH_", "TZ", "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
 )  # fmt: skip
-"""How the names of variables begin that the interpreter, the C library or an imported library reads once."""
+"""Prefixes of variables that the interpreter, the C library or an imported library reads once."""
 _READ_BY_TORCHRUN = "TORCH_ELASTIC_"
 _RANK = ("-m", "m5ws.training.rank")
 _TORCH = (
@@ -60,7 +60,7 @@ _DEEPSPEED = (
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """A launch: what follows `python` for each rank. `ranks` is None where torchrun is not used."""
+    """A launch: the words after `python` for each rank. `ranks` is None without torchrun."""
 
     command: list[str]
     environment: dict[str, str]
@@ -81,14 +81,14 @@ class ForkParent:
         )
 
     def close(self) -> None:
-        """End it, and with it every launch that is still under way."""
+        """End the process, and with it every launch that is still running."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
     def start(self, call: _Call) -> int:
-        """Return the id of the process that stands for all ranks of a launch."""
+        """Return the id of the process that represents all ranks of a launch."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._lock:
             self._process.stdin.write(msgspec.json.encode(call) + b"\n")
@@ -98,7 +98,7 @@ class ForkParent:
                 pid, _, status = answer.decode().rstrip("\n").partition(" ")
                 if status == call.status:
                     return int(pid)
-        raise RuntimeError("what ranks are forked from has ended")
+        raise RuntimeError("the parent process of the ranks has ended")
 
 
 class ForkParents:
@@ -116,7 +116,7 @@ class ForkParents:
             parent.close()
 
     def parent(self, environment: Mapping[str, str], *, deepspeed: bool) -> ForkParent:
-        """Return a parent that has read these variables, as far as they are read at start."""
+        """Return a parent that was started with these variables, as far as they are read at start."""
         read = frozenset(
             (name, value)
             for name, value in environment.items()
@@ -130,7 +130,7 @@ class ForkParents:
 
 
 class ForkLauncher:
-    """`Launcher`; `environment` is what ranks inherit."""
+    """`Launcher`; ranks inherit `environment`."""
 
     def __init__(self, parents: ForkParents, environment: Mapping[str, str]) -> None:
         self._parents = parents
@@ -174,9 +174,9 @@ def run(
     timeout_s: float = 300.0,
     environment: Mapping[str, str] = {},
 ) -> tuple[int, str]:
-    """Run what follows `python` to its end, on `ranks` ranks of torchrun's if given; return its status and output.
+    """Run the words after `python` to the end, on `ranks` ranks of torchrun if given; return status and output.
 
-    Its variables are those of a snapshot that says nothing of determinism, and `environment`.
+    The variables are those of a snapshot without determinism settings, and `environment`.
     """
     torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     log = log or directory / "launcher.log"
@@ -204,7 +204,7 @@ def wait(process: Process) -> int:
 
 
 def _parsed(argv: tuple[str, ...]) -> tuple[int | None, list[str]]:
-    """Return the number of ranks that torchrun is to start, or None, and what follows `python` for each rank."""
+    """Return torchrun's number of ranks, or None, and the words after `python` for each rank."""
     words = list(argv[1:])
     if words[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]:
         return int(words[4]), words[5:]
@@ -240,7 +240,7 @@ class _Forked:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether there is such a process."""
+    """Send a signal; return True if the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -259,9 +259,9 @@ def _serve(modules: list[str]) -> None:
     if "deepspeed" in modules:
         _prepare_deepspeed()
     gc.collect()
-    gc.freeze()  # Each engine of DeepSpeed's has garbage collected: what was imported is never any.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for a launch: its status is in a file.
-    # Ctrl-C on a terminal reaches all its processes; the one that supervises decides what becomes of the ranks.
+    gc.freeze()  # Each engine of DeepSpeed collects garbage: frozen imports make that cheap.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No process waits for a launch: its status is in a file.
+    # Ctrl-C on a terminal reaches all its processes; the supervisor decides how the ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin.buffer:
         call = msgspec.json.decode(line, type=_Call)
@@ -272,7 +272,7 @@ def _serve(modules: list[str]) -> None:
 
 
 def _prepare_deepspeed() -> None:
-    """Do once what DeepSpeed does in every rank: name the processor, which takes a second, and load operators."""
+    """Do once the work of DeepSpeed in every rank: name the processor, which takes a second, and load operators."""
     import cpuinfo  # type: ignore[import-untyped]
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -280,7 +280,7 @@ def _prepare_deepspeed() -> None:
     from m5ws.training.backends.deepspeed import cpu_adam
     from m5ws.training.runtime import isolation
 
-    isolation.activate()  # As a launch does: another `ninja` would compile it all again.
+    isolation.activate()  # As in a launch: another `ninja` would compile everything again.
     processor = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: dict(processor)
     cpu_adam.ensure_cpu_adam()
@@ -289,7 +289,7 @@ def _prepare_deepspeed() -> None:
 
 
 def _be_launch(call: _Call) -> None:
-    """Be what torchrun is to a launch. Never returns."""
+    """Act as torchrun for a launch. Never returns."""
     os.setsid()
     _die_with_parent()
     for number in (signal.SIGCHLD, signal.SIGINT):
@@ -321,7 +321,7 @@ def _be_torchrun(call: _Call, ranks: int) -> int:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     children = [_fork_rank(call, _place(number, ranks, port)) for number in range(ranks)]
-    # Only now, for a fork copies no threads: the ranks try until somebody answers at the port.
+    # Only now, since a fork copies no threads: the ranks retry until the port answers.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
@@ -339,7 +339,7 @@ def _be_torchrun(call: _Call, ranks: int) -> int:
 
 
 def _place(number: int, ranks: int, port: int) -> dict[str, str]:
-    """Return the variables by which torchrun tells a rank who it is."""
+    """Return torchrun's variables of a rank."""
     here, world = str(number), str(ranks)
     return {
         "RANK": here, "LOCAL_RANK": here, "ROLE_RANK": here, "GROUP_RANK": "0", "ROLE_NAME": "default",
@@ -350,7 +350,7 @@ def _place(number: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait_for_all(ranks: list[int]) -> bool:
-    """Wait for all ranks; when one fails, end the others. Return whether one failed."""
+    """Wait for all ranks; when one fails, end the others. Return True if one failed."""
     left, failed = set(ranks), False
 
     def end(number: int, _: FrameType | None = None) -> None:
@@ -388,7 +388,7 @@ def _fork_rank(call: _Call, place: dict[str, str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Do what `python WORDS…` does, and return its exit status."""
+    """Run `python WORDS…` in this process, and return its exit status."""
     if words[:3] == [*_RANK, "--"]:
         from m5ws.training import rank
 

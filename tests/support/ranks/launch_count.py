@@ -1,4 +1,4 @@
-"""How many launches a session of tests made, told by the logs that they left: a fork's status lies beside its log."""
+"""The number of launches in a session of tests, counted by their logs: a fork's status lies beside its log."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 
 MOST_REAL = 12
-"""How many real launches `make test` may make: each costs seconds of two cores. docs/testing.md says which are real."""
+"""Limit of the real launches in `make test`: each costs seconds of two cores. docs/testing.md lists the real ones."""
 
 
 class Launches(msgspec.Struct, frozen=True):
-    """Launches by the launcher that users have, and by forks."""
+    """Launches by the launcher of users, and by forks."""
 
     real: int
     forked: int
@@ -19,9 +19,9 @@ class Launches(msgspec.Struct, frozen=True):
 def count(directory: Path) -> Launches:
     """Return the launches whose logs are below the directory of a session's temporary files.
 
-    A log that a test wrote itself is none: what was launched was told its orders, in a file `context`.
+    A log that a test wrote itself does not count: a launch has its orders in a file `context`.
     """
-    # Not by `rglob`, which gives up at names that are too long for this system: a test makes some.
+    # Not by `rglob`, which fails at names that are too long for this system: a test makes some.
     found = [Path(folder) / "launcher.log" for folder, _, files in os.walk(directory) if "launcher.log" in files]
     logs = [log for log in found if _has_orders(log)]
     forked = sum(log.with_suffix(".status").exists() for log in logs)

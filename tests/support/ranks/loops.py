@@ -1,4 +1,4 @@
-"""A training loop that is over in a moment, for tests that run it inside their own process."""
+"""A training loop that takes a moment, for tests that run it inside their own process."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt are told, for tests that stand in for the supervisor."""
+"""The context record of an attempt's ranks, for tests that replace the supervisor."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from m5ws.records.run import LaunchSpec
 
 
 def orders(directory: Path, **fields: object) -> Context:
-    """Return the orders of a first attempt with its folders in `directory`, and with what `fields` say."""
-    said = Context(
+    """Return the context of a first attempt with its folders in `directory`, and with the given `fields`."""
+    context = Context(
         store=str(directory / "store"),
         run="0" * 12,
         snapshot="0" * 64,
@@ -24,4 +24,4 @@ def orders(directory: Path, **fields: object) -> Context:
         output_dir=str(directory / "out"),
         author_dir=str(directory / "author"),
     )
-    return msgspec.structs.replace(said, **fields)
+    return msgspec.structs.replace(context, **fields)

@@ -1,8 +1,8 @@
-"""Processes that start at once and are killed at a given moment: children of one that has imported all they need.
+"""Processes that start at once and are killed at a given moment: children of a process with all imports.
 
-`python tests/support/ranks/warm.py SCRIPT` is that parent: it runs the functions in SCRIPT's `VERBS`, each call in a
-fork of its own, and has no thread, which no fork would copy. The moments are its to keep: it kills before it waits, so
-the process that is killed is never another one.
+`python tests/support/ranks/warm.py SCRIPT` is that parent. It runs the functions in SCRIPT's `VERBS`, each call in a
+fork of its own, and has no thread, since a fork copies none. It keeps the moments itself, and kills before it waits:
+the killed process is never another one with the same id.
 """
 
 import faulthandler
@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a process ended: killed, or by itself with a status; what it had printed, and how long it ran."""
+    """The end of a process: killed, or a status of its own; its output, and its duration."""
 
     killed: bool
     status: int
@@ -100,7 +100,7 @@ def _run(function: Callable[..., None], call: _Call) -> Ended:
 
 
 def _become(function: Callable[..., None], arguments: list[str], writes: int) -> None:
-    """Be the process that was asked for. Never returns."""
+    """Act as the requested process. Never returns."""
     status = 1
     try:
         os.dup2(writes, 1)

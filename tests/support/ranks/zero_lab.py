@@ -1,4 +1,4 @@
-"""DeepSpeed in ranks of its own: scenarios of tests/training/scripts/deepspeed_lab.py, and what they found."""
+"""DeepSpeed in ranks of its own: scenarios of tests/training/scripts/deepspeed_lab.py, and their results."""
 
 import json
 import os
@@ -14,7 +14,7 @@ SCRIPTS = PACKAGE / "tests" / "training" / "scripts"
 
 
 def lab(parents: forks.ForkParents, directory: Path, ranks: int, *scenarios: str) -> Path:
-    """Run scenarios of deepspeed_lab.py in one set of ranks; return the directory of what they found."""
+    """Run scenarios of deepspeed_lab.py in one set of ranks; return the directory of their results."""
     out = directory / f"found-{ranks}"
     out.mkdir()
     status, log = forks.run(
@@ -34,7 +34,7 @@ def found(out: Path, scenario: str, rank: int = 0) -> Any:
 
 
 def build_operator() -> dict[str, str]:
-    """Have CPUAdam's operator built, as the supervisor does before a launch, and return what it said of it."""
+    """Build CPUAdam's operator, as the supervisor does before a launch, and return its description."""
     done = subprocess.run(
         [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"],
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},

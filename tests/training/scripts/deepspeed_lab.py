@@ -44,7 +44,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 class Training:
-    """An engine and its backend, made anew from the same seed."""
+    """An engine and its backend, created from the same seed."""
 
     def __init__(self, case: str, group: Any, one_group: bool = False) -> None:
         stage, dtype, extra = CASES[case]
@@ -129,7 +129,7 @@ def put(repo: Repository, value: Any) -> Slice:
 
 
 def before(repo: Repository, group: Any, case: str) -> dict[str, Any]:
-    """Save a new engine, and one that was trained for three steps: what other numbers of ranks are to load."""
+    """Save a new engine, and one that was trained for three steps, for other numbers of ranks to load."""
     training = Training(case, group)
     found = {"new": {"content": training.save(repo)[0], **described(training, case)}}
     for number in range(1, 4):
@@ -140,7 +140,7 @@ def before(repo: Repository, group: Any, case: str) -> dict[str, Any]:
 
 
 def after(repo: Repository, group: Any, case: str, out: Path) -> dict[str, Any]:
-    """Load what `before` saved, on this number of ranks; with the trained one go on for a step, save, and load that."""
+    """Load the files of `before` on this number of ranks; train the trained one for a step, save, and load that."""
     found = {}
     saved = json.loads(next(out.parent.glob(f"*/before:{case}-0.json")).read_text())
     for what, part in saved.items():
@@ -163,9 +163,9 @@ def after(repo: Repository, group: Any, case: str, out: Path) -> dict[str, Any]:
 
 
 def described(training: Training, case: str) -> dict[str, Any]:
-    """The fingerprints by our own pieces, and of the masters as DeepSpeed gathers them."""
+    """The fingerprints by m5ws's pieces, and of the masters as DeepSpeed gathers them."""
     masters = {}
-    if case not in ("zero2-round-robin", "zero0-fp32"):  # DeepSpeed's own access by name takes another order, or none.
+    if case not in ("zero2-round-robin", "zero0-fp32"):  # DeepSpeed's own access by name has another order, or none.
         for name, parameter in training.engine.module.named_parameters():
             if parameter.requires_grad:
                 whole = deepspeed.utils.safe_get_full_fp32_param(parameter)
@@ -174,7 +174,7 @@ def described(training: Training, case: str) -> dict[str, Any]:
 
 
 def products(repo: Repository, group: Any) -> dict[str, Any]:
-    """The fingerprints after step k+1 resumed at k, by DeepSpeed alone and by m5ws, and of one that never stopped."""
+    """The fingerprints after step k+1, resumed at k by DeepSpeed alone and by m5ws, and of uninterrupted training."""
     found: dict[str, Any] = {}
     whole = Training("zero2-bf16", group)
     kept: dict[int, Any] = {}
@@ -193,7 +193,7 @@ def products(repo: Repository, group: Any) -> dict[str, Any]:
                 if how == "m5ws":
                     other.load(repo, content, rank)
                 else:
-                    del other.backend._watched  # What DeepSpeed's own checkpoint leaves of the products: nothing.
+                    del other.backend._watched  # DeepSpeed's own checkpoint has none of the beta powers.
                     other.engine.load_checkpoint(shared, tag=str(start))
                 other.step(start + 1)
                 if how == "deepspeed":
@@ -206,7 +206,7 @@ def products(repo: Repository, group: Any) -> dict[str, Any]:
 
 
 def weights(repo: Repository, group: Any) -> dict[str, Any]:
-    """Fingerprints of what layouts hold, and of the same tensors whole: first the model's, then as gathered."""
+    """Fingerprints of the layouts' tensors, and of the same tensors whole: first the model's, then as gathered."""
     found = {}
     torch.manual_seed(3)
     first = dict(Model().named_parameters())
@@ -219,7 +219,7 @@ def weights(repo: Repository, group: Any) -> dict[str, Any]:
             if parameter.requires_grad:
                 expected[f"master.{name}"] = whole_fingerprint(parameter.bfloat16().float())
         found[f"{case} first"] = {"expected": expected, "state": {name: state.get(name) for name in expected}}
-        if case != "zero2-round-robin":  # DeepSpeed's own access by name takes another order than it lays out.
+        if case != "zero2-round-robin":  # DeepSpeed's own access by name has another order than its layout.
             training.step(1)
             expected = gathered(training.engine.module)
             state = training.state()
@@ -242,9 +242,9 @@ def gathered(module: torch.nn.Module) -> dict[str, str]:
 
 
 def refusals(repo: Repository, group: Any) -> dict[str, str]:
-    """How what cannot be restored exactly is refused, by what it is."""
+    """The refusals of state that cannot be restored exactly, by kind."""
     found = {}
-    # A store of its own: an object that is damaged may be in other scenarios' contents too.
+    # A store of its own: a damaged object may be in other scenarios' contents too.
     repo = Repository.create(open_store(repo.store.url.removeprefix("file://") + "-damaged"))
     for what, case in (("bf16 without ZeRO", "zero0-bf16"), ("elastic", "zero2-elastic")):
         found[what] = refusal(lambda case=case: Training(case, group))
@@ -271,14 +271,14 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
 
 
 def without_names(case: str, group: Any) -> None:
-    """Make a backend of an engine that names its files in another way, as a later DeepSpeed may."""
+    """Make a backend of an engine with other file names, such as those of a later DeepSpeed."""
     training = Training(case, group)
     training.engine._get_ckpt_name = None
     DeepSpeedBackend(training.engine)
 
 
 def refusal(action: Any) -> str:
-    """Return the error that an action raises, by its type and the part of its message that says why."""
+    """Return the error of an action, as its type and the reason in its message."""
     try:
         action()
     except M5Error as error:

@@ -25,7 +25,7 @@ def load(directory: str, stage: int, dtype: str, universal: bool, group: Any) ->
     engine = engine_of(settings | ({"checkpoint": {"load_universal": True}} if universal else {}), Model())
     path, _ = engine.load_checkpoint(directory)
     assert path is not None, "DeepSpeed found no checkpoint"
-    engine._config._param_dict.pop("checkpoint", None)  # It is loaded; our backend takes no such engine.
+    engine._config._param_dict.pop("checkpoint", None)  # It is loaded; our backend refuses such an engine.
     found = fingerprint.fingerprints(DeepSpeedBackend(engine).tensors(), group)
     engine.destroy()
     return found

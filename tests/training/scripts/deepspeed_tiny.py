@@ -1,8 +1,4 @@
-"""A tiny ZeRO training with what makes resuming hard: dropout, a schedule, sizes that no rank divides, a frozen part.
-
-Called as: deepspeed_tiny.py STAGE DTYPE STEPS; DTYPE is bf16 or fp32.
-TINY_KILL=RANK:STEP:SIGNAL makes a rank send itself a signal inside that step.
-"""
+"""A tiny ZeRO training that is hard to resume: dropout, a schedule, sizes that no rank divides, a frozen part."""
 
 import functools
 import logging
@@ -17,7 +13,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 import m5ws
 
-# Asked anew by each optimizer, at more than a second a time.
+# Each optimizer computes it again, in more than a second.
 cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -1,9 +1,9 @@
 """Resumes of one training at many of its steps, in one set of ranks.
 
-Called as: every_resume.py KIND BETA2 STORE OUT STEPS COUNT SEED.
-The training that does not stop saves after each step. For each resume all is made anew by a session of its own: a model
-with other weights, an optimizer, a loader; the generators hold garbage before. It goes on for a few steps.
-KIND is fsdp, zero2 or zero3. Rank r writes to OUT/<r>.json which steps were resumed after, and where one differed.
+Called as: every_resume.py KIND BETA2 STORE OUT STEPS COUNT SEED. The uninterrupted training saves after each step. Each
+resume has a session of its own: a model with other weights, an optimizer, a loader, and generators in another state. It
+continues for a few steps. KIND is fsdp, zero2 or zero3. Rank r writes the steps of the resumes, and the first
+difference of each, to OUT/<r>.json.
 """
 
 import gc
@@ -39,7 +39,7 @@ Made = tuple[dict[str, Any], Callable[[torch.Tensor], dict[str, Any]]]
 
 
 def fsdp(betas: Betas) -> Made:
-    """Return what a session takes, and what does a step."""
+    """Return the arguments of a session, and a function that does a step."""
     import tiny
 
     model = tiny.build("fsdp")
@@ -60,7 +60,7 @@ def fsdp(betas: Betas) -> Made:
 
 
 def zero(stage: int, betas: Betas) -> Made:
-    """Return what a session takes, and what does a step."""
+    """Return the arguments of a session, and a function that does a step."""
     import deepspeed_tiny as tiny
 
     engine = tiny.engine_of(tiny.config(stage, "bf16"), tiny.Model(), betas=betas)
@@ -72,7 +72,7 @@ def made(kind: str, betas: Betas) -> Made:
 
 
 def garbage() -> None:
-    """Fill the generators with what no run has had."""
+    """Set the generators to states that no run has."""
     random.seed(os.urandom(8))
     np.random.seed(int.from_bytes(os.urandom(4)))
     torch.manual_seed(int.from_bytes(os.urandom(4)))
@@ -81,7 +81,7 @@ def garbage() -> None:
 def session(
     kind: str, betas: Betas, repo: Repository, orders: Context, place: str, total: int, *, fresh: bool
 ) -> list[AnyEvent]:
-    """Run a session to its end, and return what this rank recorded."""
+    """Run a session to its end, and return this rank's records."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if not fresh:
         torch.manual_seed(3)
@@ -105,7 +105,7 @@ def session(
 
 
 def recorded(events: list[AnyEvent]) -> dict[tuple[str, int], object]:
-    """Return all that is compared, by kind and step."""
+    """Return all compared values, by kind and step."""
     steps = {("step", e.step): (e.quantities, e.batch) for e in events if isinstance(e, Step)}
     states = {("state", e.step): (e.tensors, e.generators) for e in events if isinstance(e, State) and not e.restored}
     return steps | states
@@ -134,7 +134,7 @@ def main(kind: str, beta2: str, store: str, out: str, steps: str, count: str, se
         given = msgspec.structs.replace(
             orders, spec=sparse, resume=digests[number], until=number + AFTER, goes_on=False
         )
-        # One step more than it does: a training that is over saves itself.
+        # One step more than it does: the last step of a training is always saved.
         again = recorded(session(kind, betas, repo, given, str(number), total + 1, fresh=True))
         wanted = {key: value for key, value in whole.items() if number < key[1] <= number + AFTER}
         if again != wanted:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint
 import torch.distributed.device_mesh
-import torch.distributed.fsdp  # what is imported here is there in every process that is forked
+import torch.distributed.fsdp  # every forked process has these imports
 import torch.distributed.tensor  # noqa: F401
 
 from m5ws.records.ledger import Step
@@ -61,7 +61,7 @@ def _fork(number: int, ranks: int, port: int, context: str, directory: str, comm
 
 
 def _first_step(spool: Path, children: list[int]) -> float:
-    """Return when rank 0 had done a step; at once if a rank has ended before."""
+    """Return when rank 0 has done a step; at once if a rank has ended before."""
     reader, end_s = SpoolReader(spool), time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s and not _ended(children):
         if any(isinstance(decode_event(event), Step) for event in reader.read()):
@@ -76,7 +76,7 @@ def _wait(children: list[int], until_s: float) -> None:
 
 
 def _ended(children: list[int]) -> bool:
-    """Return whether all have ended; they stay to be waited for."""
+    """Return True if all have ended; they are not reaped here."""
     return all(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None for child in children)
 
 

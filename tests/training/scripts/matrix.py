@@ -35,14 +35,14 @@ STEPS, AT = 3, 2
 
 
 def garbage() -> None:
-    """Fill the generators with what no run has had."""
+    """Set the generators to states that no run has."""
     random.seed(os.urandom(8))
     np.random.seed(int.from_bytes(os.urandom(4)))
     torch.manual_seed(int.from_bytes(os.urandom(4)))
 
 
 def session(repo: Repository, orders: Context, place: str, made: Any, total: int, *, fresh: bool) -> Any:
-    """Run a session to its end, and return what this rank recorded."""
+    """Run a session to its end, and return this rank's records."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     parts, step_of = made(77 if fresh else 3)
     garbage() if fresh else torch.manual_seed(1000 + rank)
@@ -68,7 +68,7 @@ def recorded(events: list[AnyEvent], after: int = -1) -> Any:
 
 
 def _names(one: Any, other: Any) -> list[str]:
-    """Return the names of what differs in a step or a state."""
+    """Return the names of the differences in a step or a state."""
     if one is None or other is None:
         return ["all of it"]
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, dict) and isinstance(b, dict)]
@@ -96,14 +96,18 @@ def elsewhere(events: list[AnyEvent]) -> list[str]:
 
 
 def made_of(name: str) -> Any:
-    """Return what makes a feature's training; those of DeepSpeed alone import it."""
+    """Return the function that makes a feature's training; only DeepSpeed's features import DeepSpeed."""
     if name.startswith("zero"):
         import features_deepspeed
 
         return features_deepspeed.FEATURES[name]
-    import features
+    import features_layouts  # noqa: F401  # each registers its features
+    import features_objects  # noqa: F401
+    import features_optimizers  # noqa: F401
+    import features_precision  # noqa: F401
+    from features import FEATURES
 
-    return features.FEATURES[name]
+    return FEATURES[name]
 
 
 def tried(name: str, repo: Repository, orders: Context, out: Path, source: str | None) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""A script that knows nothing of m5ws: says how it was called, then ends as its first argument says."""
+"""A script that does not use m5ws: it prints its arguments and ends as the first one demands."""
 
 import os
 import sys

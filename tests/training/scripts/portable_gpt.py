@@ -1,6 +1,6 @@
 """Trains the templates' GPT for three steps on a CPU and prints a digest of its state: fingerprints, joined and hashed.
 
-Usage: portable_gpt.py LEVEL DTYPE. The variables of the level are set by who starts it, as for a rank.
+Usage: portable_gpt.py LEVEL DTYPE. The caller sets the variables of the level, as for a rank.
 """
 
 import hashlib

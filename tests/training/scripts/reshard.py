@@ -28,7 +28,7 @@ from tests.support.records import kinds
 
 # Smaller than the model's tensors, so that they are cut on the grid; an odd size, so that cuts fall within rows.
 CHUNK_BYTES, SMALL_BYTES = 1000, 300
-# What a parameter that is cut may be; buffers are whole, and of every kind.
+# Placements of a sharded parameter; buffers are whole, and of every kind.
 DTYPES = {name: getattr(torch, name) for name in ("float8_e4m3fn", "int8", "bool", "complex64", "float16")}
 TENSOR_PARALLEL = {"0": ColwiseParallel, "2": RowwiseParallel}
 
@@ -37,7 +37,7 @@ Shape = Callable[[torch.nn.Sequential], torch.nn.Module]
 
 @dataclass
 class Layout:
-    """On how many ranks a model lies, and how; `group` is a gloo group of them."""
+    """The ranks and the layout of a model; `group` is a gloo group of the ranks."""
 
     ranks: int
     shape: Shape
@@ -136,7 +136,7 @@ def main(store: str) -> None:
             expected = expected or found
             assert found == expected, f"{saving} trained to another state"
             staged = backend.stage(Buffers())
-            wipe(backend)  # what is staged is not the training's any more
+            wipe(backend)  # the staged copy does not share the training's memory
             saved = staged.save(objects, layout.group, found)
         box = collectives.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, all_ranks)
         content = Content(format="dcp/1", world=layout.ranks, tensors=box[0])
@@ -148,7 +148,7 @@ def main(store: str) -> None:
                 reference = collectives.broadcast(expected if rank == 0 else None, other.group)
                 assert found == reference, f"{saving} to {loading}: {found} instead of {reference}"
                 beside = [values for _, values in backend._optimizer_state()]
-                # One rank has no others that it could differ from.
+                # One rank has no other rank to differ from.
                 own = {"own"} if layout.ranks == 1 else set()
                 assert beside and all(values["alike"] == [{"step": 3}] for values in beside)
                 assert all(values.keys() & {"own"} == own for values in beside)

@@ -43,7 +43,7 @@ class Loader:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        # Drawn at once and on a resume too, as torch's own DataLoader draws its base seed.
+        # Drawn at once, also on a resume, as torch's own DataLoader draws its base seed.
         seed = int(torch.randint(2**31, ()))
         if not self.resumed:
             self.seed, self.given = seed, 0

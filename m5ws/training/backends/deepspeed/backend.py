@@ -1,8 +1,8 @@
 """A DeepSpeed engine: ZeRO stages 1 to 3, with or without optimizer offload, and plain data parallelism in fp32.
 
-State is saved by `engine.save_checkpoint` and loaded by `engine.load_checkpoint`, with the checkpoint engine lent
-(`deepspeed_engine`). What DeepSpeed leaves out is kept beside it: buffers of every rank, the count of micro steps
-and CPUAdam's products (`cpu_adam_state`). On another number of ranks, `deepspeed_reshard` makes this rank's files.
+`engine.save_checkpoint` saves the state and `engine.load_checkpoint` loads it, through m5ws's checkpoint engine
+(`checkpoint_engine`). State that DeepSpeed leaves out is stored beside it: buffers of every rank, the count of micro
+steps and CPUAdam's beta powers (`cpu_adam_state`). On another number of ranks, `reshard` makes this rank's files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ _Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
 
 
 class DeepSpeedBackend:
-    """`backend.Backend` of what `deepspeed.initialize` returned first. Raises StateError for what it cannot restore."""
+    """`base.Backend` of the engine that `deepspeed.initialize` returns. Raises StateError if it cannot be restored."""
 
     format: Literal["deepspeed/1"] = "deepspeed/1"
 
@@ -55,7 +55,7 @@ class DeepSpeedBackend:
         yield from self._counters()
 
     def _zero_pieces(self) -> Iterator[Piece]:
-        """Yield the fp32 parameters, and the optimizer's state of each."""
+        """Yield the fp32 parameters, and the optimizer state of each."""
         optimizer = self._engine.optimizer
         for fragment in deepspeed_layout.fragments(optimizer, self._names):
             if not fragment.size:
@@ -73,14 +73,14 @@ class DeepSpeedBackend:
                     yield Piece(f"optimizer.{self._names[id(parameter)]}.{key}", value.detach(), copy="replica")
 
     def _counters(self) -> Iterator[Piece]:
-        """Yield how many steps the optimizer has counted, and what CPUAdam's products are a function of."""
+        """Yield the number of optimizer steps, and the inputs of CPUAdam's beta powers."""
         states = _base(self._engine).state.values()
         steps = sorted({int(state["step"]) for state in states if "step" in state})
         if steps:
             yield Piece("optimizer.step", torch.tensor(steps), copy="replica")
         if self._watched is not None:
-            held = self._watched.products
-            values = torch.tensor([held.beta1, held.beta2, held.anchor, held.step], dtype=torch.float64)
+            powers = self._watched.products
+            values = torch.tensor([powers.beta1, powers.beta2, powers.anchor, powers.step], dtype=torch.float64)
             yield Piece("optimizer.cpu_adam", values, copy="replica")
 
     # --- save
@@ -92,10 +92,10 @@ class DeepSpeedBackend:
         return False
 
     def given(self, path: str) -> torch.Tensor:
-        raise RestoreError(f"the checkpoint has {path} among its tensors, which DeepSpeed's do not")
+        raise RestoreError(f"the checkpoint has the tensor {path}, unlike any checkpoint of DeepSpeed")
 
     def check(self) -> None:
-        """Nothing to find: what cannot be restored is refused when the engine is registered."""
+        """Do nothing: an engine that cannot be restored is refused when it is registered."""
 
     def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
@@ -105,14 +105,14 @@ class DeepSpeedBackend:
             facts.require(zero_files.facts(files))
         names = {name for rank in collectives.gather(set(files), group) for name in rank}
         if missing := sorted(set(checkpoint_engine.wanted(self._engine)) - names):
-            raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it asks for when it loads")
+            raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it needs to load")
         deepspeed_state.rehearse(files)
 
     def stage(self, copier: Copier) -> "_Staged":
         structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
         copies = Copies(copier)
         copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
-        # What DeepSpeed saves holds nearly all pieces; a rank that saves no parameters has its replicas copied too.
+        # DeepSpeed's files hold nearly all pieces; a rank that saves no parameters copies its replicas too.
         pieces = [
             replace(piece, tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
             for number, piece in enumerate(self.tensors())
@@ -121,12 +121,12 @@ class DeepSpeedBackend:
         return _Staged(structures, copied, pieces, common, self._hidden())
 
     def _files(self, rank: int) -> dict[str, Mapping[str, Any]]:
-        """Return all this rank has to store, by file name; collective. Raises StateError."""
+        """Return all state that this rank stores, by file name; collective. Raises StateError."""
         engine = self._engine
         if engine.micro_steps % engine.gradient_accumulation_steps():
             raise StateError(
                 "the checkpoint falls between two optimizer steps of the DeepSpeed engine",
-                hint="A session's step is as many forward and backward passes as gradient_accumulation_steps says.",
+                hint="A step of a session must contain gradient_accumulation_steps forward and backward passes.",
             )
         if engine.zero_optimization() and zero.cuts_parameters(engine.optimizer):
             deepspeed_layout.clear_padding(engine.optimizer, self._module, self._names)
@@ -156,7 +156,7 @@ class DeepSpeedBackend:
             files, hidden = self._read(objects, content, collectives.rank(group), rank, own)
         except (M5Error, OSError) as error:
             problem = error
-        # No rank may enter DeepSpeed's collectives if another one will not.
+        # No rank may enter DeepSpeed's collectives if another rank does not.
         failed = [number for number, fine in enumerate(collectives.gather(problem is None, group)) if not fine]
         if problem is not None:
             raise problem
@@ -177,14 +177,14 @@ class DeepSpeedBackend:
         rank: Mapping[str, Plain] | None,
         own: dict[str, dict[str, Any]],
     ) -> tuple[dict[str, dict[str, Any]], Mapping[str, Plain]]:
-        """Return DeepSpeed's files for this rank, with its buffers, and what DeepSpeed hides."""
+        """Return DeepSpeed's files for this rank, with its buffers, and the state that DeepSpeed hides."""
         names = [*checkpoint_engine.wanted(self._engine), _buffers_of(number)]
         if rank is None:
             names = reshard.wanted(self._engine, number, content)
         if missing := [name for name in names if name not in content.blobs]:
             raise RestoreError(
                 f"the checkpoint has no {', '.join(missing)}",
-                hint="The ZeRO stage or the data type differs from when the checkpoint was made.",
+                hint="The ZeRO stage or the data type has changed since the checkpoint was saved.",
             )
         tensors = {tensor.name: tensor for tensor in content.tensors}
         *names, buffers = names
@@ -197,22 +197,22 @@ class DeepSpeedBackend:
     @torch.no_grad()
     def _restore_hidden(self, stored: Mapping[str, torch.Tensor], rank: Mapping[str, Plain]) -> None:
         buffers = dict(self._module.named_buffers())
-        if other := buffers.keys() ^ stored.keys():
-            raise RestoreError(f"the model's buffers are not the checkpoint's: {', '.join(sorted(other))}")
+        if differing := buffers.keys() ^ stored.keys():
+            raise RestoreError(f"model and checkpoint have different buffers: {', '.join(sorted(differing))}")
         for path, buffer in buffers.items():
             buffer.copy_(stored[path])
         steps = self._engine.global_steps * self._engine.gradient_accumulation_steps()
-        # On another number of ranks a step may be made of more, or fewer, passes.
+        # On another number of ranks a step may have more, or fewer, passes.
         self._engine.micro_steps = steps if rank["micro_steps"] is None else rank["micro_steps"]
         if (self._watched is None) != (rank["cpu_adam"] is None):
-            raise RestoreError("the checkpoint was made with another optimizer: one of the two is DeepSpeed's CPUAdam")
+            raise RestoreError("the checkpoint was saved with another optimizer: one of the two is DeepSpeed's CPUAdam")
         if self._watched is not None:
             cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
 
 
 @dataclass(frozen=True)
 class _Staged:
-    """`backend.Staged`: what DeepSpeed would write into files, by file and path, copied or live."""
+    """`base.Staged`: the content of DeepSpeed's files, by file and path, copied or live."""
 
     structures: Mapping[str, bytes]
     state: Mapping[str, torch.Tensor]
@@ -232,12 +232,13 @@ class _Staged:
             written = deepspeed_state.write(objects, self.structures, self.state)
         except (M5Error, OSError) as error:
             problem = error
-        # Asked of all before it is raised here: the others are in this same exchange.
+        # Gathered before the error is raised here: the other ranks are in the same collective.
         everything = collectives.gather(written, group)
         if problem is not None:
             raise problem
-        tensors = tuple(sorted((record for found, _ in everything for record in found), key=lambda record: record.name))
-        blobs = {name: blob for _, found in everything for name, blob in found.items()}
+        records = [record for records, _ in everything for record in records]
+        tensors = tuple(sorted(records, key=lambda record: record.name))
+        blobs = {name: blob for _, stored in everything for name, blob in stored.items()}
         return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
 
 
@@ -246,7 +247,7 @@ def _buffers_of(rank: int) -> str:
 
 
 def _base(engine: Any) -> Any:
-    """Return the optimizer that does the arithmetic, inside DeepSpeed's wrappers."""
+    """Return the optimizer that computes the updates, inside DeepSpeed's wrappers."""
     optimizer = engine.optimizer
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -254,7 +255,7 @@ def _base(engine: Any) -> Any:
 
 
 def _facts(engine: Any) -> Iterator[facts.Fact]:
-    """Yield the facts about what is inside an engine that is not refused."""
+    """Yield the facts about the parts of a supported engine."""
     yield from modules.STATED
     yield from modules.NAMED
     if engine.zero_optimization():

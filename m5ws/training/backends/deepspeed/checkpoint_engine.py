@@ -1,7 +1,8 @@
-"""The checkpoint engines that a DeepSpeed engine is lent: one takes what it saves, one gives what it loads.
+"""The checkpoint engines that m5ws sets in a DeepSpeed engine: one captures the saved files, one supplies the loaded
+ones.
 
-Neither does I/O or raises inside DeepSpeed's own collectives, where the other ranks would wait for ever: what is
-taken is written, and what is given was read, outside. https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html
+Neither does I/O or raises inside DeepSpeed's own collectives, where the other ranks would wait for ever. Captured files
+are written, and supplied files are read, outside. https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html
 """
 
 import os
@@ -18,7 +19,7 @@ TAG = "m5ws"
 
 
 class Lent:
-    """What DeepSpeed asks of any checkpoint engine; the question of who writes is answered as by the engine's own."""
+    """DeepSpeed's interface of a checkpoint engine. The engine's own one decides the writers."""
 
     def __init__(self, own: Any, files: dict[str, dict[str, Any]]) -> None:
         self.name = "m5ws"
@@ -51,19 +52,19 @@ class Lent:
 
 
 def take(engine: Any) -> dict[str, dict[str, Any]]:
-    """Return what this rank would save, by file name; the tensors in it are live. Collective."""
+    """Return the files that this rank saves, by name; their tensors are live. Collective."""
     with _lent(engine, {}) as (lent, directory):
         engine.save_checkpoint(directory, tag=TAG, save_latest=False)
         return lent.files
 
 
 def give(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) -> None:
-    """Have the engine load `files`; `names` are all that the checkpoint has. Collective. Raises RestoreError."""
+    """Let the engine load `files`; `names` are all files of the checkpoint. Collective. Raises RestoreError."""
     with _lent(engine, files) as (_, directory):
         folder = Path(directory) / TAG
         folder.mkdir()
         for name in names:
-            # DeepSpeed globs for files and asks whether they exist before it asks its checkpoint engine.
+            # DeepSpeed globs for files and checks that they exist before it calls its checkpoint engine.
             (folder / name).touch()
         path, _ = engine.load_checkpoint(directory, tag=TAG)
     if path is None:
@@ -71,7 +72,7 @@ def give(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) 
 
 
 def wanted(engine: Any) -> list[str]:
-    """Return the files that this rank's engine asks for when it loads."""
+    """Return the names of the files that this rank's engine loads."""
     return internals.file_names(engine, TAG)
 
 

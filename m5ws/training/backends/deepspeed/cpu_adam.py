@@ -1,9 +1,9 @@
 """`python -m m5ws.training.backends.deepspeed.cpu_adam`: build DeepSpeed's CPUAdam operator before ranks start.
 
-It prints one JSON line, {"path": …, "digest": …}: the operator is compiled for the CPU that it is built on, so its
-digest is part of the environment. Each environment has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR, so that
-two never compile over each other or wait for each other. What was built is remembered there; a second call imports
-neither torch nor DeepSpeed and takes a fraction of a second.
+It prints one JSON line, {"path": …, "digest": …}. The operator is compiled for the CPU of the build, so its digest is
+part of the environment. Each environment has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR: two environments
+never overwrite each other's builds or wait for each other. A note in the folder names the built operator. With it, a
+call imports neither torch nor DeepSpeed and takes a fraction of a second.
 """
 
 import json
@@ -25,16 +25,16 @@ import blake3
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.training.runtime import isolation
 
-# torch waits for ever on the lock of a build that was killed; no build takes as long as this.
+# torch waits for ever for the lock of a killed build; no build takes as long as this.
 _STALE_LOCK_S = 900.0
-# Where all is built, a rank holds it while it loads, which takes seconds; one that was killed then leaves it.
+# If all operators are built, a rank holds the lock for the seconds of a load; a killed rank leaves it.
 _LOADED_S = 120.0
 _ROOT = "TORCH_EXTENSIONS_DIR"
 _OWN = re.compile(r"m5ws-[0-9a-f]{16}")
 # Variables that choose the compiler or the instructions; with DS_*.
 _VARIABLES = {"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "HOME"}
-# Of TORCH_* and PYTORCH_* alone those that a build reads: torchrun, m5ws and people set others in some processes of an
-# environment, each of which would compile for itself.
+# Of TORCH_* and PYTORCH_*, only the variables that a build reads. torchrun, m5ws and users set others in some processes
+# of an environment; with these in the key, each process would compile for itself.
 _TORCH_VARIABLES = {
     "PYTORCH_NVCC",
     "PYTORCH_ROCM_ARCH",
@@ -56,18 +56,18 @@ class BuildFailed(M5Error):
 
 @dataclass(frozen=True)
 class Operator:
-    """A built operator: its shared object, and the digest (BLAKE3) of what of it is loaded."""
+    """A built operator: its shared object, and the digest (BLAKE3) of the sections that are loaded."""
 
     path: str
     digest: str
 
 
 def ensure_cpu_adam() -> Operator:
-    """Build and load the operator, unless that is done already, and return it. Output is shown on failure only.
+    """Build and load the operator, unless it is built already, and return it. Output is shown on failure only.
 
-    From here on, this process and its children have TORCH_EXTENSIONS_DIR set to the environment's own folder. What
-    DeepSpeed loads is found there: this operator, and that of `init_distributed` where there is no accelerator. Raises
-    MissingExtra, BuildFailed.
+    Sets TORCH_EXTENSIONS_DIR to the environment's own folder, for this process and its children. DeepSpeed loads its
+    operators from there: this one, and that of `init_distributed` if there is no accelerator. Raises MissingExtra,
+    BuildFailed.
     """
     try:
         folder = _folder(os.environ)
@@ -75,10 +75,10 @@ def ensure_cpu_adam() -> Operator:
         raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
     os.environ[_ROOT] = str(folder)
     note = folder / _NOTE_NAME
-    known = _known(note)
-    _drop_locks(folder, _STALE_LOCK_S if known is None else _LOADED_S)
-    if known is not None:
-        return known
+    operator = _known(note)
+    _drop_locks(folder, _STALE_LOCK_S if operator is None else _LOADED_S)
+    if operator is not None:
+        return operator
     with _shown_on_failure():
         from m5ws.training.compat import cpu_adam as internals
 
@@ -92,9 +92,9 @@ def ensure_cpu_adam() -> Operator:
 
 
 def _folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of what is built in an environment: a digest of all that a build depends on is its name.
+    """Return the folder of an environment's builds. Its name is a digest of all that a build depends on.
 
-    A process that inherited such a folder as TORCH_EXTENSIONS_DIR finds it again, or its own beside it.
+    A process that inherited such a folder as TORCH_EXTENSIONS_DIR gets the same folder, or its own beside it.
     """
     relevant = {
         name: value
@@ -102,7 +102,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
         if name in _VARIABLES | _TORCH_VARIABLES or name.startswith("DS_")
     }
     versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
-    # Which GPUs are visible changes no build; that none is does.
+    # The visible GPUs do not change a build, but the absence of any GPU does.
     no_gpu = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu(), no_gpu]).encode()).hexdigest()
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
@@ -111,7 +111,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
 
 
 def _cpu() -> list[str]:
-    """Return what says which instructions this CPU has: the operator is compiled with -march=native."""
+    """Return the lines that list this CPU's instructions: the operator is compiled with -march=native."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -120,7 +120,7 @@ def _cpu() -> list[str]:
 
 
 def _known(note: Path) -> Operator | None:
-    """Return the operator that a note remembers, if its file is still the one that was built."""
+    """Return the operator in a note, if its file has not changed since the build."""
     try:
         operator = Operator(**json.loads(note.read_text()))
         return operator if describe(Path(operator.path)) == operator else None
@@ -144,9 +144,9 @@ def describe(path: Path) -> Operator:
 
 
 def _loaded(library: bytes) -> Iterator[bytes]:
-    """Yield the parts of a shared object that are loaded to be run.
+    """Yield the sections of a shared object that are loaded at run time.
 
-    Debug information and the build id hold the directory it was built in: with them, no two users' would be equal.
+    Debug information and the build id contain the build directory: with them, no two users' digests would be equal.
     ELF-64: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.sheader.html
     """
     if library[:6] != b"\x7fELF\x02\x01":
@@ -160,7 +160,7 @@ def _loaded(library: bytes) -> Iterator[bytes]:
 
 
 def _drop_locks(folder: Path, age_s: float) -> None:
-    """Remove the locks that a killed build or rank has left: whoever meets one next would wait for ever."""
+    """Remove the locks of killed builds or ranks, for which the next process would wait for ever."""
     for lock in folder.glob("*/lock"):
         try:
             if time.time() - lock.stat().st_mtime > age_s:
@@ -171,7 +171,7 @@ def _drop_locks(folder: Path, age_s: float) -> None:
 
 @contextmanager
 def _shown_on_failure() -> Iterator[None]:
-    """Keep what this process and its children print, and show it on stderr if an error ends the block."""
+    """Capture the output of this process and its children, and show it on stderr if an error ends the block."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {number: os.dup(number) for number in (1, 2)}

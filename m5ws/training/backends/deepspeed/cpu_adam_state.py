@@ -1,8 +1,8 @@
-"""DeepSpeed's CPUAdam keeps state that no state_dict has; here it is known, and given back bit for bit.
+"""State of DeepSpeed's CPUAdam that no state_dict contains, recorded and restored bit for bit.
 
-The operator holds running fp32 products of the betas (csrc/includes/cpu_adam.h, `IncrementStep`). A new process
-computes them by `pow` instead, which gives other bits at about four steps in ten. They are a function of where they
-were last computed by `pow` (`anchor`) and of the calls since: that is recorded, and replayed.
+The operator holds running fp32 powers of the betas (csrc/includes/cpu_adam.h, `IncrementStep`). A new process computes
+them by `pow` instead, which gives other bits at about four steps in ten. They are a function of the step at which they
+were last computed by `pow` (`anchor`) and of the calls since. That is recorded, and replayed.
 """
 
 import struct
@@ -15,7 +15,7 @@ from m5ws.training.compat import cpu_adam
 
 @dataclass(frozen=True)
 class Products:
-    """The operator's products: beta**anchor by `pow`, then one fp32 multiplication a step until `step`."""
+    """The operator's powers: beta**anchor by `pow`, then one fp32 multiplication a step until `step`."""
 
     beta1: float
     beta2: float
@@ -23,7 +23,7 @@ class Products:
     step: int
 
     def after(self, step: int, beta1: float, beta2: float) -> "Products":
-        """Return what `IncrementStep(step, beta1, beta2)` makes of these."""
+        """Return the powers after `IncrementStep(step, beta1, beta2)`."""
         if beta1 != self.beta1 or beta2 != self.beta2:
             beta1, beta2 = _single(beta1), _single(beta2)
             if beta1 != self.beta1 or beta2 != self.beta2:
@@ -33,7 +33,7 @@ class Products:
         return Products(beta1, beta2, self.anchor if step == self.step + 1 else step, step)
 
     def plain(self) -> Plain:
-        """Return these as plain data."""
+        """Return the powers as plain data."""
         return {"beta1": self.beta1, "beta2": self.beta2, "anchor": self.anchor, "step": self.step}
 
 
@@ -43,7 +43,7 @@ def _single(value: float) -> float:
 
 
 class Watched:
-    """A DeepSpeedCPUAdam's products, as they are after every update so far."""
+    """The beta powers of a DeepSpeedCPUAdam, up to date after every update."""
 
     def __init__(self, products: Products) -> None:
         self.products = products
@@ -53,9 +53,9 @@ class Watched:
 
 
 def watch(optimizer: Any) -> Watched:
-    """Follow a DeepSpeedCPUAdam's products from now on.
+    """Track the beta powers of a DeepSpeedCPUAdam from now on.
 
-    If it has taken steps already, its products are made those of a run that took them all in this process.
+    If it has taken steps already, its powers are set to those of a run that took all steps in this process.
     """
     known = cpu_adam.followed(optimizer)
     if known is not None and isinstance(known.follow, Watched):
@@ -67,19 +67,19 @@ def watch(optimizer: Any) -> Watched:
     if steps:
         groups = {tuple(map(_single, group["betas"])) for group in optimizer.param_groups}
         beta1, beta2 = map(_single, optimizer.param_groups[-1]["betas"])
-        # Groups with different betas overwrite each other's products, and all are computed by `pow`.
+        # Groups with different betas overwrite each other's powers, and all are computed by `pow`.
         anchor = 0 if len(groups) == 1 and len(set(steps)) == 1 else steps[-1]
         restore(optimizer, Products(beta1, beta2, anchor, steps[-1]))
     return watched
 
 
 def restore(optimizer: Any, products: Products) -> None:
-    """Give the operator the products that `products` describes, bit for bit: about 1 µs a step since its anchor."""
+    """Set the operator's powers to `products`, bit for bit. This takes about 1 µs for each step since the anchor."""
     watched = watch(optimizer)
     cpu_adam.replay(cpu_adam.empty_update(optimizer), products.beta1, products.beta2, products.anchor, products.step)
     watched.products = products
 
 
 def from_plain(value: Plain) -> Products:
-    """Return what `Products.plain` gave."""
+    """Return the powers from the result of `BetaPowers.plain`."""
     return Products(**value)

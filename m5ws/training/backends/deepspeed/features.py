@@ -1,7 +1,7 @@
-"""Settings of DeepSpeed that m5ws knows. Any other is refused, since its state may be in no checkpoint.
+"""Settings of DeepSpeed that m5ws supports. Any other is refused, since no checkpoint may contain its state.
 
-A setting is in the list if tests train with it, or if it changes logs, communication or memory alone. A setting that
-is off is never refused. https://www.deepspeed.ai/docs/config-json/
+A setting is in the list if tests train with it, or if it changes logs, communication or memory alone. A setting that is
+off is never refused. https://www.deepspeed.ai/docs/config-json/
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,14 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting with values that m5ws cannot restore. `reason` names them; `refused` is true of such a value."""
+    """A setting with values that m5ws cannot restore. `reason` names them; `refused` returns True for such a value."""
 
     reason: str
     refused: Callable[[Any], bool]
 
 
 Rule = Limit | Mapping[str, Any] | None
-"""None: any value is known. A mapping holds the rules of a section."""
+"""None: any value is supported. A mapping holds the rules of a section."""
 
 
 def is_on(value: Any) -> bool:
@@ -75,7 +75,7 @@ KNOWN: Mapping[str, Rule] = _known(
     "seq_parallel_communication_data_type disable_allgather disable_python_gc dataloader_drop_last "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer optimizer scheduler activation_checkpointing "
     "torch_autocast aio vocabulary_size "
-    # Refused by the number of data parallel ranks (`deepspeed_limits`).
+    # Refused by the number of data parallel ranks (`limits`).
     "sequence_parallel_size data_parallel_size tensor_parallel use_data_before_expert_parallelism "
     # Logs alone.
     "steps_per_print dump_state wall_clock_breakdown memory_breakdown log_level timers flops_profiler comms_logger "
@@ -93,7 +93,7 @@ KNOWN: Mapping[str, Rule] = _known(
 
 
 def limits(settings: Mapping[str, Any], rules: Mapping[str, Rule] = KNOWN) -> Iterator[str]:
-    """Yield the reasons of the limits that a configuration meets."""
+    """Yield the reasons of a configuration's unsupported values."""
     for _, value, rule in _ruled(settings, rules):
         if isinstance(rule, Limit) and rule.refused(value):
             yield rule.reason

@@ -1,7 +1,7 @@
-"""Which elements of which parameter this rank holds in DeepSpeed's flat buffers, without gathering any.
+"""The elements of each parameter that this rank holds in DeepSpeed's flat buffers, without gathering any.
 
-Names and global indices are those of the parameters as the model has them; alignment padding is in no piece.
-ZeRO 1 and 2 cut one flat buffer per parameter group into as many parts as there are ranks, ZeRO 3 each parameter.
+Names and global indices are those of the parameters in the model; alignment padding is in no piece. ZeRO 1 and 2 cut
+one flat buffer per parameter group into one part per rank, ZeRO 3 cuts each parameter.
 https://www.deepspeed.ai/tutorials/zero/
 """
 
@@ -19,7 +19,7 @@ from m5ws.training.compat import modules, zero
 class Fragment:
     """`size` elements at `offset` of the flat fp32 tensor `flat`: a parameter's global indices from `start` on.
 
-    `padding` more elements follow that belong to no parameter.
+    They are followed by `padding` elements that belong to no parameter.
     """
 
     name: str
@@ -45,15 +45,15 @@ def unwrapped(path: str) -> str:
 
 
 def fragments(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
-    """Yield what this rank holds of each parameter in a ZeRO optimizer's fp32 buffers."""
+    """Yield the elements of each parameter that this rank holds in a ZeRO optimizer's fp32 buffers."""
     if zero.cuts_parameters(optimizer):
         return _by_parameter(optimizer, known)
     return _by_group(optimizer, known)
 
 
 def groups(optimizer: Any, known: dict[int, str]) -> list[dict[str, tuple[int, ...]]]:
-    """Return, for each of `zero.flats`, the shapes of the parameters that lie in it on any rank, by name, in order."""
-    return [{known[id(one)]: zero.shape(one) for one in group} for group in zero.groups(optimizer)]
+    """Return, for each of `zero.flat_buffers`, the names and shapes of all ranks' parameters in it, in order."""
+    return [{known[id(item)]: zero.shape(item) for item in group} for group in zero.groups(optimizer)]
 
 
 def _by_group(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
@@ -78,13 +78,13 @@ def _by_parameter(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
 
 
 def _part(parameter: Any, partition: int) -> tuple[int, int]:
-    """Return where this rank's part of a ZeRO 3 parameter begins, and how many of its elements are not padding."""
+    """Return the start of this rank's part of a ZeRO 3 parameter, and the number of its elements without padding."""
     start = zero.part_rank(parameter) * partition
     return start, max(0, min(partition, zero.elements(parameter) - start))
 
 
 def parameter_pieces(module: torch.nn.Module) -> Iterator[Piece]:
-    """Yield the parameters that the model computes with: whole on every rank, or this rank's part (ZeRO 3)."""
+    """Yield the parameters of the forward pass: whole on every rank, or this rank's part (ZeRO 3)."""
     for path, parameter in module.named_parameters():
         name = f"model.{unwrapped(path)}"
         if (part := zero.part(parameter)) is None:
@@ -96,7 +96,7 @@ def parameter_pieces(module: torch.nn.Module) -> Iterator[Piece]:
 
 
 def clear_padding(optimizer: Any, module: torch.nn.Module, known: dict[int, str]) -> None:
-    """Zero what ZeRO 3 pads its parts with: it is memory as it was found, and would be in every checkpoint."""
+    """Set the padding of ZeRO 3's parts to zero: it is uninitialised memory, and would be in every checkpoint."""
     for parameter in module.parameters():
         if (part := zero.part(parameter)) is not None:
             _, size = _part(parameter, zero.part_elements(parameter))

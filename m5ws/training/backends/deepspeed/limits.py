@@ -1,6 +1,6 @@
-"""DeepSpeed engines that m5ws can save and restore exactly; any other is refused when the session begins.
+"""Checks that m5ws can save and restore a DeepSpeed engine exactly; any other is refused when the session begins.
 
-Invariant: an engine passes only if its class, its optimizer's class and every setting that is on are known.
+Invariant: an engine passes only if its class, its optimizer's class and every setting that is on are supported.
 """
 
 from collections.abc import Iterator
@@ -23,22 +23,22 @@ _BASE_OPTIMIZERS = {
     "FusedLamb",
     "FusedLion",
 }
-"""DeepSpeed's own; any torch optimizer is known, since all of its state is in `state`."""
+"""DeepSpeed's own; any torch optimizer is supported, since all of its state is in `state`."""
 
 
 def refuse_unsupported(engine: Any, base: Any) -> None:
-    """Raise StateError for a feature with state that checkpoints do not hold, or that m5ws does not know."""
+    """Raise StateError for a feature whose state no checkpoint contains, or that m5ws does not know."""
     settings = internals.settings(engine)
-    if found := [*features.limits(settings), *_limits(engine, base)]:
+    if limits := [*features.limits(settings), *_limits(engine, base)]:
         raise StateError(
-            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(dict.fromkeys(found))}",
+            f"m5ws cannot save and restore this DeepSpeed engine exactly: it uses {', '.join(dict.fromkeys(limits))}",
             hint="ZeRO stages 1 to 3 are supported, with or without offload of optimizer and parameters to the CPU.",
         )
-    if found := [*features.unknown(settings), *_unknown_classes(engine, base)]:
+    if unknown := [*features.unknown(settings), *_unknown_classes(engine, base)]:
         raise StateError(
-            f"m5ws does not know if it can restore this DeepSpeed engine exactly: it uses {', '.join(found)}",
-            hint="Switch the feature off, or train without a session. To have the feature supported, open an issue "
-            "of m5ws with these names and the versions of torch and DeepSpeed.",
+            f"m5ws may not restore this DeepSpeed engine exactly: it uses the unknown {', '.join(unknown)}",
+            hint="Switch the feature off, or train without a session. To request support, open an issue of m5ws "
+            "with these names and the versions of torch and DeepSpeed.",
         )
 
 
@@ -57,7 +57,7 @@ def _limits(engine: Any, base: Any) -> Iterator[str]:
 
 
 def _unknown_classes(engine: Any, base: Any) -> Iterator[str]:
-    """Yield classes of DeepSpeed that are not known; the script's own optimizers are torch's."""
+    """Yield classes of DeepSpeed that m5ws does not know; the script's own optimizers are torch's."""
     if type(engine).__name__ not in _ENGINES:
         yield f"the engine {type(engine).__name__}"
     if engine.zero_optimization() and type(engine.optimizer).__name__ not in _ZERO_OPTIMIZERS:

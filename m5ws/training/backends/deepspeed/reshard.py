@@ -1,7 +1,7 @@
-"""A ZeRO checkpoint on another number of ranks: the files that this rank would have saved, had it been among so many.
+"""A ZeRO checkpoint on another number of ranks: the files that this rank would have saved as one of that many ranks.
 
-ZeRO's buffers are cut for one number of ranks. What is stored of them is known by parameter (`deepspeed_weights`), so
-each rank reads just the elements that it holds now; DeepSpeed then loads its files as any others.
+ZeRO's buffers are cut for one number of ranks. The stored elements are located by parameter (`weights`), so each rank
+reads only the elements that it holds now. DeepSpeed then loads the files as usual.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from m5ws.training.compat import zero as internals
 from m5ws.training.compat import zero_files
 from m5ws.training.state.plain_state import RestoreError
 
-_OTHER_MODEL = "The model, or which parameters the optimizer has, differs from when the checkpoint was made."
+_OTHER_MODEL = "The model, or the optimizer's set of parameters, has changed since the checkpoint was saved."
 _READ_BYTES = 64 * 2**20
 _THREADS = 8
 
@@ -33,19 +33,19 @@ Files = dict[str, dict[str, Any]]
 
 
 def hidden(objects: Objects, content: Content) -> Mapping[str, Plain]:
-    """Return what DeepSpeed hides, as rank 0 saved it: of CPUAdam's products it is the same on all ranks.
+    """Return the state that DeepSpeed hides, as rank 0 saved it: the beta powers are equal on all ranks.
 
     Raises NotFound, CorruptObject.
     """
-    found = codec.decode_plain(objects.read(content.ranks[0])) if content.ranks else None
-    if not isinstance(found, dict) or not isinstance(found.get("backend"), dict):
+    state = codec.decode_plain(objects.read(content.ranks[0])) if content.ranks else None
+    if not isinstance(state, dict) or not isinstance(state.get("backend"), dict):
         raise CorruptObject("the checkpoint has no state of its first rank")
-    backend: Mapping[str, Plain] = found["backend"]
+    backend: Mapping[str, Plain] = state["backend"]
     return backend
 
 
 def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
-    """Return what this rank's engine is to load; `own` is what it would save now (`deepspeed_engine.take`).
+    """Return the files that this rank's engine loads; `own` are the files that it would save now (`capture_files`).
 
     Raises NotFound, CorruptObject, RestoreError.
     """
@@ -61,20 +61,20 @@ def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
         reads = _Reads(Parts(objects), pool)
         stored |= state.model(own.get(model, {}), reads)
         zero = state.optimizer(own[optimizer[0]]["optimizer_state_dict"], reads)
-        reads.settle()
+        reads.wait_all()
     return {model: stored, optimizer[0]: {**numbers, "optimizer_state_dict": zero}}
 
 
 def wanted(engine: Any, rank: int, content: Content) -> list[str]:
-    """Return the files of the checkpoint that a rank of another number needs: the first rank's, and buffers."""
+    """Return the files that a rank needs of another number's checkpoint: the first rank's, and buffers."""
     buffers = f"buffers-{rank}"
     names = [_first(name) for name in checkpoint_engine.wanted(engine)]
-    # Of buffers that differed from rank to rank, a rank that was not there has the first rank's.
+    # If buffers differed from rank to rank, a rank that did not exist gets the first rank's.
     return [*names, buffers if buffers in content.blobs else "buffers-0"]
 
 
 def on_all_ranks(files: Files) -> set[str]:
-    """Return the names of these files on each rank: DeepSpeed asks whether all are there, and reads its own."""
+    """Return the names of these files on each rank: DeepSpeed checks that all exist, and reads its own."""
     ranks = range(torch.distributed.get_world_size())
     return {zero_files.RANK.sub(f"zero_pp_rank_{rank}", name) for rank in ranks for name in files}
 
@@ -84,7 +84,7 @@ def _first(name: str) -> str:
 
 
 class _Reads:
-    """Elements of stored tensors on their way into new ones, many at a time."""
+    """Parallel reads of elements of stored tensors into new ones."""
 
     def __init__(self, parts: Parts, pool: ThreadPoolExecutor) -> None:
         self._parts = parts
@@ -92,7 +92,7 @@ class _Reads:
         self._jobs: list[Any] = []
 
     def begin(self, target: torch.Tensor, source: Layout, start: int) -> None:
-        """Read elements from `start` on into a row of memory of the same type. Raises RestoreError."""
+        """Read elements from `start` on into one-dimensional memory of the same type. Raises RestoreError."""
         if str(target.dtype) != f"torch.{source.dtype}":
             raise RestoreError(f"{source.name} is stored as {source.dtype} and is {target.dtype} now")
         memory, reader, first = target.view(torch.uint8).numpy().data, Reader(self._parts, source), start
@@ -101,8 +101,8 @@ class _Reads:
             piece = memory[begin : begin + _READ_BYTES]
             self._jobs.append(self._pool.submit(_fill, reader, piece, first + begin))
 
-    def settle(self) -> None:
-        """Wait for all. Raises NotFound, CorruptObject."""
+    def wait_all(self) -> None:
+        """Wait for all reads. Raises NotFound, CorruptObject."""
         for job in self._jobs:
             job.result()
 
@@ -112,7 +112,7 @@ def _fill(reader: Reader, target: memoryview, first: int) -> None:
 
 
 class _State:
-    """A stored ZeRO state, and the engine that it is to be cut for."""
+    """A stored ZeRO state, and the engine for which it is resharded."""
 
     def __init__(self, engine: Any, zero: deepspeed_weights.Zero, numbers: Mapping[str, Any]) -> None:
         self._optimizer = engine.optimizer
@@ -121,17 +121,17 @@ class _State:
         known = deepspeed_layout.names(engine.module)
         self._groups = deepspeed_layout.groups(self._optimizer, known)
         self._fragments = list(deepspeed_layout.fragments(self._optimizer, known))
-        self._stored = {deepspeed_layout.unwrapped(one.name): one for one in zero.trained}
+        self._stored = {deepspeed_layout.unwrapped(trained.name): trained for trained in zero.trained}
         _check_fit(
             {name: shape for group in self._groups for name, shape in group.items()},
-            {name: one.weight.shape for name, one in self._stored.items()},
+            {name: trained.weight.shape for name, trained in self._stored.items()},
         )
 
     def model(self, own: Mapping[str, Any], reads: _Reads) -> dict[str, Any]:
-        """Return what of the model's file is this rank's: ZeRO 3's part of what is not trained."""
-        found = {key: own[key] for key in zero_files.OF_RANK if key in own}
-        layouts = {one.name: one for one in self._zero.frozen}
-        fragments = found.get("frozen_param_fragments") or {}
+        """Return this rank's part of the model's file: ZeRO 3's part of the frozen parameters."""
+        state = {key: own[key] for key in zero_files.OF_RANK if key in own}
+        layouts = {frozen.name: frozen for frozen in self._zero.frozen}
+        fragments = state.get("frozen_param_fragments") or {}
         rank = torch.distributed.get_rank()
         for name, present in fragments.items() if self._zero.stage == 3 else ():
             if (source := layouts.get(f"model.{deepspeed_layout.unwrapped(name)}")) is None:
@@ -141,7 +141,7 @@ class _State:
             count = max(0, min(part.numel(), source.elements - start))
             reads.begin(part[:count], source, start)
             fragments[name] = part
-        return found
+        return state
 
     def optimizer(self, own: Mapping[str, Any], reads: _Reads) -> dict[str, Any]:
         """Return the optimizer's file: this rank's parts of masters and moments, and the stored numbers."""
@@ -150,7 +150,7 @@ class _State:
         flats = internals.flats(self._optimizer)
         kept = {key: value for key, value in self._numbers.items() if key not in zero_files.OF_LAYOUT}
         laid_out = {key: own[key] for key in zero_files.OF_LAYOUT if key in own}
-        masters = [self._row(flat, lambda one: one.weight, reads) for flat in flats]
+        masters = [self._row(flat, lambda trained: trained.weight, reads) for flat in flats]
         numbers = self._numbers[base]
         states = {
             number: state
@@ -163,17 +163,19 @@ class _State:
     def _state_of(
         self, number: int, flat: torch.Tensor, stored: Mapping[int, Mapping[str, Any]], reads: _Reads
     ) -> dict[str, Any]:
-        """Return what the optimizer keeps of a flat buffer; counts are those of its first parameter."""
+        """Return the optimizer state of a flat buffer; counts are those of its first parameter."""
         name = next(iter(self._groups[number]))
         first = self._stored[name]
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for key, value in stored.get(first.group, {}).items():
-            moment = key in first.moments
-            found[key] = self._row(flat, lambda one, key=key: one.moments[key], reads) if moment else _apart(value)
-        return found
+            if key in first.moments:
+                state[key] = self._row(flat, lambda trained, key=key: trained.moments[key], reads)
+            else:
+                state[key] = _unshared(value)
+        return state
 
     def _row(self, flat: torch.Tensor, source: Any, reads: _Reads) -> torch.Tensor:
-        """Return a row as long as a flat buffer with this rank's elements, and zeros where it has padding."""
+        """Return a tensor as long as a flat buffer with this rank's elements, and zeros in its padding."""
         row = torch.zeros(flat.shape, dtype=flat.dtype)
         for fragment in self._of(flat):
             reads.begin(fragment.of(row), source(self._stored[fragment.name]), fragment.start)
@@ -183,13 +185,13 @@ class _State:
         return (fragment for fragment in self._fragments if fragment.flat is flat and fragment.size)
 
 
-def _apart(value: Any) -> Any:
-    # A count that is a tensor must not be shared by buffers that count for themselves.
+def _unshared(value: Any) -> Any:
+    # A count that is a tensor must not be shared by buffers that count separately.
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _settings(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the stored settings of each parameter group, with the parameters that it has now."""
+    """Return the stored settings of each parameter group, with its present parameters."""
     if len(stored) != len(own):
         raise RestoreError(
             f"the checkpoint has {len(stored)} parameter groups, and the optimizer has {len(own)}", hint=_OTHER_MODEL

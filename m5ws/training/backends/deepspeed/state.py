@@ -1,7 +1,7 @@
 """DeepSpeed's state dictionaries as plain data, with their tensors apart: an explicit codec, no pickle.
 
-Invariant: equal states give equal bytes. Each tensor is stored by its elements, never as a view with its storage;
-what DeepSpeed adds about the configuration (paths are in it) is left out, and no loader reads it.
+Invariant: equal states give equal bytes. Each tensor is stored by its elements, never as a view with its storage.
+DeepSpeed's copy of the configuration, which contains paths, is left out: no loader reads it.
 """
 
 from collections import OrderedDict
@@ -30,9 +30,9 @@ _STAGE = engine.stage_class()
 
 
 def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
-    """Return state dictionaries by file name as structures without tensors, and their tensors by path, live.
+    """Return state dictionaries by file name as structures without tensors, and their live tensors by path.
 
-    Raises StateError naming the path of what cannot be stored.
+    Raises StateError naming the path of a value that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
     structures = {name: codec.encode_plain(_structure(name, state, tensors)) for name, state in files.items()}
@@ -40,28 +40,28 @@ def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], di
 
 
 def rehearse(files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise StateError for state dictionaries that are others after they were taken apart and put together."""
+    """Raise StateError for state dictionaries that change when they are taken apart and rebuilt."""
     structures, tensors = parted(files)
     records = {name: _record(name, tensor, ()) for name, tensor in tensors.items()}
     for name, structure in structures.items():
         state = plain_state.decode(codec.decode_plain(structure))
-        again, _ = parted({name: _restored(state, records, lambda record: tensors[record.name])})
-        if again[name] != structure:
-            raise StateError(f"DeepSpeed's {name} is another one after it was stored and read")
+        rebuilt, _ = parted({name: _restored(state, records, lambda record: tensors[record.name])})
+        if rebuilt[name] != structure:
+            raise StateError(f"DeepSpeed's {name} changes when it is stored and read")
 
 
 def write(
     objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
-    """Make what `parted` returned durable; return its tensors, and where each file's structure is."""
-    # By name: a dictionary that was loaded may have another order than the one that was saved.
+    """Make the result of `parted` durable; return its tensors, and the slice of each file's structure."""
+    # In order of names: a loaded dictionary may have another order than the saved one.
     parts = write_parts(objects, ((name, tensor_bytes.readable(tensors[name])) for name in sorted(tensors)))
     blobs = {name: _put(objects, structure) for name, structure in structures.items()}
     return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
 
 
 def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
-    """Return a state dictionary that `write` stored; its tensors are new, on the CPU.
+    """Return a stored state dictionary; its tensors are new, on the CPU.
 
     Raises NotFound, CorruptObject, RestoreError.
     """
@@ -69,7 +69,7 @@ def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> 
 
 
 def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
-    """Return a state dictionary whose tensors are not read but for those without dimensions; they are on no device.
+    """Return a stored state dictionary on the meta device; only tensors without dimensions are read.
 
     Raises NotFound, CorruptObject, RestoreError.
     """
@@ -92,7 +92,7 @@ def _read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord], ma
     return state
 
 
-# --- out
+# --- encoding
 
 
 def _structure(name: str, state: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Plain:
@@ -101,12 +101,12 @@ def _structure(name: str, state: Mapping[str, Any], tensors: dict[str, torch.Ten
 
 
 def _lifted(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return `value` with each tensor, entered into `tensors` by its path, and each object replaced by a marker."""
+    """Return `value` with a marker for each tensor and object; each tensor is added to `tensors` by its path."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise StateError(f"{path} is a tensor of layout {value.layout}, which m5ws cannot store")
         if path in tensors:
-            raise StateError(f"two entries are called {path}, which m5ws cannot tell apart")
+            raise StateError(f"two entries have the path {path}: m5ws cannot store both")
         tensors[path] = value.detach()
         return {_TAG: "tensor", "name": path}
     if type(value) in (list, tuple):
@@ -130,7 +130,7 @@ def _key(key: object, path: str) -> str:
 
 
 def _with_metadata(value: Any, lifted: Any) -> Any:
-    """Keep the versions that `Module.state_dict` hangs on its result, which loaders of older layouts look at."""
+    """Keep the versions that `Module.state_dict` attaches to its result; loaders of older layouts read them."""
     metadata = modules.state_metadata(value)
     return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
 
@@ -147,7 +147,7 @@ def _put(objects: Objects, data: bytes) -> Slice:
     return Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
 
 
-# --- back
+# --- decoding
 
 
 def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[TensorRecord], torch.Tensor]) -> Any:
@@ -160,7 +160,7 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
         return type(value)((key, _restored(item, tensors, make)) for key, item in value.items())
     if kind == "tensor":
         if (record := tensors.get(str(value.get("name")))) is None:
-            raise RestoreError(f"a stored DeepSpeed state names the tensor {value.get('name')!r}, which it lacks")
+            raise RestoreError(f"a stored DeepSpeed state lacks its tensor {value.get('name')!r}")
         return make(record)
     if kind == "dtype":
         return content_rules.dtype("a stored DeepSpeed state", str(value.get("name")))
@@ -172,13 +172,13 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
         return module
     if kind not in _CLASSES:
         raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
-    found: Any = object.__new__(_CLASSES[kind])
-    vars(found).update(_restored(value["fields"], tensors, make))
-    return found
+    instance: Any = object.__new__(_CLASSES[kind])
+    vars(instance).update(_restored(value["fields"], tensors, make))
+    return instance
 
 
 def _tensor(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
-    """Return an empty tensor, and enter into `readings` what fills it. Raises CorruptObject."""
+    """Return an empty tensor, and add the readings that fill it to `readings`. Raises CorruptObject."""
     tensor = torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype))
     if record.shards:
         (shard,) = record.shards

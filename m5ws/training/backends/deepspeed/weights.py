@@ -1,8 +1,8 @@
-"""The weights and moments of a DeepSpeed checkpoint by the model's own names, without a byte of them being read.
+"""The weights and moments of a DeepSpeed checkpoint by the model's own names, located without reading a byte of them.
 
-ZeRO 1 and 2 lay each group's parameters one after the other in one buffer, cut into a part per rank; ZeRO 3 cuts each
-parameter, and pads its last parts. Weights are the fp32 masters, as DeepSpeed's own zero_to_fp32 gives them; parameters
-that are not trained are as they were stored. https://www.deepspeed.ai/tutorials/zero/
+ZeRO 1 and 2 put each group's parameters one after the other in one buffer, cut into a part per rank. ZeRO 3 cuts each
+parameter, and pads its last parts. Weights are the fp32 masters, as in DeepSpeed's zero_to_fp32; frozen parameters have
+their stored values. https://www.deepspeed.ai/tutorials/zero/
 """
 
 import math
@@ -24,25 +24,25 @@ from m5ws.training.state.plain_state import RestoreError
 _KIND = "m5ws.kind"
 
 _Span = tuple[int, int, Tensor, int]
-"""Elements of a parameter: the first of them, how many, and the stored tensor they are in from which element on."""
+"""Elements of a parameter: the first index, their number, the stored tensor, and the first element there."""
 
 
 def rebuilt(objects: Objects, content: Content) -> tuple[list[Layout], list[str]]:
-    """Return where each tensor is, weights before moments in the model's order, and what there is no name for.
+    """Return the layout of each tensor, weights before moments in the model's order, and a list of unnamed state.
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
     try:
         return _rebuilt(_Files(objects, content))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+        raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A parameter that the optimizer has: its name with the wrappers it had, and where its state is.
+    """A parameter of the optimizer: its name with its wrappers, and the layouts of its state.
 
-    `group` is its place among the flat buffers; `moments` are by the optimizer's keys, as `exp_avg`.
+    `group` is its place among the flat buffers; `moments` are by the optimizer's keys, such as `exp_avg`.
     """
 
     name: str
@@ -61,31 +61,31 @@ class Zero:
 
 
 def zero(objects: Objects, content: Content) -> Zero:
-    """Return where ZeRO's masters and moments are, by parameter. Raises RestoreError, CorruptObject."""
+    """Return the layouts of ZeRO's masters and moments, by parameter. Raises RestoreError, CorruptObject."""
     try:
         files = _Files(objects, content)
         return Zero(files.stage, tuple(files.trained()), tuple(files.frozen()))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CorruptObject(f"the checkpoint is not as DeepSpeed writes one: {error!r}") from error
+        raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
 
 
 def _rebuilt(files: "_Files") -> tuple[list[Layout], list[str]]:
-    moments = [moment for one in files.trained() for moment in one.moments.values()]
-    said = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
-    said.append("the optimizer's step counts and learning rates")
+    moments = [moment for trained in files.trained() for moment in trained.moments.values()]
+    unnamed = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
+    unnamed.append("the optimizer's step counts and learning rates")
     if not files.optimizers:
-        said.append("the optimizer's moments, which without ZeRO have no names")
-    return [*files.weights(), *moments], said
+        unnamed.append("the optimizer's moments, which without ZeRO have no names")
+    return [*files.weights(), *moments], unnamed
 
 
 class _Files:
-    """The structures of what DeepSpeed would have written, and the tensors that they name."""
+    """The structures of DeepSpeed's files, and the tensors that they name."""
 
     def __init__(self, objects: Objects, content: Content) -> None:
         self._tensors = {tensor.name: tensor for tensor in content.tensors}
         self._models = _by_rank(objects, content, zero_files.MODEL_FILE)
         self.optimizers = [
-            found["optimizer_state_dict"] for found in _by_rank(objects, content, zero_files.OPTIMIZER_FILE)
+            state["optimizer_state_dict"] for state in _by_rank(objects, content, zero_files.OPTIMIZER_FILE)
         ]
         if not self._models:
             raise RestoreError("the checkpoint has none of DeepSpeed's model_states files")
@@ -98,27 +98,27 @@ class _Files:
     def weights(self) -> Iterator[Layout]:
         """Yield parameters, then frozen parameters and buffers."""
         trained = list(self.trained())
-        yield from (one.weight for one in trained)
+        yield from (parameter.weight for parameter in trained)
         yield from self.frozen()
-        known = {one.name for one in trained}
+        known = {parameter.name for parameter in trained}
         for name, value in _items(self._model["module"]).items():
-            # ZeRO 3 has nothing but buffers here: its parameters are in parts elsewhere.
-            wanted = self.stage < 3 or name in self._model["buffer_names"]
-            if wanted and name not in known and name not in self.tied and _is_tensor(value):
+            # ZeRO 3 has only buffers here: its parameters are stored in parts.
+            is_whole = self.stage < 3 or name in self._model["buffer_names"]
+            if is_whole and name not in known and name not in self.tied and _is_tensor(value):
                 yield layout(self._record(value), f"model.{_own(name)}")
 
     def trained(self) -> Iterator[Trained]:
         """Yield each parameter of the optimizer, in the order of its flat buffers."""
         masters = zero_files.masters_key(self.stage)
         for group, name, shape, place in self._places():
-            flats = [self._record(one[masters][group]) for one in self.optimizers]
+            flats = [self._record(state[masters][group]) for state in self.optimizers]
             weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
-            moments = {found.name.rpartition(".")[2]: found for found in self._moments(group, name, shape, place)}
+            moments = {moment.name.rpartition(".")[2]: moment for moment in self._moments(group, name, shape, place)}
             yield Trained(name, group, weight, moments)
 
     def _moments(self, group: int, name: str, shape: tuple[int, ...], place: int) -> Iterator[Layout]:
-        """Yield what the optimizer keeps of a parameter in its shape; before the first step, that is nothing."""
-        states = [one[zero_files.base_key(self.stage)]["state"] for one in self.optimizers]
+        """Yield the optimizer state of a parameter in its shape; before the first step there is none."""
+        states = [state[zero_files.base_key(self.stage)]["state"] for state in self.optimizers]
         for key, value in states[0].get(group, {}).items():
             # A count of steps is a number, or a tensor without dimensions.
             if _is_tensor(value) and self._record(value).shape:
@@ -127,7 +127,7 @@ class _Files:
                 yield self._whole(f"optimizer.state.{_own(name)}.{key}", shape, spans)
 
     def _places(self) -> Iterator[tuple[int, str, tuple[int, ...], int]]:
-        """Yield each trained parameter: its group, name and shape, and where in the group's flat buffers it begins."""
+        """Yield each trained parameter: its group, name and shape, and its offset in the group's flat buffers."""
         if not self.optimizers:
             return
         paddings = self.optimizers[0].get("param_alignment_paddings") or []
@@ -143,16 +143,16 @@ class _Files:
         """Yield ZeRO 3's parameters that are not trained: a part on each rank."""
         shapes = self._model.get("frozen_param_shapes") or {}
         for name, shape in shapes.items() if self.stage == 3 else ():
-            flats = [self._record(one["frozen_param_fragments"][name]) for one in self._models]
+            flats = [self._record(model["frozen_param_fragments"][name]) for model in self._models]
             yield self._whole(f"model.{_own(name)}", tuple(shape), self._spans(flats, 0, math.prod(shape)))
 
-    # --- by place
+    # --- by offset
 
     def _share(self, size: int) -> int:
         return math.ceil(size / len(self._models))
 
     def _spans(self, flats: Sequence[Tensor], place: int, size: int) -> Iterator[_Span]:
-        """Yield where in the ranks' flat buffers the elements of a parameter are."""
+        """Yield the spans of the ranks' flat buffers that contain the elements of a parameter."""
         if self.stage == 3:
             share = self._share(size)
             for rank, flat in enumerate(flats):
@@ -167,16 +167,16 @@ class _Files:
             begin += length
 
     def _whole(self, name: str, shape: tuple[int, ...], spans: Iterator[_Span]) -> Layout:
-        found = [span for span in spans if span[1]]
+        filled = [span for span in spans if span[1]]
         size = math.prod(shape)
-        if sum(count for _, count, _, _ in found) != size or any(
-            count + at > _length(flat) for _, count, flat, at in found
+        if sum(count for _, count, _, _ in filled) != size or any(
+            count + at > _length(flat) for _, count, flat, at in filled
         ):
             raise CorruptObject(f"the flat buffers of the checkpoint do not hold all of {name}")
-        dtype = found[0][2].dtype if found else "float32"
+        dtype = filled[0][2].dtype if filled else "float32"
         boxes = tuple(
             Box(offsets=(first,), sizes=(count,), parts=flat.shards[0].parts, skip_bytes=at * item_bytes(dtype))
-            for first, count, flat, at in found
+            for first, count, flat, at in filled
         )
         return Layout(name=name, dtype=dtype, shape=shape, grid=(size,), boxes=boxes)
 
@@ -193,17 +193,17 @@ def _own(name: str) -> str:
 
 
 def _by_rank(objects: Objects, content: Content, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
-    """Return the structures of files whose names fit, in order of ranks."""
-    found = {}
+    """Return the structures of files whose names match, in order of ranks."""
+    states = {}
     for name, blob in content.blobs.items():
         if (match := pattern.fullmatch(name)) is not None:
-            found[int(match["rank"] or 0)] = plain_state.decode(codec.decode_plain(objects.read(blob)))
-    return [found[rank] for rank in sorted(found)]
+            states[int(match["rank"] or 0)] = plain_state.decode(codec.decode_plain(objects.read(blob)))
+    return [states[rank] for rank in sorted(states)]
 
 
 def _items(value: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = value["items"] if value.get(_KIND) == "module" else value
-    return found
+    items: Mapping[str, Any] = value["items"] if value.get(_KIND) == "module" else value
+    return items
 
 
 def _is_tensor(value: Any) -> bool:

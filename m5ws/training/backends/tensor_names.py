@@ -1,0 +1,69 @@
+"""Names of tensors: in the model without its wrappers, and in a checkpoint.
+
+A name does not depend on the wrapping or the number of ranks. A tensor of which ranks had different copies is stored
+once a rank, as "NAME@RANK".
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from m5ws.training.compat import modules
+from m5ws.training.runtime import collectives
+from m5ws.training.state.plain_state import RestoreError
+
+
+def module_names(model: torch.nn.Module) -> dict[str, str]:
+    """Return each module's name in the model without its wrappers."""
+    parts = dict(model.named_modules())
+    names = {"": ""}
+    for path in parts:
+        outer, _, leaf = path.rpartition(".")
+        # Any model may have a part called `module`; only DDP's is a wrapper.
+        wrapped = leaf in modules.WRAPPERS or (leaf == "module" and isinstance(parts[outer], DistributedDataParallel))
+        names[path] = names[outer] if wrapped or not path else join(names[outer], leaf)
+    return names
+
+
+def join(path: str, leaf: str) -> str:
+    """Return the path of a leaf below a path, which may be empty."""
+    return f"{path}.{leaf}" if path else leaf
+
+
+def stored_name(name: str, stored: Mapping[str, object], rank: int) -> str:
+    """Return the stored name of a tensor: its own, or this rank's where ranks differed, or else rank 0's."""
+    return next((known for known in (name, f"{name}@{rank}", f"{name}@0") if known in stored), name)
+
+
+def check_same_on_all(stored: Mapping[str, object]) -> None:
+    """Raise RestoreError if ranks had different parameters of one name: their owners are not known any more."""
+    apart = sorted({name.partition("@")[0] for name in stored if "@" in name and not name.startswith("buffer.")})
+    if apart:
+        raise RestoreError(
+            f"each rank had its own {', '.join(apart[:5])}: the checkpoint needs as many ranks as saved it",
+            hint="Parts of a model that differ from rank to rank, such as pipeline stages, need different names.",
+        )
+
+
+def check_fit(
+    present: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    group: "torch.distributed.ProcessGroup | None",
+) -> None:
+    """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes."""
+    ranks = collectives.gather(dict(present), group)
+    together = {name: shape for rank in ranks for name, shape in rank.items()}
+    problems = {
+        "not in the checkpoint": together.keys() - stored.keys(),
+        "not in the model or optimizer": {name for name in stored if "@" not in name} - together.keys(),
+        "of another shape": {
+            name for rank in ranks for name in rank.keys() & stored.keys() if rank[name] != stored[name]
+        },
+    }
+    reasons = [f"{problem}: {', '.join(sorted(names)[:5])}" for problem, names in problems.items() if names]
+    if reasons:
+        raise RestoreError(
+            f"the checkpoint does not fit ({'; '.join(reasons)})",
+            hint="The model, or the optimizer's set of parameters, has changed since the checkpoint was saved.",
+        )

@@ -1,0 +1,135 @@
+"""The checkpoints of a session: staged in memory, then saved in parallel to the training.
+
+Invariant: only one state is staged at a time, and each save is over before the next begins. The last checkpoint of an
+attempt is saved before the training ends, and within the deadline after a request to stop.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from m5ws.records.launch import UNSAVED
+from m5ws.training.backends.base import Backend, Plain
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.checkpoint.background_save import Saver
+from m5ws.training.runtime import collectives
+from m5ws.training.runtime.context import Active
+from m5ws.training.state.staging import Buffers, Live, available_bytes
+
+_TRIES = 3
+_FINAL_TRIES = 4
+_NOTABLE_S = 1.0
+_SHARE = 0.8
+"""Part of the free memory that copies of a state may take; the training's own use varies."""
+
+
+class CheckpointWriter:
+    """Stages and saves the states of one training; all methods are collective but `join`."""
+
+    def __init__(self, active: Active, backend: Backend) -> None:
+        self._active = active
+        self._backend = backend
+        self._saving = active.context.saving
+        self._group = collectives.new_group()
+        self._saver = Saver(self._saving.failures)
+        self._buffers = Buffers()
+        self._reported_memory = False
+
+    def raise_errors(self) -> None:
+        """Raise the errors of a save that has ended, as `Saver.join` does."""
+        if not self._saver.busy:
+            self._saver.join()
+
+    def join(self) -> None:
+        """Wait for the running save, within the deadline for saves."""
+        self._saver.join(self._saving.deadline_s)
+
+    def join_last(self) -> None:
+        """Wait for the running save; after a request to stop, within the rest of its deadline."""
+        self._saver.join(self._left_s())
+
+    def wait_for_previous(self, step: int, *, stopping: bool) -> bool:
+        """Wait until the previous checkpoint is published; return False if the deadline is over before."""
+        waited_s = self._saver.join(self._left_s() if stopping else None)
+        if waited_s >= _NOTABLE_S:
+            self._active.notice(
+                "checkpoint-waited",
+                f"the training was stopped for {waited_s:.1f} s after step {step}, until the previous checkpoint was "
+                "saved: checkpoints are due faster than they can be uploaded",
+                step,
+            )
+        if self._saver.busy:
+            self._abandon(step)
+            return False
+        return True
+
+    def save(self, step: int, common: dict[str, Plain], rank: dict[str, Plain], began_s: float, *, last: bool) -> None:
+        """Stage the state after a step and save it: in parallel to the training, or, for the last, before returning.
+
+        `common` and `rank` are those of `TrainingState`; `began_s` is the time at which the training was stopped.
+        """
+        beside = self._saving.asynchronous and not last and self._has_memory()
+        staged = self._backend.stage(self._buffers if beside else Live())
+        self._buffers.wait()
+        state = checkpointing.TrainingState(
+            step, common, rank, self._active.spool.head, stalled_s=time.perf_counter() - began_s if beside else None
+        )
+        save = partial(
+            checkpointing.save,
+            self._active,
+            staged,
+            self._backend.format,
+            self._group,
+            state,
+            tries=_FINAL_TRIES if last else _TRIES,
+            keep=Path(self._active.context.spool_dir).with_name(UNSAVED) if last else None,
+        )
+        if beside:
+            self._saver.begin(save)
+        elif last:
+            self._save_in_time(save, step)
+        else:
+            self._saver.run(save)
+            self._saver.join()
+
+    def _save_in_time(self, save: Callable[[], bool], step: int) -> None:
+        """Save the last checkpoint; after a request to stop, within the deadline."""
+        left_s = self._left_s()
+        if left_s is None:
+            self._saver.run(save)
+            return
+        self._saver.begin(save)
+        self._saver.join(left_s)
+        if self._saver.busy:
+            self._abandon(step)
+
+    def _left_s(self) -> float | None:
+        return self._active.stop.left_s(self._saving.deadline_s)
+
+    def _abandon(self, step: int) -> None:
+        self._active.notice(
+            "save-failed",
+            f"the last checkpoint, after step {step}, was not saved in {self._saving.deadline_s:g} s "
+            "([checkpoint] deadline_s) and is abandoned",
+            step,
+        )
+
+    def _has_memory(self) -> bool:
+        """Return True if memory has room for a copy of the state; publish one notice if it has not."""
+        if self._buffers.size_bytes:
+            return True
+        needed = sum(piece.tensor.nbytes for piece in self._backend.tensors())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free = available_bytes()
+        if needed * ranks <= _SHARE * free:
+            return True
+        if not self._reported_memory:
+            self._reported_memory = True
+            self._active.notice(
+                "limit",
+                f"a copy of the state takes {needed >> 20} MiB on each of {ranks} ranks, {free >> 20} MiB are free: "
+                "the training stops while a checkpoint is saved",
+            )
+        return False
