@@ -345,8 +345,8 @@ def compare_bits() -> "CompareBits":
 def rebuild() -> "checkpoint_export.Rebuild":
     """Return the reader of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
     with _extra("reading the weights of a DeepSpeed checkpoint", "train"):
-        from m5ws.training.backends.deepspeed.weights import rebuilt
-    return rebuilt
+        from m5ws.training.backends.deepspeed.weights import consolidate
+    return consolidate
 
 
 def write_dcp() -> "checkpoint_export.WriteTensors":

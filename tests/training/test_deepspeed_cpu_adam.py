@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from m5ws.training.backends.deepspeed import cpu_adam
-from m5ws.training.backends.deepspeed.cpu_adam_state import Products, from_plain, restore, watch
+from m5ws.training.backends.deepspeed.cpu_adam_state import BetaPowers, from_plain, restore, track
 from m5ws.training.runtime import isolation
 
 PACKAGE = Path(__file__).parents[2]
@@ -80,17 +80,17 @@ def bits(optimizer: Any) -> list[bytes]:
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 18, 100])
 def test_an_optimizer_goes_on_as_the_one_it_was_copied_from(make: Any, steps: int) -> None:
     optimizer = make(parameters(2))
-    watched = watch(optimizer)
+    tracked = track(optimizer)
     for number in range(steps):
         take_step(optimizer, number)
     other = copied(optimizer, make, parameters(2))
-    restore(other, from_plain(json.loads(json.dumps(watched.products.plain()))))
+    restore(other, from_plain(json.loads(json.dumps(tracked.powers.plain()))))
     for number in range(steps, steps + 3):
         take_step(optimizer, number)
         take_step(other, number)
         assert bits(other) == bits(optimizer)
     singles = torch.tensor(BETAS, dtype=torch.float32).tolist()
-    assert watched.products == watch(other).products == Products(singles[0], singles[1], 0, steps + 3)
+    assert tracked.powers == track(other).powers == BetaPowers(singles[0], singles[1], 0, steps + 3)
 
 
 def test_a_new_process_does_not_by_itself(make: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_new_process_does_not_by_itself(make: Any) -> None:
         take_step(optimizer, number)
         other = copied(optimizer, make, parameters(1))
         before = copied(optimizer, make, parameters(1))
-        restore(before, Products(*BETAS, 0, number + 1))
+        restore(before, BetaPowers(*BETAS, 0, number + 1))
         take_step(other, number + 1)
         take_step(before, number + 1)
         if bits(other) != bits(before):
@@ -117,11 +117,11 @@ def test_several_betas_and_parameters_without_gradients(make: Any, steps: int) -
         return [{"params": [first, second]}, {"params": [third], "betas": (0.8, 0.95)}]
 
     optimizer = make(groups())
-    watched = watch(optimizer)
+    tracked = track(optimizer)
     for number in range(steps):
         take_step(optimizer, number, skip=1 if number == 2 else None)
     other = copied(optimizer, make, groups())
-    restore(other, watched.products)
+    restore(other, tracked.powers)
     for number in range(steps, steps + 3):
         take_step(optimizer, number)
         take_step(other, number)
@@ -133,7 +133,7 @@ def test_an_optimizer_met_late_is_given_the_products_of_one_that_never_stopped(m
     for number in range(5):
         take_step(optimizer, number)
     other = copied(optimizer, make, parameters(1))
-    watch(other)
+    track(other)
     take_step(optimizer, 5)
     take_step(other, 5)
     assert bits(other) == bits(optimizer)

@@ -164,4 +164,4 @@ def test_a_last_checkpoint_that_takes_too_long_is_given_up(
     assert isinstance(error, SystemExit) and error.code == 143
     assert not attempt.contents
     (notice,) = attempt.notices("save-failed")
-    assert "given up" in notice
+    assert "abandoned" in notice

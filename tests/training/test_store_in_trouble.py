@@ -222,5 +222,5 @@ def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(
     assert isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
     assert [step.step for step in attempt.of(Step)][-1] == 7
     assert 7 not in attempt.contents
-    assert any("after step 7" in said and "given up" in said for said in attempt.notices("save-failed"))
+    assert any("after step 7" in said and "abandoned" in said for said in attempt.notices("save-failed"))
     tried.judge()

@@ -14,7 +14,7 @@ _FLATS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp
 _GROUPS = ("fp16_groups", "round_robin_bit16_groups", "bf16_groups")
 
 
-def flats(optimizer: Any) -> list[torch.Tensor]:
+def flat_buffers(optimizer: Any) -> list[torch.Tensor]:
     """Return a ZeRO optimizer's flat fp32 buffers, the keys of its base optimizer's state."""
     return list(_first(optimizer, _FLATS))
 
@@ -95,7 +95,9 @@ def drop_second_copy(parameter: Any) -> None:
 
 def facts(optimizer: Any) -> Iterator[Fact]:
     """Yield the facts about a ZeRO optimizer of its stage, and its parameters."""
-    yield Fact("deepspeed", "flat fp32 buffers of ZeRO: " + ", ".join(_FLATS), lambda: _are_flat(flats(optimizer)))
+    yield Fact(
+        "deepspeed", "flat fp32 buffers of ZeRO: " + ", ".join(_FLATS), lambda: _are_flat(flat_buffers(optimizer))
+    )
     yield Fact("deepspeed", "parameter groups of ZeRO: " + ", ".join(_GROUPS), lambda: any(groups(optimizer)))
     yield Fact("deepspeed", "ZeroOptimizer.optimizer.state", lambda: optimizer.optimizer.state is not None)
     yield from _of_stage_3(optimizer) if cuts_parameters(optimizer) else _of_stages_1_and_2(optimizer)
@@ -107,7 +109,7 @@ def _are_flat(buffers: list[torch.Tensor]) -> bool:
 
 def _of_stages_1_and_2(optimizer: Any) -> Iterator[Fact]:
     def laid_out() -> bool:
-        return any(list(offsets(optimizer, number)) for number in range(len(flats(optimizer))))
+        return any(list(offsets(optimizer, number)) for number in range(len(flat_buffers(optimizer))))
 
     yield Fact("deepspeed", "ZeroOptimizer.real_dp_process_group", lambda: group_rank(optimizer, 0) >= 0)
     yield Fact("deepspeed", "round_robin_bit16_offsets, or bf16_groups", laid_out)

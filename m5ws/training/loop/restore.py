@@ -49,7 +49,7 @@ def is_elastic(feed: Feed | None, restored: checkpointing.RestoredState) -> bool
 
 def unrestored(feed: Feed | None, restored: checkpointing.RestoredState, world: int) -> str:
     """Return the list of state that a checkpoint of another number of ranks does not restore."""
-    start = f"the checkpoint was saved by {restored.world} ranks and there are {world} now: generators"
+    start = f"the checkpoint was made by {restored.world} ranks and there are {world} now: generators"
     if is_elastic(feed, restored):
         return f"{start} and state that differs from rank to rank are not restored; the loader's position is"
     why = " (that needs a loader with elastic = True)" if feed is not None else ""

@@ -193,7 +193,7 @@ def products(repo: Repository, group: Any) -> dict[str, Any]:
                 if how == "m5ws":
                     other.load(repo, content, rank)
                 else:
-                    del other.backend._watched  # DeepSpeed's own checkpoint has none of the beta powers.
+                    del other.backend._tracked  # DeepSpeed's own checkpoint has none of the beta powers.
                     other.engine.load_checkpoint(shared, tag=str(start))
                 other.step(start + 1)
                 if how == "deepspeed":

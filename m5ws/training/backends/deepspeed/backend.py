@@ -43,7 +43,7 @@ class DeepSpeedBackend:
         self._engine = engine
         self._module: torch.nn.Module = engine.module
         self._names = deepspeed_layout.names(self._module)
-        self._watched = _watched(engine)
+        self._tracked = _tracked(engine)
 
     # --- tensors
 
@@ -78,8 +78,8 @@ class DeepSpeedBackend:
         steps = sorted({int(state["step"]) for state in states if "step" in state})
         if steps:
             yield Piece("optimizer.step", torch.tensor(steps), copy="replica")
-        if self._watched is not None:
-            powers = self._watched.products
+        if self._tracked is not None:
+            powers = self._tracked.powers
             values = torch.tensor([powers.beta1, powers.beta2, powers.anchor, powers.step], dtype=torch.float64)
             yield Piece("optimizer.cpu_adam", values, copy="replica")
 
@@ -104,7 +104,7 @@ class DeepSpeedBackend:
         if self._engine.zero_optimization():
             facts.require(zero_files.facts(files))
         names = {name for rank in collectives.gather(set(files), group) for name in rank}
-        if missing := sorted(set(checkpoint_engine.wanted(self._engine)) - names):
+        if missing := sorted(set(checkpoint_engine.required_files(self._engine)) - names):
             raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it needs to load")
         deepspeed_state.rehearse(files)
 
@@ -133,11 +133,11 @@ class DeepSpeedBackend:
         return self._taken(rank)
 
     def _taken(self, rank: int) -> dict[str, Mapping[str, Any]]:
-        return {**checkpoint_engine.take(self._engine), _buffers_of(rank): dict(self._module.named_buffers())}
+        return {**checkpoint_engine.capture_files(self._engine), _buffers_of(rank): dict(self._module.named_buffers())}
 
     def _hidden(self) -> dict[str, Plain]:
-        products = self._watched.products.plain() if self._watched is not None else None
-        return {"micro_steps": self._engine.micro_steps, "cpu_adam": products}
+        powers = self._tracked.powers.plain() if self._tracked is not None else None
+        return {"micro_steps": self._engine.micro_steps, "cpu_adam": powers}
 
     # --- load
 
@@ -151,7 +151,7 @@ class DeepSpeedBackend:
     ) -> None:
         problem: Exception | None = None
         files: dict[str, dict[str, Any]] = {}
-        own = checkpoint_engine.take(self._engine) if rank is None else {}
+        own = checkpoint_engine.capture_files(self._engine) if rank is None else {}
         try:
             files, hidden = self._read(objects, content, collectives.rank(group), rank, own)
         except (M5Error, OSError) as error:
@@ -164,7 +164,7 @@ class DeepSpeedBackend:
             raise RestoreError(f"rank {failed[0]} could not read its part of the checkpoint")
         buffers = files.pop(_BUFFERS)
         names = reshard.on_all_ranks(files) if rank is None else content.blobs
-        checkpoint_engine.give(self._engine, files, names)
+        checkpoint_engine.supply_files(self._engine, files, names)
         for parameter in self._module.parameters():
             zero.drop_second_copy(parameter)
         self._restore_hidden(buffers, hidden)
@@ -178,9 +178,9 @@ class DeepSpeedBackend:
         own: dict[str, dict[str, Any]],
     ) -> tuple[dict[str, dict[str, Any]], Mapping[str, Plain]]:
         """Return DeepSpeed's files for this rank, with its buffers, and the state that DeepSpeed hides."""
-        names = [*checkpoint_engine.wanted(self._engine), _buffers_of(number)]
+        names = [*checkpoint_engine.required_files(self._engine), _buffers_of(number)]
         if rank is None:
-            names = reshard.wanted(self._engine, number, content)
+            names = reshard.required_files(self._engine, number, content)
         if missing := [name for name in names if name not in content.blobs]:
             raise RestoreError(
                 f"the checkpoint has no {', '.join(missing)}",
@@ -204,9 +204,9 @@ class DeepSpeedBackend:
         steps = self._engine.global_steps * self._engine.gradient_accumulation_steps()
         # On another number of ranks a step may have more, or fewer, passes.
         self._engine.micro_steps = steps if rank["micro_steps"] is None else rank["micro_steps"]
-        if (self._watched is None) != (rank["cpu_adam"] is None):
+        if (self._tracked is None) != (rank["cpu_adam"] is None):
             raise RestoreError("the checkpoint was saved with another optimizer: one of the two is DeepSpeed's CPUAdam")
-        if self._watched is not None:
+        if self._tracked is not None:
             cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
 
 
@@ -264,6 +264,6 @@ def _facts(engine: Any) -> Iterator[facts.Fact]:
         yield from cpu_adam.facts(base)
 
 
-def _watched(engine: Any) -> cpu_adam_state.Watched | None:
+def _tracked(engine: Any) -> cpu_adam_state.TrackedCPUAdam | None:
     base = _base(engine)
-    return cpu_adam_state.watch(base) if isinstance(base, DeepSpeedCPUAdam) else None
+    return cpu_adam_state.track(base) if isinstance(base, DeepSpeedCPUAdam) else None

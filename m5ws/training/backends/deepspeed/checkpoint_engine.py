@@ -18,7 +18,7 @@ from m5ws.training.state.plain_state import RestoreError
 TAG = "m5ws"
 
 
-class Lent:
+class BorrowedCheckpointEngine:
     """DeepSpeed's interface of a checkpoint engine. The engine's own one decides the writers."""
 
     def __init__(self, own: Any, files: dict[str, dict[str, Any]]) -> None:
@@ -51,14 +51,14 @@ class Lent:
         return False
 
 
-def take(engine: Any) -> dict[str, dict[str, Any]]:
+def capture_files(engine: Any) -> dict[str, dict[str, Any]]:
     """Return the files that this rank saves, by name; their tensors are live. Collective."""
     with _lent(engine, {}) as (lent, directory):
         engine.save_checkpoint(directory, tag=TAG, save_latest=False)
         return lent.files
 
 
-def give(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) -> None:
+def supply_files(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) -> None:
     """Let the engine load `files`; `names` are all files of the checkpoint. Collective. Raises RestoreError."""
     with _lent(engine, files) as (_, directory):
         folder = Path(directory) / TAG
@@ -71,13 +71,13 @@ def give(engine: Any, files: dict[str, dict[str, Any]], names: Collection[str]) 
         raise RestoreError("DeepSpeed did not find its state in the checkpoint")
 
 
-def wanted(engine: Any) -> list[str]:
+def required_files(engine: Any) -> list[str]:
     """Return the names of the files that this rank's engine loads."""
     return internals.file_names(engine, TAG)
 
 
 @contextmanager
-def _lent(engine: Any, files: dict[str, dict[str, Any]]) -> Iterator[tuple[Lent, str]]:
-    lent = Lent(engine.checkpoint_engine, files)
+def _lent(engine: Any, files: dict[str, dict[str, Any]]) -> Iterator[tuple[BorrowedCheckpointEngine, str]]:
+    lent = BorrowedCheckpointEngine(engine.checkpoint_engine, files)
     with internals.checkpoint_engine(engine, lent), tempfile.TemporaryDirectory(prefix="m5ws-deepspeed-") as directory:
         yield lent, directory

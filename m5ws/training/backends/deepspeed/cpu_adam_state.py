@@ -14,7 +14,7 @@ from m5ws.training.compat import cpu_adam
 
 
 @dataclass(frozen=True)
-class Products:
+class BetaPowers:
     """The operator's powers: beta**anchor by `pow`, then one fp32 multiplication a step until `step`."""
 
     beta1: float
@@ -22,15 +22,15 @@ class Products:
     anchor: int
     step: int
 
-    def after(self, step: int, beta1: float, beta2: float) -> "Products":
+    def after(self, step: int, beta1: float, beta2: float) -> "BetaPowers":
         """Return the powers after `IncrementStep(step, beta1, beta2)`."""
         if beta1 != self.beta1 or beta2 != self.beta2:
             beta1, beta2 = _single(beta1), _single(beta2)
             if beta1 != self.beta1 or beta2 != self.beta2:
-                return Products(beta1, beta2, step, step)
+                return BetaPowers(beta1, beta2, step, step)
         if step == self.step:
             return self
-        return Products(beta1, beta2, self.anchor if step == self.step + 1 else step, step)
+        return BetaPowers(beta1, beta2, self.anchor if step == self.step + 1 else step, step)
 
     def plain(self) -> Plain:
         """Return the powers as plain data."""
@@ -42,44 +42,44 @@ def _single(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-class Watched:
+class TrackedCPUAdam:
     """The beta powers of a DeepSpeedCPUAdam, up to date after every update."""
 
-    def __init__(self, products: Products) -> None:
-        self.products = products
+    def __init__(self, powers: BetaPowers) -> None:
+        self.powers = powers
 
     def __call__(self, step: int, beta1: float, beta2: float) -> None:
-        self.products = self.products.after(step, beta1, beta2)
+        self.powers = self.powers.after(step, beta1, beta2)
 
 
-def watch(optimizer: Any) -> Watched:
+def track(optimizer: Any) -> TrackedCPUAdam:
     """Track the beta powers of a DeepSpeedCPUAdam from now on.
 
     If it has taken steps already, its powers are set to those of a run that took all steps in this process.
     """
     known = cpu_adam.followed(optimizer)
-    if known is not None and isinstance(known.follow, Watched):
+    if known is not None and isinstance(known.follow, TrackedCPUAdam):
         return known.follow
     beta1, beta2 = optimizer.defaults["betas"]
-    watched = Watched(Products(_single(beta1), _single(beta2), 0, 0))
-    cpu_adam.follow(optimizer, watched)
+    tracked = TrackedCPUAdam(BetaPowers(_single(beta1), _single(beta2), 0, 0))
+    cpu_adam.follow(optimizer, tracked)
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     if steps:
         groups = {tuple(map(_single, group["betas"])) for group in optimizer.param_groups}
         beta1, beta2 = map(_single, optimizer.param_groups[-1]["betas"])
         # Groups with different betas overwrite each other's powers, and all are computed by `pow`.
         anchor = 0 if len(groups) == 1 and len(set(steps)) == 1 else steps[-1]
-        restore(optimizer, Products(beta1, beta2, anchor, steps[-1]))
-    return watched
+        restore(optimizer, BetaPowers(beta1, beta2, anchor, steps[-1]))
+    return tracked
 
 
-def restore(optimizer: Any, products: Products) -> None:
-    """Set the operator's powers to `products`, bit for bit. This takes about 1 µs for each step since the anchor."""
-    watched = watch(optimizer)
-    cpu_adam.replay(cpu_adam.empty_update(optimizer), products.beta1, products.beta2, products.anchor, products.step)
-    watched.products = products
+def restore(optimizer: Any, powers: BetaPowers) -> None:
+    """Set the operator's powers to `powers`, bit for bit. This takes about 1 µs for each step since the anchor."""
+    tracked = track(optimizer)
+    cpu_adam.replay(cpu_adam.empty_update(optimizer), powers.beta1, powers.beta2, powers.anchor, powers.step)
+    tracked.powers = powers
 
 
-def from_plain(value: Plain) -> Products:
+def from_plain(value: Plain) -> BetaPowers:
     """Return the powers from the result of `BetaPowers.plain`."""
-    return Products(**value)
+    return BetaPowers(**value)

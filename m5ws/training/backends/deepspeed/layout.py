@@ -58,7 +58,7 @@ def groups(optimizer: Any, known: dict[int, str]) -> list[dict[str, tuple[int, .
 
 def _by_group(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
     """ZeRO 1 and 2 (and the bf16 optimizer): this rank's part of each group's parameters, one after the other."""
-    for number, flat in enumerate(zero.flats(optimizer)):
+    for number, flat in enumerate(zero.flat_buffers(optimizer)):
         size = flat.numel()
         begin = zero.group_rank(optimizer, number) * size
         for parameter, offset in zero.offsets(optimizer, number):
@@ -69,7 +69,7 @@ def _by_group(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
 
 def _by_parameter(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
     """ZeRO 3: an equal part of each parameter on each rank, the last ones padded."""
-    flats = zero.flats(optimizer)
+    flats = zero.flat_buffers(optimizer)
     for group in zero.groups(optimizer):
         for parameter in group:
             number, offset, partition = zero.place(optimizer, parameter)

@@ -50,13 +50,13 @@ def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
     Raises NotFound, CorruptObject, RestoreError.
     """
     tensors = {tensor.name: tensor for tensor in content.tensors}
-    model, *optimizer = checkpoint_engine.wanted(engine)
+    model, *optimizer = checkpoint_engine.required_files(engine)
     stored = deepspeed_state.read(objects, content.blobs[_first(model)], tensors)
     stored["dp_world_size"] = engine.seq_dp_world_size
     if not optimizer:
         return {model: stored}
     numbers = deepspeed_state.read_numbers(objects, content.blobs[_first(optimizer[0])], tensors)
-    state = _State(engine, deepspeed_weights.zero(objects, content), numbers["optimizer_state_dict"])
+    state = _State(engine, deepspeed_weights.load_shards(objects, content), numbers["optimizer_state_dict"])
     with ThreadPoolExecutor(_THREADS) as pool:
         reads = _Reads(Parts(objects), pool)
         stored |= state.model(own.get(model, {}), reads)
@@ -65,10 +65,10 @@ def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
     return {model: stored, optimizer[0]: {**numbers, "optimizer_state_dict": zero}}
 
 
-def wanted(engine: Any, rank: int, content: Content) -> list[str]:
+def required_files(engine: Any, rank: int, content: Content) -> list[str]:
     """Return the files that a rank needs of another number's checkpoint: the first rank's, and buffers."""
     buffers = f"buffers-{rank}"
-    names = [_first(name) for name in checkpoint_engine.wanted(engine)]
+    names = [_first(name) for name in checkpoint_engine.required_files(engine)]
     # If buffers differed from rank to rank, a rank that did not exist gets the first rank's.
     return [*names, buffers if buffers in content.blobs else "buffers-0"]
 
@@ -114,7 +114,7 @@ def _fill(reader: Reader, target: memoryview, first: int) -> None:
 class _State:
     """A stored ZeRO state, and the engine for which it is resharded."""
 
-    def __init__(self, engine: Any, zero: deepspeed_weights.Zero, numbers: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Any, zero: deepspeed_weights.ZeroShards, numbers: Mapping[str, Any]) -> None:
         self._optimizer = engine.optimizer
         self._numbers = numbers
         self._zero = zero
@@ -147,7 +147,7 @@ class _State:
         """Return the optimizer's file: this rank's parts of masters and moments, and the stored numbers."""
         stage = zero_files.stage(own)
         weights, base = zero_files.masters_key(stage), zero_files.base_key(stage)
-        flats = internals.flats(self._optimizer)
+        flats = internals.flat_buffers(self._optimizer)
         kept = {key: value for key, value in self._numbers.items() if key not in zero_files.OF_LAYOUT}
         laid_out = {key: own[key] for key in zero_files.OF_LAYOUT if key in own}
         masters = [self._row(flat, lambda trained: trained.weight, reads) for flat in flats]

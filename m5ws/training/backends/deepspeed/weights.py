@@ -27,19 +27,19 @@ _Span = tuple[int, int, Tensor, int]
 """Elements of a parameter: the first index, their number, the stored tensor, and the first element there."""
 
 
-def rebuilt(objects: Objects, content: Content) -> tuple[list[Layout], list[str]]:
+def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[str]]:
     """Return the layout of each tensor, weights before moments in the model's order, and a list of unnamed state.
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
     try:
-        return _rebuilt(_Files(objects, content))
+        return _consolidate(_Files(objects, content))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
 
 
 @dataclass(frozen=True)
-class Trained:
+class ZeroParameter:
     """A parameter of the optimizer: its name with its wrappers, and the layouts of its state.
 
     `group` is its place among the flat buffers; `moments` are by the optimizer's keys, such as `exp_avg`.
@@ -52,24 +52,24 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Zero:
+class ZeroShards:
     """A ZeRO checkpoint by the model's own names; `frozen` are ZeRO 3's parameters that are not trained."""
 
     stage: int
-    trained: tuple[Trained, ...]
+    trained: tuple[ZeroParameter, ...]
     frozen: tuple[Layout, ...]
 
 
-def zero(objects: Objects, content: Content) -> Zero:
+def load_shards(objects: Objects, content: Content) -> ZeroShards:
     """Return the layouts of ZeRO's masters and moments, by parameter. Raises RestoreError, CorruptObject."""
     try:
         files = _Files(objects, content)
-        return Zero(files.stage, tuple(files.trained()), tuple(files.frozen()))
+        return ZeroShards(files.stage, tuple(files.trained()), tuple(files.frozen()))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
 
 
-def _rebuilt(files: "_Files") -> tuple[list[Layout], list[str]]:
+def _consolidate(files: "_Files") -> tuple[list[Layout], list[str]]:
     moments = [moment for trained in files.trained() for moment in trained.moments.values()]
     unnamed = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
     unnamed.append("the optimizer's step counts and learning rates")
@@ -107,14 +107,14 @@ class _Files:
             if is_whole and name not in known and name not in self.tied and _is_tensor(value):
                 yield layout(self._record(value), f"model.{_own(name)}")
 
-    def trained(self) -> Iterator[Trained]:
+    def trained(self) -> Iterator[ZeroParameter]:
         """Yield each parameter of the optimizer, in the order of its flat buffers."""
         masters = zero_files.masters_key(self.stage)
         for group, name, shape, place in self._places():
             flats = [self._record(state[masters][group]) for state in self.optimizers]
             weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
             moments = {moment.name.rpartition(".")[2]: moment for moment in self._moments(group, name, shape, place)}
-            yield Trained(name, group, weight, moments)
+            yield ZeroParameter(name, group, weight, moments)
 
     def _moments(self, group: int, name: str, shape: tuple[int, ...], place: int) -> Iterator[Layout]:
         """Yield the optimizer state of a parameter in its shape; before the first step there is none."""
