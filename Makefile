@@ -36,11 +36,12 @@ test: $(stamp) ## Run the tests that need no server, but for those that take lon
 test-services: $(stamp) ## Run the tests that need servers, other programs, or long launches.
 	$(bin)/python -m pytest -n $(WORKERS) --durations=10 -m "(services or long) and not soak" $(ARGS)
 
-lint: $(stamp) ## Run ruff, mypy --strict and import-linter.
+lint: $(stamp) ## Run ruff, mypy --strict, import-linter and the check of prose.
 	$(bin)/ruff check .
 	$(bin)/ruff format --check --quiet .
 	$(bin)/mypy
 	$(bin)/lint-imports
+	$(bin)/python .ci/prose.py
 
 docs: $(stamp) ## Build the documentation site in build/docs, with its links checked.
 	$(bin)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs
