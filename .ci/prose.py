@@ -87,7 +87,8 @@ def checked(arguments: list[str]) -> list[Path]:
     """Return the files to check: those below the arguments, or all of the project's."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *(arguments or ["."])]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    wanted = [Path(name) for name in names if name.endswith((".py", ".md"))]
+    # This file has the words that it looks for.
+    wanted = [Path(name) for name in names if name.endswith((".py", ".md")) and Path(name).name != Path(__file__).name]
     return [path for path in wanted if "data" not in path.parts and path.is_file() and not path.is_symlink()]
 
 
