@@ -176,8 +176,9 @@ def test_a_lie_costs_a_reader_a_reading_and_no_file(
     assert named == {key(pack.object) for pack in here.repo.objects.get_record(lie, Packing).packs}
 
 
-def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> None:
+def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = Two(tmp_path)
+    caplog.set_level(logging.DEBUG)
     here.say(here.kept.packing, 1)
     here.say(here.repacked.packing, 2)
     one, other = (here.packing(written).packs for written in (here.repacked, here.kept))
@@ -186,6 +187,7 @@ def test_what_has_rotted_in_one_pack_is_read_from_another(tmp_path: Path) -> Non
     for name in rotten:
         _rot(tmp_path / "store" / key(name))
     assert here.readable(here.snapshot, tmp_path / "read")
+    assert any(name in caplog.text for name in rotten)
     # With both packings gone, reading is an error, and no content is invented.
     for name in {pack.object for pack in other}:
         _rot(tmp_path / "store" / key(name))

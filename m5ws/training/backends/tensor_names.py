@@ -26,6 +26,14 @@ def module_names(model: torch.nn.Module) -> dict[str, str]:
     return names
 
 
+def unwrapped(path: str) -> str:
+    """Return a parameter's path without the wrappers of compilation and recomputation.
+
+    Paths of stored files come without a model, so `module_names` cannot serve them.
+    """
+    return ".".join(part for part in path.split(".") if part not in modules.WRAPPERS)
+
+
 def join(path: str, leaf: str) -> str:
     """Return the path of a leaf below a path, which may be empty."""
     return f"{path}.{leaf}" if path else leaf

@@ -21,6 +21,7 @@ from m5ws.training.backends.base import Piece, Plain, Saved, Span
 from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
+from m5ws.training.backends.tensor_names import unwrapped
 from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
 from m5ws.training.compat import engine as internals
 from m5ws.training.runtime import collectives
@@ -50,7 +51,7 @@ class DeepSpeedBackend:
     def tensors(self) -> Iterator[Piece]:
         yield from deepspeed_layout.parameter_pieces(self._module)
         for path, buffer in self._module.named_buffers():
-            yield Piece(f"buffer.{deepspeed_layout.unwrapped(path)}", buffer.detach(), copy="replica")
+            yield Piece(f"buffer.{unwrapped(path)}", buffer.detach(), copy="replica")
         yield from self._zero_pieces() if self._engine.zero_optimization() else self._plain_pieces()
         yield from self._counters()
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from m5ws.training.backends.base import Piece, Span
-from m5ws.training.compat import modules, zero
+from m5ws.training.backends.tensor_names import unwrapped
+from m5ws.training.compat import zero
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,6 @@ class Fragment:
 def names(module: torch.nn.Module) -> dict[int, str]:
     """Return each parameter's name in the model without its wrappers, by the parameter's identity."""
     return {id(parameter): unwrapped(path) for path, parameter in module.named_parameters()}
-
-
-def unwrapped(path: str) -> str:
-    """Return a parameter's path without its wrappers."""
-    return ".".join(part for part in path.split(".") if part not in modules.WRAPPERS)
 
 
 def fragments(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:

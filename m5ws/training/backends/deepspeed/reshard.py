@@ -21,6 +21,7 @@ from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
 from m5ws.training.backends.deepspeed import weights as deepspeed_weights
 from m5ws.training.backends.deepspeed.layout import Fragment
+from m5ws.training.backends.tensor_names import unwrapped
 from m5ws.training.compat import zero as internals
 from m5ws.training.compat import zero_files
 from m5ws.training.state.plain_state import RestoreError
@@ -121,7 +122,7 @@ class _State:
         known = deepspeed_layout.names(engine.module)
         self._groups = deepspeed_layout.groups(self._optimizer, known)
         self._fragments = list(deepspeed_layout.fragments(self._optimizer, known))
-        self._stored = {deepspeed_layout.unwrapped(trained.name): trained for trained in zero.trained}
+        self._stored = {unwrapped(trained.name): trained for trained in zero.trained}
         _check_fit(
             {name: shape for group in self._groups for name, shape in group.items()},
             {name: trained.weight.shape for name, trained in self._stored.items()},
@@ -134,7 +135,7 @@ class _State:
         fragments = state.get("frozen_param_fragments") or {}
         rank = torch.distributed.get_rank()
         for name, present in fragments.items() if self._zero.stage == 3 else ():
-            if (source := layouts.get(f"model.{deepspeed_layout.unwrapped(name)}")) is None:
+            if (source := layouts.get(f"model.{unwrapped(name)}")) is None:
                 raise RestoreError(f"the checkpoint has no frozen parameter {name}", hint=_OTHER_MODEL)
             part = torch.zeros(present.shape, dtype=present.dtype)
             start = rank * part.numel()

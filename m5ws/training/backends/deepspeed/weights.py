@@ -16,7 +16,7 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Content, Tensor
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Box, Layout, item_bytes, layout
-from m5ws.training.backends.deepspeed import layout as deepspeed_layout
+from m5ws.training.backends.tensor_names import unwrapped
 from m5ws.training.compat import zero_files
 from m5ws.training.state import plain_state
 from m5ws.training.state.plain_state import RestoreError
@@ -189,7 +189,7 @@ def _length(flat: Tensor) -> int:
 
 
 def _own(name: str) -> str:
-    return deepspeed_layout.unwrapped(name)
+    return unwrapped(name)
 
 
 def _by_rank(objects: Objects, content: Content, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
