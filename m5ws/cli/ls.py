@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @output.json_option
 @click.pass_context
 def command(context: click.Context, only: str | None, as_json: bool) -> None:
-    """List snapshots and runs, newest first.
+    """List snapshots and runs.
+
+    The newest come first.
 
     \b
     Example:
