@@ -42,7 +42,7 @@ class SecretsFound(M5Error):
         lines += [f"  and {len(findings) - _SHOWN:,} more"] if len(findings) > _SHOWN else []
         named = list(dict.fromkeys(finding.path for finding in findings))
         paths = ", ".join(f'"{path}"' for path in named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
-        super().__init__("\n".join(("possible secrets in files; nothing was captured:", *lines)))
+        super().__init__("\n".join(("possible secrets in files; no snapshot was made:", *lines)))
         self.hint = (
             f"Exclude the files ([code] exclude = [{paths}] in m5ws.toml, or .gitignore). If they contain no "
             f"secret, allow them ([secrets] allow = [{paths}])."
