@@ -185,7 +185,7 @@ def _wait_s(repo: Repository, plan: str, grace_s: float) -> float:
 
 def _begin(repo: Repository, plan: str, holder: str, take_over: bool) -> None:
     """Mark the plan as being executed, after a test that deletes are allowed."""
-    probe = next(repo.store.list(gc_plans.folder(plan, "probe")), None)
+    probe = next(repo.store.list(gc_plans.folder(plan, "asked")), None)
     if probe is not None:
         _delete(repo, [probe.key])
     where = gc_plans.executing_key(plan)
