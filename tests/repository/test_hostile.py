@@ -71,7 +71,7 @@ PATHS = {
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 def test_a_path_that_could_be_another_place_is_refused(world: World, path: bytes) -> None:
-    _refused_everywhere(world, world.tree(world.file(path)), "allowed")
+    _refused_everywhere(world, world.tree(world.file(path)), "forbidden path")
 
 
 def test_an_absolute_path_is_refused(world: World) -> None:
@@ -127,7 +127,7 @@ CLAIMS: dict[str, tuple[Change, str]] = {
     "an offset of 10**13": (_slice(offset=10**13), "offset"),
     "parts that do not sum up": (lambda e: e.update(parts=e["parts"] * 2), " 14 bytes"),
     "a part of nothing and no part": (lambda e: e.update(parts=[]), " 0 bytes"),
-    "another file's digest": (lambda e: e.update(digest="0" * 64), "named"),
+    "another file's digest": (lambda e: e.update(digest="0" * 64), "digest"),
     "a mode that is a device": (lambda e: e.update(mode="device"), "mode"),
     "a mode in bits": (lambda e: e.update(mode=0o104755), "mode"),
     "a file with a link's target": (lambda e: e.update(link=b"/etc/passwd"), "both a link"),

@@ -71,7 +71,7 @@ def plan(
 
 def store_now(repo: Repository, name: str) -> float:
     """Return the time of the store's clock. Ages are differences of its times, independent of this machine's clock."""
-    probe = f"{plans.folder(name, 'probe')}{os.urandom(8).hex()}"
+    probe = f"{plans.folder(name, 'asked')}{os.urandom(8).hex()}"
     repo.store.create(probe, b"")
     stat = repo.store.stat(probe)
     if stat is None:
