@@ -159,7 +159,7 @@ def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Stat
     started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
     ledger.Writer(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
     checked = verify.check(repo, statement, read_data=False)
-    assert checked.findings == () and "attempts 2" in checked.notes[0]
+    assert checked.findings == () and "newer attempts: 2" in checked.notes[0]
     later = attest.build(repo, RUN)
     ledger.Writer(repo, RUN, 2, "0").append([codec.encode(started)])
     assert claims.contradictions(later) == []

@@ -80,7 +80,7 @@ def test_what_a_name_stands_for(published: Published, text: str, step: int, atte
         (f"{RUN}@newest", UsageError, f"'{RUN}@newest'"),
         ("7c1d", AmbiguousId, "7c1d00000001"),
         ("7c1d00000002", NotFound, "run 7c1d00000002"),
-        ("ffff@2", NotFound, "run 'ffff'"),
+        ("ffff@2", NotFound, "'ffff'"),
         ("f" * 64, NotFound, ""),
     ],
 )

@@ -215,7 +215,7 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
     [
         (("run", "{snapshot}"), "[run] command"),
         (("run", "--resume", "{run}", "--nproc", "2"), "nproc"),
-        (("run", "--resume", "{run}", "--", "train.py"), "command"),
+        (("run", "--resume", "{run}", "--", "train.py"), "COMMAND"),
         (("run", "--resume", "{run}"), "finished"),
         (("run", "--resume", "{run}", "--from", "{run}"), "from"),
         (("run", "--restart", "data", "--", "train.py"), "--from"),

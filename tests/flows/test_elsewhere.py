@@ -265,7 +265,7 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     refused = there.m5ws("run", "--resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
-        and re.search(r"last sign of life 0:00:\d\d", refused)
+        and re.search(r"last sign of life is 0:00:\d\d", refused)
         and "--take-over" in refused
     )
     assert not [key for key in written if key.startswith(f"runs/{run}/")]

@@ -118,7 +118,7 @@ def test_nothing_is_pushed_through_a_link(world: World, folder: str) -> None:
         names = [f"objects/{stat.key[8:10]}" for stat in world.repo.store.list("objects/")]
     for one in dict.fromkeys(names):
         (other / one).symlink_to(world.victim / "folder")
-    world.refused("push", "--all", "--to", str(other), saying="a link", status=3)
+    world.refused("push", "--all", "--to", str(other), saying="link", status=3)
     assert (world.victim / "folder" / "old").read_text() == "mine"
 
 

@@ -232,8 +232,8 @@ def _other(repo: Repository, pack: Pack) -> Packing:
 
 
 LIES: dict[str, tuple[Lie, str, tuple[str, ...]]] = {
-    "nothing": (lambda repo, pack: Packing(packs=()), " where ", ("dangling",)),
-    "another file": (lambda repo, pack: _pack(pack, files=b"\1" * 32), " where ", ("dangling", "corrupt")),
+    "nothing": (lambda repo, pack: Packing(packs=()), "does not contain", ("dangling",)),
+    "another file": (lambda repo, pack: _pack(pack, files=b"\1" * 32), "does not contain", ("dangling", "corrupt")),
     "half a digest": (lambda repo, pack: _pack(pack, files=pack.files[:16]), "number", ("unreadable",)),
     "a size too many": (lambda repo, pack: _pack(pack, sizes_bytes=(7, 7)), "number", ("unreadable",)),
     "no files": (lambda repo, pack: _pack(pack, files=b"", sizes_bytes=()), "number", ("unreadable",)),
@@ -243,7 +243,7 @@ LIES: dict[str, tuple[Lie, str, tuple[str, ...]]] = {
         "21474836480 bytes",
         ("unreadable",),
     ),
-    "other bytes": (_other, "written", ("corrupt",)),
+    "other bytes": (_other, "digest", ("corrupt",)),
     "a pack that is not there": (lambda repo, pack: _pack(pack, object="2" * 64), "2" * 64, ("missing",)),
 }
 

@@ -65,7 +65,7 @@ def test_a_checkpoint_is_named_by_its_run_its_step_or_its_name(repo: Repository,
         resolve.resolve(repo, f"{parent.id}@7")
     with pytest.raises(UsageError, match=f"'{parent.id}@'"):
         resolve.resolve(repo, f"{parent.id}@")
-    with pytest.raises(NotFound, match="run 'beef'"):
+    with pytest.raises(NotFound, match="'beef'"):
         resolve.resolve(repo, "beef@4")
     with pytest.raises(UsageError, match="output"):
         _fork(repo, f"{parent.id}@10")

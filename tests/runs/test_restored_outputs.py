@@ -214,7 +214,7 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
     path = root / outputs.key(_RUN, "0001-final")
     path.write_text(f"{begun.objects.put_record(forged)}\n")
     (found,) = fsck.check(begun).damage
-    assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-final")) and "exchanged" in found.detail
+    assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-final")) and "modified" in found.detail
 
 
 def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_is_compared_with_them(
@@ -227,7 +227,7 @@ def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_i
     assert fsck.check(begun).clean and refusals.foreign_outputs(begun, _RUN, original) is None
     begun.store.delete(where)
     assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("missing", where)]
-    assert "not in the store" in str(refusals.foreign_outputs(begun, _RUN, original))
+    assert "missing in the store" in str(refusals.foreign_outputs(begun, _RUN, original))
     other, snapshot = _publish(begun, tmp_path, 0), runs.load(begun, _RUN).snapshot
     outputs.publish(begun, OutputFiles(run=_RUN, snapshot=snapshot, attempt=1, moment=outputs.FINAL, content=other))
     assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("misplaced", where)]

@@ -138,7 +138,7 @@ def test_a_living_run_is_looked_at_from_another_machine_and_resumed_there(team: 
     assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["reason"], judged
     status, said = team.m5ws(team.there, "run", "--resume", run)
     assert status == 2 and "attempt 1 on node-a" in said and "--take-over" in said, said
-    assert re.search(r"last sign of life \d:\d\d:\d\d", said), said
+    assert re.search(r"last sign of life is \d:\d\d:\d\d", said), said
     assert team.written(team.here, f"runs/{run}/ledger/0001/") and not team.written(team.there, f"runs/{run}/")
     if end == "the machine is lost":
         team.here.lose()

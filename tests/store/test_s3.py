@@ -185,7 +185,7 @@ def test_what_is_denied_names_the_action_and_the_object(
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        ("NoSuchBucket", BucketMissing, "bucket bucket"),
+        ("NoSuchBucket", BucketMissing, "bucket: bucket"),
         ("InvalidAccessKeyId", NoCredentials, "credentials"),
         ("RequestTimeTooSkewed", StoreError, "scripted"),
         ("NotImplemented", StoreError, "s3:PutObject"),

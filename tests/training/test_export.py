@@ -166,7 +166,7 @@ def test_a_directory_in_use_is_refused_and_an_empty_one_taken(saved: Repository,
 
 @pytest.mark.parametrize(
     ("form", "what", "says"),
-    [("deepspeed", None, f"{RUN}.*DeepSpeed"), ("hf", "all", "weights"), ("deepspeed", "weights", f"{RUN}.*DeepSpeed")],
+    [("deepspeed", None, f"DeepSpeed.*{RUN}"), ("hf", "all", "weights"), ("deepspeed", "weights", f"DeepSpeed.*{RUN}")],
 )
 def test_what_cannot_be_is_said(saved: Repository, tmp_path: Path, form: str, what: str | None, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _STEPS = 14
 _SAID = {
-    "away": r"the store .* is gone|StoreUnreachable|StoreFailing",
+    "away": r"the store .* no longer exists|StoreUnreachable|StoreFailing",
     "full": "No space left on device|QuotaExceeded",
     "denied": "Permission denied|AccessDenied",
 }
