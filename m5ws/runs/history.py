@@ -1,7 +1,7 @@
-"""What a run did, step by step, over all its attempts: the side of a comparison.
+"""The history of a run, step by step, over all its attempts: one side of a comparison.
 
-An attempt that resumes from step k replaces what earlier attempts recorded after k: the history is that of
-the weights the run ended with.
+An attempt that resumes from step k replaces the records of earlier attempts after k. The history is that of the
+weights that the run ended with.
 """
 
 from typing import TypeVar
@@ -111,7 +111,7 @@ class History(msgspec.Struct, kw_only=True):
         return next((begin for begin, attempt in reversed(self.begun) if begin < step and attempt > 1), None)
 
     def threads_at(self, rank: int, step: int) -> str | None:
-        """Return how many threads a rank used in a step, as far as it was recorded."""
+        """Return the number of threads that a rank used in a step, None if it was not recorded."""
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
 
     def is_lost(self, step: int) -> bool:
@@ -132,7 +132,7 @@ class History(msgspec.Struct, kw_only=True):
         )
 
     def _go_back(self, step: int) -> None:
-        """Forget what came after `step`: the attempt that begins does it again."""
+        """Remove the steps after `step`. The attempt that begins does them again."""
         for steps in self.steps.values():
             for later in [number for number in steps if number > step]:
                 del steps[later]
@@ -165,7 +165,7 @@ def load(repo: Repository, run: str, before_attempt: int | None = None, folded: 
 
 
 def _check_ends(repo: Repository, run: str, attempt: int) -> None:
-    """Raise CorruptObject for chains that do not end where they ended, with what checkpoints know of where."""
+    """Raise CorruptObject for chains that lack their end, with the evidence of checkpoints."""
     try:
         ledger.check_ends(repo, run, attempt)
     except CorruptObject as error:

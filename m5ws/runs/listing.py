@@ -1,6 +1,6 @@
-"""What there is in a store, and all that is known of one snapshot or run. Reads only.
+"""Lists of the snapshots and runs in a store, and views of one of them. Reads only.
 
-A damaged or newer record does not hide the others: its row says what is wrong with it.
+A damaged or newer record does not hide the others. Its row has the error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot in a list; `created_s` is when it was first published, `message` what was said last."""
+    """A snapshot in a list. `created_s` is the time of its first publication, `message` its newest message."""
 
     id: Digest
     created_s: float = 0.0
@@ -100,7 +100,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
-    this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
+    this store. `forks` are the runs that start from its checkpoints. `joint` is the newest joint verdict of its
+    segments.
     """
 
     run: Run
@@ -134,7 +135,7 @@ def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow
 
 
 def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
-    """Yield what is read of each, many at a time: a store that is far away answers each after a while."""
+    """Yield a row for each name. Rows are read in parallel, since a distant store answers slowly."""
     for done, row in enumerate(concurrency.each(read, names)):
         if progress:
             progress(what, done, len(names))
@@ -247,7 +248,7 @@ def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRo
 
 
 def _is_fork(record: Run, of: str) -> bool:
-    """Return whether a run starts from a checkpoint of another; replays of forks are not listed as forks."""
+    """Return True if a run starts from a checkpoint of run `of`. Replays of forks are not listed as forks."""
     return record.parent is not None and record.parent.run == of and record.reproduces is None
 
 
