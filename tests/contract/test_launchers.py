@@ -155,10 +155,10 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
     program.chmod(0o755)
     launcher, over = LocalLauncher(os.environ), threading.Event()
 
-    def work() -> None:
+    def work(module: str) -> None:
         while not over.is_set():
-            sys.modules.pop("colorsys", None)
-            importlib.import_module("colorsys")
+            sys.modules.pop(module, None)
+            importlib.import_module(module)
             logging.getLogger(__name__).debug("%s", [bytearray(1000) for _ in range(100)])
 
     def launch(number: int) -> int:
@@ -166,7 +166,7 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
         request = LaunchRequest(argv=(str(program),), cwd=str(tmp_path), environment={}, log=str(log))
         return wait(launcher.launch(request))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("colorsys", "nturl2path", "tabnanny")]
     for thread in threads:
         thread.start()
     try:
