@@ -156,7 +156,7 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
     launcher, over = LocalLauncher(os.environ), threading.Event()
 
     def work(module: str) -> None:
-        while not over.is_set():
+        while not over.wait(0.001):  # not all the time, or launches would wait for the interpreter's lock alone
             sys.modules.pop(module, None)
             importlib.import_module(module)
             logging.getLogger(__name__).debug("%s", [bytearray(1000) for _ in range(100)])
@@ -171,7 +171,7 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
         thread.start()
     try:
         with ThreadPoolExecutor(4) as pool:
-            assert set(pool.map(launch, range(40))) == {3}
+            assert set(pool.map(launch, range(12))) == {3}
     finally:
         over.set()
         for thread in threads:
