@@ -152,7 +152,7 @@ def test_a_living_run_is_looked_at_from_another_machine_and_resumed_there(team: 
         team.net.link(team.here, up=True)
         team.held.unlink()
         assert process.wait(_TIMEOUT_S) == _SUPERSEDED, (team.folder / "node-a.log").read_text()
-        assert "attempt 2, which began on node-b" in (team.folder / "node-a.log").read_text()
+        assert "attempt 2 on node-b" in (team.folder / "node-a.log").read_text()
     shown = team.json(team.there, "show", run)
     assert [attempt["host"] for attempt in shown["state"]["attempts"]] == ["node-a", "node-b"]
     assert shown["standing"] == "finished"
