@@ -33,7 +33,7 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
     workspace.edit("small.py", "    def state_dict(self) -> dict:\n", _SLOW.format(ready=str(ready)))
     workspace.edit("small.py", "import random\n", "import random\nimport time\n")
     workspace.edit("train.py", "    x, y = step.next_batch()\n", _WAITS.format(ready=str(ready)))
-    workspace.edit("train.py", "import m5ws\n", "import m5ws\nfrom m5ws.training import context\n")
+    workspace.edit("train.py", "import m5ws\n", "import m5ws\nfrom m5ws.training.runtime import context\n")
     with open(workspace.root / "m5ws.toml", "a", encoding="utf-8") as settings:
         settings.write("\n[checkpoint]\ndeadline_s = 60\n")
     with workspace.start("run", "--no-progress") as process:
