@@ -192,7 +192,7 @@ class HybridRuns:
     def _known(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial | None:
         """Return the trial of an earlier run, if one is as good as a new one."""
         repo = self._ports.repo
-        for earlier in runs.readable(repo):
+        for earlier in runs.readable(repo, runs.replays(repo, plan.run.reproduces or "")):
             if not _as(earlier, plan.run):
                 continue
             done = history.load(repo, earlier.id)

@@ -90,10 +90,13 @@ def command(
 
 def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "Planned":
     from m5ws.records.gc import Rules
+    from m5ws.repository import reindex
     from m5ws.repository.gc import gc
 
     rules = Rules(last=here.settings.retention.last, every=here.settings.retention.every)
     with progress.Bar() as bar:
+        if not dry_run:
+            reindex.fill(repo, bar)
         return gc.plan(repo, rules, older_than, dry_run=dry_run, progress=bar)
 
 

@@ -1,7 +1,7 @@
 """Comparison of the environments of attempts. Facts from inside a rank replace those from before its launch."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeVar
 
@@ -13,8 +13,9 @@ from m5ws.environment.usage import Side, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptStarted, Event, RankStarted
+from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import Change
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -123,21 +124,30 @@ def _by_rank(repo: Repository, run: str, attempt: int | None) -> dict[str, Obser
     """
     if attempt is None:
         return {}
-    started = _first(repo, run, attempt, ledger.LAUNCHER, AttemptStarted)
+    summary = summaries.load(repo, run, attempt)
+    started = _first(_chain(repo, run, attempt, ledger.LAUNCHER, summary), AttemptStarted)
     observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
-    environments: dict[str, Observed] = {}
-    for rank in ledger.ranks(repo, run, attempt):
-        start = _first(repo, run, attempt, rank, RankStarted) if rank != ledger.LAUNCHER else None
-        if start is not None:
-            facts = observed.facts | start.facts | {"world": str(start.world)}
-            environments[rank] = msgspec.structs.replace(observed, facts=facts)
-    return environments or ({ledger.LAUNCHER: observed} if started is not None else {})
+    seen: dict[str, Observed] = {}
+    for rank in summary.chains if summary is not None else ledger.ranks(repo, run, attempt):
+        chain = _chain(repo, run, attempt, rank, summary)
+        found = _first(chain, RankStarted) if rank != ledger.LAUNCHER else None
+        if found is not None:
+            facts = observed.facts | found.facts | {"world": str(found.world)}
+            seen[rank] = msgspec.structs.replace(observed, facts=facts)
+    return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
 
 
-def _first(repo: Repository, run: str, attempt: int, rank: str, kind: type[E]) -> E | None:
-    """Return the first event of a kind. Later batches of the chain are not read."""
-    for batch in ledger.read(repo, run, attempt, rank):
-        for raw in batch.events:
-            if isinstance(event := ledger.decode_event(raw), kind):
-                return event
-    return None
+def _chain(
+    repo: Repository, run: str, attempt: int, rank: str, summary: AttemptSummary | None
+) -> Iterator[msgspec.Raw]:
+    """Yield the events of a rank, of the attempt's summary if it has one; a ledger is read no further than needed."""
+    if summary is not None:
+        yield from summary.chains.get(rank, ())
+    else:
+        for batch in ledger.read(repo, run, attempt, rank):
+            yield from batch.events
+
+
+def _first(chain: Iterable[msgspec.Raw], kind: type[E]) -> E | None:
+    """Return the first event of a kind."""
+    return next((event for event in map(ledger.decode_event, chain) if isinstance(event, kind)), None)

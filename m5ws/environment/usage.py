@@ -10,10 +10,10 @@ import msgspec
 
 from m5ws.environment import drift
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import Imported, RankStarted
+from m5ws.records.ledger import AnyEvent, Imported, RankStarted
 from m5ws.records.verdict import Change
 from m5ws.repository import concurrency
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
 _OF_DISTRIBUTIONS = ("distribution.", "origin.")
@@ -43,9 +43,13 @@ def of_run(repo: Repository, run: str) -> Usage | None:
 
 def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
     """Return the modules and libraries that an attempt's ranks loaded; None unless each started rank recorded them."""
-    ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-    usages = [*concurrency.each(lambda rank: _of_rank(repo, run, attempt, rank), ranks)]
-    return None if None in usages else _together(usages)
+    summary = summaries.load(repo, run, attempt)
+    if summary is not None:
+        found = [_used(summaries.events(summary, rank)) for rank in summary.chains if rank != ledger.LAUNCHER]
+    else:
+        ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
+        found = [*concurrency.each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
+    return None if None in found else _together(found)
 
 
 def before_launch(pinned: Side, observed: Observed) -> tuple[Change, ...]:
@@ -94,16 +98,16 @@ def _meet(place: str, loaded: str) -> bool:
     return f"{place}/".startswith(f"{loaded}/") or f"{loaded}/".startswith(f"{place}/")
 
 
-def _of_rank(repo: Repository, run: str, attempt: int, rank: str) -> Usage | None:
+def _used(events: Iterable[AnyEvent]) -> Usage | None:
+    """Return the modules and libraries that a rank with these events loaded; None if it recorded none."""
     places, libraries, known = set[str](), set[str](), False
-    for batch in ledger.read(repo, run, attempt, rank):
-        for event in map(ledger.decode_event, batch.events):
-            if isinstance(event, RankStarted | Imported):
-                facts = event.facts if isinstance(event, RankStarted) else event.libraries
-                libraries |= {name for name, path in facts.items() if name.startswith(drift.LOADED) and path}
-            if isinstance(event, Imported):
-                known = True
-                places |= set(event.modules)
+    for event in events:
+        if isinstance(event, RankStarted | Imported):
+            loaded = event.facts if isinstance(event, RankStarted) else event.libraries
+            libraries |= {name for name, path in loaded.items() if name.startswith(drift.LOADED) and path}
+        if isinstance(event, Imported):
+            known = True
+            places |= set(event.modules)
     return Usage(places=frozenset(places), libraries=frozenset(libraries)) if known else None
 
 

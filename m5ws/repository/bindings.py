@@ -22,6 +22,7 @@ from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
+from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.store.interface import ObjectStore
 
@@ -40,6 +41,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("runs/<run>/ledger/<attempt>/<rank>/<seq>", Batch, {}),
     ("runs/<run>/checkpoints/<step>-<attempt>", Checkpoint, {}),
     ("runs/<run>/outputs/<attempt>-<moment>", OutputFiles, {}),
+    ("runs/<run>/summaries/<attempt>-<batches>", AttemptSummary, {}),
     ("runs/<run>/verdict", Verdict, {"run": "replay"}),
     ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),

@@ -1,16 +1,17 @@
 """Runs and their verdicts, each written once under the run's id."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from m5ws import errors
 from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, concurrency, presence, publishing
+from m5ws.repository import bindings, concurrency, presence, publishing, run_index
 from m5ws.repository.reachability.reach import Reach
 from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import Created
 
 
 def new_id() -> str:
@@ -29,7 +30,13 @@ def publish(repo: Repository, run: Run) -> None:
 
     if run.parent is None:
         create()
-        return
+    else:
+        _publish_fork(repo, run, create)
+    run_index.write_created(repo, run)
+
+
+def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> None:
+    assert run.parent is not None
     began = repo.objects.begin()
     reach = Reach(repo.objects)
     reach.checkpoint(run.parent.digest)
@@ -57,6 +64,7 @@ def ids(repo: Repository) -> list[str]:
 def publish_verdict(repo: Repository, verdict: Verdict) -> None:
     """Publish the verdict of a replay, once. Raises ObjectExists if the replay has a verdict."""
     repo.store.create(f"runs/{verdict.replay}/verdict", codec.encode(verdict))
+    run_index.write_verdict(repo, verdict)
 
 
 def verdict(repo: Repository, replay: Run) -> Verdict | None:
@@ -88,33 +96,56 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
     return bindings.record(repo.store, f"{joints_of(run_id)}{newest}", JointVerdict)
 
 
-def verdicts(repo: Repository, run_id: str, among: Sequence[Run] | None = None) -> list[Verdict]:
+def verdicts(repo: Repository, run_id: str, known: Mapping[str, Created] | None = None) -> list[Verdict]:
     """Return the verdicts that name a run, as the original or as a replay, oldest first.
 
-    `among` has all runs, if the caller has read them.
+    `known`: the facts of all runs, if the caller has read them.
     """
-    run, everyone = load(repo, run_id), readable(repo) if among is None else among
-    replayed = [run, *_replays(everyone, run_id), *(_replays(everyone, run.reproduces) if run.reproduces else ())]
-    loaded = concurrency.each(lambda replay: verdict(repo, replay), {replay.id: replay for replay in replayed}.values())
-    about = [item for item in loaded if item is not None and run_id in (item.run, *item.replays)]
-    return sorted(about, key=lambda item: item.created_s)
+    run, known = load(repo, run_id), facts(repo) if known is None else known
+    replayed = {run_id, *replays_among(known, run_id)}
+    replayed |= set(replays_among(known, run.reproduces)) if run.reproduces else set()
+    found = concurrency.each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
+    said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
+    return sorted(said, key=lambda one: one.created_s)
 
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    return [run.id for run in _replays(readable(repo), run_id)]
+    return [run.id for run in readable(repo, replays_among(facts(repo), run_id))]
 
 
-def _replays(among: Iterable[Run], run_id: str) -> list[Run]:
-    return sorted((run for run in among if run.reproduces == run_id), key=lambda run: run.created_s)
+def replays_among(known: Mapping[str, Created], run_id: str) -> list[str]:
+    """Return the ids of the runs that reproduce `run_id`, oldest first, of runs with these facts."""
+    found = [run for run, fact in known.items() if fact.reproduces == run_id]
+    return sorted(found, key=lambda run: known[run].created_s)
+
+
+def facts(repo: Repository) -> dict[str, Created]:
+    """Return the facts of all runs, from the index or, where it has none, from the run's record.
+
+    A run that cannot be read is left out: it does not hide the others, and fsck names it.
+    """
+    indexed = run_index.load(repo)
+
+    def fact(run_id: str) -> Created | None:
+        if (entry := indexed.get(run_id)) is not None and entry.created is not None:
+            return entry.created
+        try:
+            return run_index.created(load(repo, run_id))
+        except UNREADABLE:
+            return None
+
+    names = ids(repo)
+    found = zip(names, concurrency.each(fact, names), strict=True)
+    return {run_id: one for run_id, one in found if one is not None}
 
 
 UNREADABLE = (*errors.UNREADABLE, UsageError)
 """Errors of reading another run's record. An invalid id raises UsageError."""
 
 
-def readable(repo: Repository) -> list[Run]:
-    """Return all readable runs. A damaged run does not hide the others; fsck reports it."""
+def readable(repo: Repository, names: Iterable[str]) -> list[Run]:
+    """Return the records of runs, without those that cannot be read."""
 
     def one(name: str) -> Run | None:
         try:
@@ -122,4 +153,4 @@ def readable(repo: Repository) -> list[Run]:
         except UNREADABLE:
             return None
 
-    return [run for run in concurrency.each(one, ids(repo)) if run is not None]
+    return [run for run in concurrency.each(one, names) if run is not None]

@@ -13,8 +13,10 @@ from pathlib import Path
 from m5ws.errors import M5Error
 from m5ws.records.base import Digest
 from m5ws.records.ledger import AnyEvent, AttemptStarted, RankEnded, State, Step
-from m5ws.repository.ledger import ledger
+from m5ws.repository import run_index
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolReader, chain, genesis
+from m5ws.repository.ledger.summaries import Telling
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import unsaved
 
@@ -39,6 +41,7 @@ class Delivery:
     ) -> None:
         self._repo, self._run, self._attempt, self._spools, self._clock = repo, run, attempt, spools, clock
         self._seen: dict[str, SpoolReader] = {}
+        self._telling: dict[str, Telling] = {}
         self._readers: dict[str, SpoolReader] = {}
         self._writers: dict[str, ledger.Writer] = {}
         self._skip: dict[str, int] = {}
@@ -71,9 +74,23 @@ class Delivery:
     def finish(self) -> list[tuple[str, AnyEvent]]:
         """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered."""
         delivered = self.deliver(final=True)
+        if self.complete:
+            self._summarise()
         if self.complete and not unsaved.waiting(self._spools.parent):
             (self._spools.parent / DELIVERED).touch()
         return delivered
+
+    def _summarise(self) -> None:
+        """Write the summary and index key of an attempt that has ended; without them, its ledger is read."""
+        try:
+            ranks = {
+                rank: self._telling.get(rank) or summaries.read(self._repo, self._run, self._attempt, rank)
+                for rank in ledger.ranks(self._repo, self._run, self._attempt)
+                if rank != ledger.LAUNCHER
+            }
+            run_index.write_ended(self._repo, self._run, self._attempt, ranks)
+        except (M5Error, OSError) as error:
+            _log.warning("attempt %s of run %s has no summary yet: %s", self._attempt, self._run, error)
 
     @property
     def complete(self) -> bool:
@@ -99,6 +116,9 @@ class Delivery:
         found = self._seen.setdefault(rank, SpoolReader(path)).read()
         self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))
         events = [ledger.decode_event(event) for event in found]
+        telling = self._telling.setdefault(rank, Telling())
+        for stored, event in zip(found, events, strict=True):
+            telling.add(stored, event)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]
 

@@ -3,7 +3,7 @@
 A damaged or newer record does not hide the others. Its row has the error.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -18,9 +18,11 @@ from m5ws.records.environment import Observed
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
-from m5ws.repository import checkpoints, concurrency, lineage, runs, snapshots
+from m5ws.repository import checkpoints, concurrency, lineage, run_index, runs, snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import Created, Ended, Facts
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import OutputsRow
 from m5ws.runs.state import RunState, Standing, load, load_newest
@@ -129,9 +131,9 @@ def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[S
 
 def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow]:
     """Return every run, newest first."""
-    return sorted(
-        _rows(partial(_run_row, repo), runs.ids(repo), "reading runs", progress), key=lambda row: -row.created_s
-    )
+    index = run_index.load(repo)
+    rows = _rows(lambda run: _run_row(repo, run, index.get(run)), runs.ids(repo), "reading runs", progress)
+    return sorted(rows, key=lambda row: -row.created_s)
 
 
 def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
@@ -147,7 +149,7 @@ def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
     snapshot = snapshots.load(repo, snapshot_id)
     said = snapshots.annotations(repo, snapshot_id)
     observed = next((one.observed for one in reversed(said) if one.observed is not None), None)
-    using = [run.id for run in runs.readable(repo) if run.snapshot == snapshot_id]
+    using = [run for run, fact in runs.facts(repo).items() if fact.snapshot == snapshot_id]
     return SnapshotView(
         id=snapshot_id,
         snapshot=snapshot,
@@ -163,8 +165,8 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     run = runs.load(repo, run_id)
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
-    others = sorted(runs.readable(repo), key=lambda other: other.created_s)
-    said = runs.verdicts(repo, run_id, others)
+    known = runs.facts(repo)
+    said = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
     written = restored_outputs.listing(repo, run_id, state)
     files = {row.name for row in written}
@@ -181,16 +183,10 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         ),
         outputs=written,
         verdict=next((one for one in said if run_id in one.replays), None),
-        replays=tuple(
-            concurrency.each(
-                lambda other: _replay(repo, other.id, said), (one for one in others if one.reproduces == run_id)
-            )
-        ),
+        replays=tuple(concurrency.each(lambda other: _replay(repo, other, said), runs.replays_among(known, run_id))),
         lineage=chain,
         lineage_whole=whole,
-        forks=tuple(
-            concurrency.each(lambda other: _run_row(repo, other.id), (one for one in others if _is_fork(one, run_id)))
-        ),
+        forks=tuple(concurrency.each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         environments=attempt_environments.within(repo, run_id),
     )
@@ -214,26 +210,53 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
     )
 
 
-def _run_row(repo: Repository, run_id: str) -> RunRow:
+def _run_row(repo: Repository, run_id: str, facts: Facts | None = None) -> RunRow:
+    """Return the row of a run, from its facts in the index as far as they are there."""
     try:
-        run, state = runs.load(repo, run_id), load_newest(repo, run_id)
-        verdict = runs.verdict(repo, run)
+        return _row(repo, run_id, facts or Facts())
     except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
+
+
+def _row(repo: Repository, run_id: str, facts: Facts) -> RunRow:
+    known = facts.created
+    run = runs.load(repo, run_id) if known is None or known.parent is not None else None
+    fact = known if run is None else run_index.created(run)
+    assert fact is not None
+    end = _end(repo, run_id, facts.ended)
     return RunRow(
         id=run_id,
-        created_s=run.created_s,
-        name=run.name,
-        purpose=run.purpose,
-        snapshot=run.snapshot,
-        reproduces=run.reproduces,
-        parent=run.parent,
-        standing=state.standing,
-        attempts=state.newest.attempt if state.newest else 0,
+        created_s=fact.created_s,
+        name=fact.name,
+        purpose=run.purpose if run is not None else "reproduce" if fact.reproduces else "train",
+        snapshot=fact.snapshot,
+        reproduces=fact.reproduces,
+        parent=run.parent if run is not None else None,
+        standing=end.outcome,  # type: ignore[arg-type]
+        attempts=end.attempt,
+        last_step=end.last_step,
+        total_steps=end.total_steps,
+        outcome=facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None),
+    )
+
+
+def _end(repo: Repository, run_id: str, known: Ended | None) -> Ended:
+    """Return how the newest attempt of a run stands. A finished run begins no further attempt, any other one may."""
+    if known is not None and (known.is_final or known.attempt == max(ledger.attempts(repo, run_id), default=0)):
+        return known
+    state = load_newest(repo, run_id)
+    return Ended(
+        attempt=state.newest.attempt if state.newest else 0,
+        is_final=False,
+        outcome=state.standing,
         last_step=state.last_step,
         total_steps=state.total_steps,
-        outcome=verdict.outcome if verdict else None,
     )
+
+
+def _outcome(repo: Repository, run_id: str) -> str | None:
+    verdict = runs.verdict(repo, runs.load(repo, run_id))
+    return verdict.outcome if verdict is not None else None
 
 
 def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
@@ -247,9 +270,10 @@ def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRo
     return msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
 
 
-def _is_fork(record: Run, of: str) -> bool:
-    """Return True if a run starts from a checkpoint of run `of`. Replays of forks are not listed as forks."""
-    return record.parent is not None and record.parent.run == of and record.reproduces is None
+def _forks(known: Mapping[str, Created], run_id: str) -> list[str]:
+    """Return the runs that start from a checkpoint of another, oldest first; without replays of forks."""
+    found = [name for name, fact in known.items() if fact.parent == run_id and fact.reproduces is None]
+    return sorted(found, key=lambda name: known[name].created_s)
 
 
 def _part(repo: Repository, name: str, digest: Digest) -> Part:

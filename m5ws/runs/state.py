@@ -17,11 +17,10 @@ from m5ws.records.ledger import (
     Notice,
     RankEnded,
     RankStarted,
-    State,
     Step,
 )
 from m5ws.repository import concurrency
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
 Standing = Literal["created", "running", "finished", "failed", "interrupted", "unsaved"]
@@ -83,28 +82,22 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(repo: Repository, run_id: str) -> RunState:
-    """Return the state of a run from its whole ledger. Raises CorruptObject if a chain is broken."""
-    numbers = ledger.attempts(repo, run_id)
-    ranks = concurrency.each(lambda attempt: ledger.ranks(repo, run_id, attempt), numbers)
-    chains = {attempt: dict[str, list[AnyEvent]]() for attempt in numbers}
-    pairs = [(attempt, rank) for attempt, names in zip(numbers, ranks, strict=True) for rank in names]
-    events_of_chains = concurrency.each(lambda chain: _relevant_events(repo, run_id, *chain), pairs)
-    for (attempt, rank), events in zip(pairs, events_of_chains, strict=True):
-        chains[attempt][rank] = events
-    return RunState(run=run_id, attempts=tuple(fold_attempt(*pair) for pair in chains.items()))
+    """Return the state of a run, from the summaries of its attempts, or their ledgers where they have none.
+
+    Raises CorruptObject where a chain that is read is broken.
+    """
+    attempts = [attempt_of(repo, run_id, number) for number in ledger.attempts(repo, run_id)]
+    return RunState(run=run_id, attempts=tuple(attempts))
 
 
-def _relevant_events(repo: Repository, run_id: str, attempt: int, rank: str) -> list[AnyEvent]:
-    """Return the events of a chain that matter for the state. Of all steps, only the last one does."""
-    found: list[AnyEvent] = []
-    step: list[AnyEvent] = []
-    for batch in ledger.read(repo, run_id, attempt, rank):
-        for event in map(ledger.decode_event, batch.events):
-            if isinstance(event, Step):
-                step = [event]
-            elif not isinstance(event, State):
-                found.append(event)
-    return found + step
+def attempt_of(repo: Repository, run_id: str, attempt: int) -> AttemptState:
+    """Return the state of one attempt; as `load`."""
+    summary = summaries.load(repo, run_id, attempt)
+    if summary is not None:
+        return fold_attempt(attempt, {rank: summaries.events(summary, rank) for rank in summary.chains})
+    ranks = ledger.ranks(repo, run_id, attempt)
+    chains = concurrency.each(lambda rank: summaries.read(repo, run_id, attempt, rank).events, ranks)
+    return fold_attempt(attempt, dict(zip(ranks, chains, strict=True)))
 
 
 def load_newest(repo: Repository, run_id: str) -> RunState:

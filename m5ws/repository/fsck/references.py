@@ -17,12 +17,14 @@ from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
+from m5ws.records.summary import AttemptSummary
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository import bindings, checkpoints, outputs, run_index, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import each
 from m5ws.repository.files import packings, trees
+from m5ws.repository.fsck import derived
 from m5ws.repository.fsck.damage import Damage, Kind
 from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
@@ -30,6 +32,7 @@ from m5ws.repository.ledger.chains import Chain, gap
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import Ended, Facts
 from m5ws.store.interface import FORMAT
 
 if TYPE_CHECKING:
@@ -60,6 +63,11 @@ class References:
         self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
         self._outputs: dict[str, list[OutputsStored]] = {}
         self._heads: dict[str, GcPlan] = {}
+        self._facts: dict[str, tuple[Run | None, Verdict | None]] = {}
+        self._summaries: dict[tuple[str, int], dict[str, AttemptSummary]] = {}
+        self._ends: dict[tuple[str, int], tuple[Ended, ...]] = {}
+        self._indexed: dict[str, list[str]] = {}
+        self._unknown: set[tuple[str, str]] = set()
         self._garbage: list[tuple[str, str, PlanPart]] = []
         self.damage: list[Damage] = []
         self.checkpoints: list[tuple[str, str, Digest, str]] = []
@@ -69,6 +77,10 @@ class References:
     def read(self, progress: Progress) -> None:
         """Read everything, once."""
         names = self._repo.store.names
+        # Before their originals, which were published first: what a writer adds meanwhile is not compared.
+        for stat in self._repo.store.list(run_index.PREFIX):
+            run, _, name = stat.key.removeprefix(run_index.PREFIX).partition("/")
+            self._indexed.setdefault(run, []).append(name)
         self.snapshots, self.runs = names("snapshots/"), names("runs/")
         jobs: list[Callable[[], None]] = [self._format]
         jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
@@ -77,6 +89,8 @@ class References:
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
+        for run in self._indexed:
+            self._index(run)
         for snapshot, annotated in self._packings:
             for tree in self._records.trees.get(snapshot, ()):
                 self._records.place(snapshot, tree, [by_tree[tree] for by_tree in annotated if tree in by_tree])
@@ -165,12 +179,20 @@ class References:
                 parent = checkpoints.key(run.parent.run, run.parent.checkpoint)
                 self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest, parent))
                 self._records.walk(root, run.parent.digest, Checkpoint)
+        verdict = None
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
             verdict = self._decode(f"runs/{run_id}/verdict", Verdict, root)
+            self._unknown |= {(run_id, "verdict")} if verdict is None else set()
             if verdict is not None and run is not None:
                 self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
-        for name in self._repo.store.names(runs.joints_of(run_id)):
-            self._decode(f"{runs.joints_of(run_id)}{name}", JointVerdict, root)
+        for said in self._repo.store.names(runs.joints_of(run_id)):
+            self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
+        self._facts[run_id] = (run, verdict)
+        self._unknown |= {(run_id, "created")} if run is None else set()
+        for name in self._repo.store.names(f"runs/{run_id}/summaries/"):
+            where = f"runs/{run_id}/summaries/{name}"
+            if (summary := self._decode(where, AttemptSummary, root)) is not None:
+                self._summaries.setdefault((run_id, summary.attempt), {})[where] = summary
         self._foreign(run_id)
         begun = ledger.attempts(self._repo, run_id)
         self._attempts += [(run_id, attempt) for attempt in begun]
@@ -242,11 +264,13 @@ class References:
         ended = launcher.ended if launcher is not None else None
         ends = ended.heads if ended is not None else {}
         ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
+        chains = {LAUNCHER: launcher}
         for rank in sorted(ranks | ends.keys()):
             # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
             lived = ended is not None and ended.outcome != "failed"
             heads = {record.ledger[rank]: digest for digest, record in made.items() if lived and rank in record.ledger}
             chain = self._chain(Chain(run_id, attempt, rank), root, heads)
+            chains |= {rank: chain} if rank in ranks else {}
             if chain is None:
                 continue
             if ends.get(rank, chain.head) != chain.head:
@@ -254,6 +278,31 @@ class References:
             for digest in sorted(heads[head] for head in heads.keys() - chain.passed.keys()):
                 detail = f"checkpoint {digest} has another ledger head"
                 self._add("broken-chain", chain.prefix, detail, root)
+
+        whole = {rank: chain for rank, chain in chains.items() if chain is not None}
+        if whole.keys() == chains.keys():
+            self._derived(run_id, attempt, whole, root)
+        else:
+            self._unknown.add((run_id, "ended"))
+
+    def _derived(self, run_id: str, attempt: int, chains: dict[str, Chain], root: str) -> None:
+        """Compare the summary of an attempt with its ledger, and keep the ends that the index may have of it."""
+        self._ends[(run_id, attempt)] = derived.ends(attempt, chains)
+        for where, summary in self._summaries.get((run_id, attempt), {}).items():
+            if not derived.matches(summary, chains):
+                self._add("corrupt", where, "it does not match the ledger; delete it", root)
+
+    def _index(self, run_id: str) -> None:
+        """Compare the keys of a run in the index with their originals."""
+        run, verdict = self._facts.get(run_id, (None, None))
+        ends = (end for (name, _), found in self._ends.items() if name == run_id for end in found)
+        expected = run_index.expected(run_id, run, ends, verdict.outcome if verdict is not None else None)
+        for name in self._indexed[run_id]:
+            where = f"{run_index.PREFIX}{run_id}/{name}"
+            if not run_index.add(Facts(), run_id, name):
+                self._add("foreign", where, FOREIGN)
+            elif where not in expected and (run_id, name.partition(".")[0]) not in self._unknown:
+                self._add("corrupt", where, "it does not match its original; delete it", f"run {run_id}")
 
     def _chain(self, chain: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
         """Follow a chain and return it. Report a broken chain, and return None."""

@@ -13,6 +13,7 @@ from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Checkpoi
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.ledger.summaries import Telling
 from m5ws.repository.repository import Repository
 
 
@@ -34,6 +35,7 @@ class Chain:
         self.published: list[CheckpointPublished] = []
         self.outputs: list[OutputsStored] = []
         self.passed: dict[Digest, tuple[int, int, str]] = {}
+        self.telling = Telling()
         self._bytes = hashlib.sha256()
 
     @property
@@ -56,7 +58,9 @@ class Chain:
             head = self.head
             for raw in batch.events:
                 head = chain(head, bytes(raw))
-                self._take(ledger.decode_event(raw))
+                event = ledger.decode_event(raw)
+                self._take(event)
+                self.telling.add(bytes(raw), event)
                 self.events += 1
                 self._pass(wanted, head)
             self.head, self.batches = batch.head, self.batches + 1

@@ -118,6 +118,14 @@ def read(
         raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
 
 
+def fetch(repo: Repository, run: str, attempt: int, rank: str, seq: int) -> Batch:
+    """Return one batch of a chain, good in itself. Raises NotFound, CorruptObject."""
+    key = f"{_prefix(run, attempt, rank)}{seq:08d}"
+    batch = codec.decode(repo.store.get(key), Batch, key)
+    _check(batch, key, batch.previous)
+    return batch
+
+
 def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:
     """Yield a chain's batches from its end, for callers that need only the end of a long chain.
 
@@ -129,10 +137,7 @@ def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[B
         if name != f"{seq:08d}":
             raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
     for seq in reversed(range(len(present))):
-        key = f"{prefix}{seq:08d}"
-        batch = codec.decode(repo.store.get(key), Batch, key)
-        _check(batch, key, batch.previous)
-        yield batch
+        yield fetch(repo, run, attempt, rank, seq)
 
 
 def _check(batch: Batch, key: str, head: str) -> None:
@@ -162,11 +167,16 @@ def check_ends(repo: Repository, run: str, attempt: int) -> None:
         found = genesis(run, attempt, rank)
         for batch in read(repo, run, attempt, rank):
             found = batch.head
-        if found != head:
-            raise CorruptObject(
-                f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end at its recorded head",
-                hint="Events are missing at its end, or were edited. Run `m5ws fsck` to list all damage.",
-            )
+        check_end(run, attempt, rank, head, found)
+
+
+def check_end(run: str, attempt: int, rank: str, head: str, found: str) -> None:
+    """Raise CorruptObject if a rank's chain does not end where the attempt's end has it."""
+    if found != head:
+        raise CorruptObject(
+            f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end at its recorded head",
+            hint="Events are missing at its end, or were edited. Run `m5ws fsck` to list all damage.",
+        )
 
 
 def attempts(repo: Repository, run: str) -> list[int]:

@@ -12,7 +12,7 @@ from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice
 from m5ws.records.verdict import JointVerdict
-from m5ws.repository import bindings, checkpoints, concurrency, outputs, runs, snapshots
+from m5ws.repository import bindings, checkpoints, concurrency, outputs, run_index, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ids import Kind
 from m5ws.repository.ledger import ledger
@@ -85,7 +85,13 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     joints = [f"{runs.joints_of(name)}{stamp}" for stamp in repo.store.names(runs.joints_of(name))]
     for key in joints:
         bindings.record(repo.store, key, JointVerdict)
-    return keys + joints
+    return [*keys, *joints, *_derived(repo, name)]
+
+
+def _derived(repo: Repository, run: str) -> Iterator[str]:
+    """Yield the summaries of a run's attempts, and its keys in the index."""
+    prefixes = (f"runs/{run}/summaries/", f"{run_index.PREFIX}{run}/")
+    yield from (f"{prefix}{name}" for prefix in prefixes for name in repo.store.names(prefix))
 
 
 def _packings_in(repo: Repository, key: str) -> Mapping[Digest, Digest]:

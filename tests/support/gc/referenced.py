@@ -23,7 +23,7 @@ from m5ws.records.ledger import (
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
-from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository import bindings, checkpoints, outputs, reindex, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.gc import gc
@@ -128,6 +128,7 @@ def _fill(repo: Repository, root: Path) -> None:
             runs.publish_joint(repo, JointVerdict(run=name, outcome="sampled", reason="", of=2, created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
+    reindex.fill(repo)
 
 
 def _train(repo: Repository, run: Run, attempts: int) -> None:

@@ -1,0 +1,17 @@
+"""Record of the summary of an ended attempt. No I/O here."""
+
+import msgspec
+
+from m5ws.records.base import Count, Placed, RunId
+
+
+class AttemptSummary(Placed, tag="summary/1", frozen=True, kw_only=True):
+    """The events of an ended attempt by rank, as stored, without states and with only the last step of each rank.
+
+    Derived from the ledger. `batches` is the length of the launcher's chain that it covers.
+    """
+
+    run: RunId
+    attempt: Count
+    batches: Count
+    chains: dict[str, tuple[msgspec.Raw, ...]]

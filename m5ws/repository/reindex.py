@@ -1,0 +1,47 @@
+"""Writes what the run index and the summaries of attempts lack: in stores of older builds, and after a kill."""
+
+from m5ws.errors import UNREADABLE
+from m5ws.progress import Progress
+from m5ws.repository import concurrency, run_index, runs
+from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import Facts
+
+
+def fill(repo: Repository, progress: Progress | None = None) -> int:
+    """Write what is missing of all runs, and return the number of runs that lacked some; damaged runs are left out."""
+    index, names = run_index.load(repo), runs.ids(repo)
+    filled = 0
+    for position, lacked in enumerate(concurrency.each(lambda run: _fill(repo, run, index.get(run, Facts())), names)):
+        filled += lacked
+        if progress:
+            progress("indexing runs", position, len(names))
+    return filled
+
+
+def _fill(repo: Repository, run_id: str, known: Facts) -> bool:
+    try:
+        return _lacked(repo, run_id, known)
+    except UNREADABLE:
+        return False
+
+
+def _lacked(repo: Repository, run_id: str, known: Facts) -> bool:
+    """Write what a run lacks; return True if it lacked anything."""
+    lacked = False
+    run = runs.load(repo, run_id) if known.created is None or known.created.reproduces else None
+    if run is not None and known.created is None:
+        run_index.write_created(repo, run)
+        lacked = True
+    if run is not None and known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
+        run_index.write_verdict(repo, verdict)
+        lacked = True
+    if known.ended is not None and known.ended.is_final:
+        return lacked
+    for attempt in ledger.attempts(repo, run_id):
+        if (known.ended is None or attempt > known.ended.attempt) and summaries.load(repo, run_id, attempt) is None:
+            ranks = [rank for rank in ledger.ranks(repo, run_id, attempt) if rank != ledger.LAUNCHER]
+            chains = {rank: summaries.read(repo, run_id, attempt, rank) for rank in ranks}
+            run_index.write_ended(repo, run_id, attempt, chains)
+            lacked = True
+    return lacked

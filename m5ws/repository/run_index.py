@@ -1,0 +1,212 @@
+"""The run index: facts of runs in the names of empty keys, so that one listing answers for all runs.
+
+Invariant: a key states a fact that never changes, and its original was published before the key was. A missing key
+costs a read of the original; docs/format.md, section "Run index", has the argument.
+"""
+
+import base64
+import binascii
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from m5ws.errors import ObjectExists
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Step
+from m5ws.records.run import Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository.ledger import summaries
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.summaries import Telling
+from m5ws.repository.repository import Repository
+
+PREFIX = "index/"
+_MOST_CHARACTERS = 255
+"""Length of the longest file name that all file systems take."""
+_NONE = "-"
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a `Run`; `parent` is the run that a fork starts from."""
+
+    created_s: float
+    snapshot: str
+    reproduces: str | None = None
+    parent: str | None = None
+    name: str | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
+
+    attempt: int
+    is_final: bool
+    outcome: str
+    last_step: int
+    total_steps: int | None = None
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """What the index contains of one run; `ended` is the newest attempt that has ended."""
+
+    created: Created | None = None
+    ended: Ended | None = None
+    outcome: str | None = None
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------
+
+
+def created(run: Run) -> Created:
+    """Return the facts of a run's record."""
+    parent = run.parent.run if run.parent is not None else None
+    return Created(
+        created_s=run.created_s, snapshot=run.snapshot, reproduces=run.reproduces, parent=parent, name=run.name
+    )
+
+
+def ended(attempt: int, launcher: list[AnyEvent], last: Step | None) -> Ended | None:
+    """Return the fact of an attempt's end from its launcher's events and rank 0's last step; None while it has none."""
+    end = next((event for event in reversed(launcher) if isinstance(event, AttemptEnded)), None)
+    if end is None:
+        return None
+    begin = next((_step(event.resume) for event in launcher if isinstance(event, AttemptStarted)), 0)
+    return Ended(
+        attempt=attempt,
+        is_final=end.outcome == "finished",
+        outcome=end.outcome,
+        last_step=max(begin, last.step if last is not None else 0),
+        total_steps=last.total if last is not None else None,
+    )
+
+
+def _step(checkpoint: str | None) -> int:
+    return int(checkpoint.split("-")[0]) if checkpoint else 0
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def created_key(run: str, fact: Created) -> str | None:
+    """Return the key of a run's creation; None if its name would be too long."""
+    name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
+    time = struct.pack(">d", fact.created_s).hex()
+    return _key(run, "created", time, fact.snapshot, fact.reproduces or _NONE, fact.parent or _NONE, name)
+
+
+def ended_key(run: str, fact: Ended) -> str | None:
+    """Return the key of an attempt's end."""
+    total = _NONE if fact.total_steps is None else str(fact.total_steps)
+    return _key(run, "ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
+
+
+def verdict_key(run: str, outcome: str) -> str | None:
+    """Return the key of a replay's verdict."""
+    return _key(run, "verdict", outcome.replace(" ", _NONE))
+
+
+def _key(run: str, *parts: str) -> str | None:
+    text = ".".join(parts)
+    name = f"{text}.{_check(run, text)}"
+    return f"{PREFIX}{run}/{name}" if len(name) <= _MOST_CHARACTERS else None
+
+
+def _check(run: str, text: str) -> str:
+    return hashlib.blake2b(f"{run}/{text}".encode(), digest_size=8).hexdigest()
+
+
+def add(facts: Facts, run: str, name: str) -> bool:
+    """Add the fact in a key's name; return False, and add nothing, if the name is not one that m5ws writes."""
+    text, _, check = name.rpartition(".")
+    if check != _check(run, text):
+        return False
+    kind, *parts = text.split(".")
+    try:
+        if kind == "created":
+            facts.created = _created(*parts)
+        elif kind == "ended":
+            fact = _ended(*parts)
+            facts.ended = max(fact, facts.ended or fact, key=lambda one: (one.attempt, one.is_final))
+        elif kind == "verdict":
+            (outcome,) = parts
+            facts.outcome = outcome.replace(_NONE, " ")
+        else:
+            return False
+    except (ValueError, TypeError, struct.error, binascii.Error):
+        return False
+    return True
+
+
+def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) -> Created:
+    encoded = name[1:] + "=" * (-len(name[1:]) % 4)
+    return Created(
+        created_s=struct.unpack(">d", bytes.fromhex(time))[0],
+        snapshot=snapshot,
+        reproduces=None if reproduces == _NONE else reproduces,
+        parent=None if parent == _NONE else parent,
+        name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
+    )
+
+
+def _ended(attempt: str, outcome: str, last_step: str, total: str) -> Ended:
+    return Ended(
+        attempt=int(attempt),
+        is_final=outcome == "finished",
+        outcome=outcome,
+        last_step=int(last_step),
+        total_steps=None if total == _NONE else int(total),
+    )
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+def load(repo: Repository) -> dict[str, Facts]:
+    """Return the facts of all runs that the index has. One listing; names that m5ws does not write are left out."""
+    found: dict[str, Facts] = {}
+    for stat in repo.store.list(PREFIX):
+        run, _, name = stat.key.removeprefix(PREFIX).partition("/")
+        add(found.setdefault(run, Facts()), run, name)
+    return found
+
+
+def names(repo: Repository, run: str) -> tuple[str, ...]:
+    """Return the names of a run's keys in the index."""
+    return repo.store.names(f"{PREFIX}{run}/")
+
+
+def write(repo: Repository, key: str | None) -> None:
+    """Create a key of the index, once; its original must be published already."""
+    if key is not None:
+        with suppress(ObjectExists):
+            repo.store.create(key, b"")
+
+
+def write_created(repo: Repository, run: Run) -> None:
+    """Create the key of a published run, unless its purpose does not follow from the facts."""
+    if run.purpose == ("reproduce" if run.reproduces else "train"):
+        write(repo, created_key(run.id, created(run)))
+
+
+def write_verdict(repo: Repository, verdict: Verdict) -> None:
+    """Create the key of a published verdict."""
+    write(repo, verdict_key(verdict.replay, verdict.outcome))
+
+
+def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Telling]) -> None:
+    """Create the summary and the key of an attempt, if its end is published; `ranks` are its ranks' chains."""
+    summary = summaries.write(repo, run, attempt, ranks)
+    if summary is None:
+        return
+    fact = ended(attempt, summaries.events(summary, LAUNCHER), summaries.last_step(summaries.events(summary, "0")))
+    write(repo, ended_key(run, fact) if fact is not None else None)
+
+
+def expected(run: str, record: Run | None, ends: Iterator[Ended], outcome: str | None) -> set[str]:
+    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
+    keys = {ended_key(run, end) for end in ends}
+    keys.add(created_key(run, created(record)) if record is not None else None)
+    keys.add(verdict_key(run, outcome) if outcome is not None else None)
+    return {key for key in keys if key is not None}

@@ -1,0 +1,308 @@
+"""The run index and the summaries of attempts: derived, cheap to read, and never trusted over the ledger."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    Imported,
+    Notice,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.verdict import Verdict
+from m5ws.repository import reindex, run_index, runs, snapshots
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import Created, Ended, Facts
+from m5ws.runs import listing, state
+from m5ws.runs.delivery import Delivery
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
+from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.stores.passing_store import PassingStore
+
+_FINISHED = AttemptEnded(outcome="finished", exit_code=0)
+_IDS = st.text("abcXYZ019_-", min_size=1, max_size=20)
+_MAYBE = st.none() | _IDS
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return Repository.create(LocalStore(tmp_path / "store", durable=False))
+
+
+def _run(repo: Repository, run: str, snapshot: str | None = None, **fields: object) -> Run:
+    """Publish a run of the store's one snapshot, which is published first."""
+    known = snapshot or next(iter(snapshots.ids(repo)), None)
+    if known is None:
+        known = planted.publish(repo, planted.snapshot(planted.packed(repo, {b"train.py": b"print(1)"})))
+    return planted.run(repo, run, known, **fields)
+
+
+def _train(repo: Repository, run: str, steps: int, *ends: Event, attempt: int = 1) -> None:
+    """Publish an attempt with a batch of two ranks for each step, and its launcher's `ends`."""
+    planted.begin(repo, run, attempt)
+    for rank in range(2):
+        writer = ledger.Writer(repo, run, attempt, str(rank))
+        begin = [RankStarted(rank=rank, world=2, pid=1, facts={"threads": "1"}), Imported(rank=rank, modules=("m",))]
+        writer.append([codec.encode(event) for event in begin])
+        for step in range(1, steps + 1):
+            found = (Step(step=step, total=90, quantities={"loss": "0x1p+0"}), State(step=step, tensors={"w": "1"}))
+            writer.append([codec.encode(event) for event in found])
+        notice = Notice(kind="limit", message=f"of rank {rank}")
+        writer.append([codec.encode(event) for event in (notice, RankEnded(rank=rank, error=None))])
+    if ends:
+        planted.append(repo, run, attempt, ledger.LAUNCHER, *ends)
+
+
+def _requests(repo: Repository) -> tuple[Repository, Counter[str]]:
+    """Return the same store, and the requests that are made of it by their kind."""
+    made: Counter[str] = Counter()
+    far = Repository.open(PassingStore(repo.store, lambda operation, _: made.update([operation])))
+    made.clear()
+    return far, made
+
+
+def _forget(repo: Repository) -> None:
+    """Leave a store as an older build would have written it."""
+    for stat in [*repo.store.list(run_index.PREFIX), *repo.store.list("runs/")]:
+        if stat.key.startswith(run_index.PREFIX) or "/summaries/" in stat.key:
+            repo.store.delete(stat.key)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@given(_IDS, st.floats(allow_nan=False), _IDS, _MAYBE, _MAYBE, st.none() | st.text(max_size=20).filter(str.isprintable))
+def test_facts_are_read_back_from_the_names_that_they_are_written_as(
+    run: str, created_s: float, snapshot: str, reproduces: str | None, parent: str | None, name: str | None
+) -> None:
+    none = {"-"} & {reproduces, parent}
+    fact = Created(created_s=created_s, snapshot=snapshot, reproduces=reproduces, parent=parent, name=name)
+    key = run_index.created_key(run, fact)
+    assert key is not None
+    facts = Facts()
+    assert run_index.add(facts, run, key.rpartition("/")[2])
+    assert facts.created == fact or none
+
+
+@pytest.mark.parametrize("total", [None, 90])
+@pytest.mark.parametrize("outcome", ["finished", "failed", "interrupted", "unsaved"])
+def test_ends_are_read_back_and_a_finished_one_replaces_an_unsaved_one(outcome: str, total: int | None) -> None:
+    final = Ended(attempt=2, is_final=True, outcome="finished", last_step=9, total_steps=total)
+    end = Ended(attempt=2, is_final=outcome == "finished", outcome=outcome, last_step=9, total_steps=total)
+    for order in ((end, final), (final, end)):
+        facts = Facts()
+        for fact in order:
+            assert run_index.add(facts, "run", (run_index.ended_key("run", fact) or "").rpartition("/")[2])
+        assert facts.ended == final
+
+
+def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None:
+    key = run_index.ended_key("a", Ended(attempt=1, is_final=True, outcome="finished", last_step=7)) or ""
+    name = key.rpartition("/")[2]
+    for run, text in (("b", name), ("a", name.replace(".7.", ".8.")), ("a", "ended"), ("a", "")):
+        assert not run_index.add(Facts(), run, text)
+
+
+def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None:
+    run = _run(repo, "a" * 12, name="n" * 200)
+    assert run_index.names(repo, run.id) == ()
+    (row,) = listing.list_runs(repo)
+    assert row.name == "n" * 200
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_finished_runs_costs_two_listings_whatever_their_number(repo: Repository) -> None:
+    costs = []
+    for number in range(12):
+        _run(repo, f"{number:012x}", created_s=float(number), name=f"run {number}")
+        _train(repo, f"{number:012x}", 2, _FINISHED)
+        reindex.fill(repo)
+        far, made = _requests(repo)
+        assert len(listing.list_runs(far)) == number + 1
+        costs.append(dict(made))
+    assert costs[0] == costs[-1] == {"list": 1, "names": 1}
+
+
+def test_a_run_and_what_differs_in_it_are_shown_without_its_steps(repo: Repository) -> None:
+    costs = []
+    for run, steps in (("a" * 12, 2), ("b" * 12, 40)):
+        _run(repo, run)
+        _train(repo, run, steps, AttemptEnded(outcome="failed", exit_code=1))
+        _train(repo, run, steps, _FINISHED, attempt=2)
+    reindex.fill(repo)
+    for run in ("a" * 12, "b" * 12):
+        counting = CountingStore(repo.store)
+        view = listing.view_run(Repository.open(counting), run)
+        assert [attempt.standing for attempt in view.state.attempts] == ["failed", "finished"]
+        assert [notice.message for notice in view.state.notices] == 2 * ["of rank 0", "of rank 1"]
+        assert not [key for key in counting.gets if "/ledger/" in key and ledger.LAUNCHER not in key]
+        costs.append(len(counting.gets))
+    assert costs[0] == costs[1]
+
+
+def test_replays_and_forks_are_found_without_reading_other_runs(repo: Repository) -> None:
+    original = _run(repo, "a" * 12, created_s=1.0)
+    for number in range(8):
+        _run(repo, f"{number:012x}", original.snapshot, created_s=2.0)
+    _run(repo, "b" * 12, original.snapshot, created_s=3.0, purpose="reproduce", reproduces=original.id, name="replay")
+    runs.publish_verdict(repo, Verdict(run=original.id, replay="b" * 12, outcome="reproduced"))
+    counting = CountingStore(repo.store)
+    view = listing.view_run(Repository.open(counting), original.id)
+    assert [row.id for row in view.replays] == ["b" * 12] and view.replays[0].outcome == "reproduced"
+    assert {key.split("/")[1] for key in counting.gets if key.endswith("/run")} == {"a" * 12, "b" * 12}
+
+
+# --- it agrees with the ledger --------------------------------------------------------------------------------------
+
+
+def _rich(repo: Repository) -> None:
+    """Publish runs that stand in every way."""
+    for number, ends in enumerate(
+        (
+            (),
+            (_FINISHED,),
+            (AttemptEnded(outcome="failed", exit_code=1),),
+            (AttemptEnded(outcome="unsaved", exit_code=4), _FINISHED),
+            (AttemptEnded(outcome="interrupted", exit_code=130), Notice(kind="limit", message="late")),
+        )
+    ):
+        _run(repo, f"{number:012x}", created_s=float(number), name=None if number else "näme")
+        _train(repo, f"{number:012x}", number + 1, *ends)
+    _run(repo, "c" * 12, created_s=9.5)
+    _train(repo, "c" * 12, 3, AttemptEnded(outcome="failed", exit_code=1))
+    _train(repo, "c" * 12, 4, attempt=2)
+    for name, outcome in (("d" * 12, "not comparable"), ("e" * 12, "diverged")):
+        _run(repo, name, created_s=10.0, purpose="reproduce", reproduces="c" * 12)
+        runs.publish_verdict(repo, Verdict(run="c" * 12, replay=name, outcome=outcome))  # type: ignore[arg-type]
+
+
+def test_rows_and_views_are_the_same_without_the_index_and_when_it_was_made_again(repo: Repository) -> None:
+    _rich(repo)
+    reindex.fill(repo)
+    before = listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]
+    _forget(repo)
+    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
+    assert reindex.fill(repo) == len(runs.ids(repo))
+    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
+    assert fsck.check(repo).clean
+
+
+def test_an_attempt_that_began_after_a_failed_one_is_shown(repo: Repository) -> None:
+    _run(repo, "a" * 12)
+    _train(repo, "a" * 12, 3, AttemptEnded(outcome="failed", exit_code=1))
+    reindex.fill(repo)
+    assert listing.list_runs(repo)[0].standing == "failed"
+    _train(repo, "a" * 12, 5, attempt=2)
+    row = listing.list_runs(repo)[0]
+    assert (row.standing, row.attempts, row.last_step) == ("running", 2, 5)
+
+
+def test_events_after_the_end_are_shown_though_there_is_a_summary_without_them(repo: Repository) -> None:
+    _run(repo, "a" * 12)
+    _train(repo, "a" * 12, 3, AttemptEnded(outcome="unsaved", exit_code=4))
+    reindex.fill(repo)
+    planted.append(repo, "a" * 12, 1, ledger.LAUNCHER, _FINISHED)
+    assert state.load(repo, "a" * 12).standing == "finished"
+    assert fsck.check(repo).clean
+
+
+def test_fsck_names_a_key_and_a_summary_that_do_not_match_the_ledger(repo: Repository) -> None:
+    _rich(repo)
+    reindex.fill(repo)
+    run = f"{1:012x}"
+    false = [
+        run_index.ended_key(run, Ended(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)),
+        run_index.created_key(run, Created(created_s=1.0, snapshot="0" * 64)),
+        run_index.verdict_key("d" * 12, "reproduced"),
+        run_index.verdict_key("f" * 12, "reproduced"),
+        f"{run_index.PREFIX}{run}/ended.1.finished.2.90.{'0' * 16}",
+    ]
+    for key in false:
+        run_index.write(repo, key)
+    where = summaries.key(run, 1, 2)
+    summary = summaries.load(repo, run, 1)
+    assert summary is not None
+    chains = summary.chains | {"0": summary.chains["1"]}
+    repo.store.delete(where)
+    repo.store.create(where, codec.encode(msgspec.structs.replace(summary, chains=chains)))
+    assert {one.key for one in fsck.check(repo).damage} == {*false, where}
+
+
+# --- crashes --------------------------------------------------------------------------------------------------------
+
+
+def _attempt(repo: Repository, spools: Path, run: Run) -> None:
+    """Publish a run, and deliver one attempt of it from its spools, as a supervisor does."""
+    if run.id not in runs.ids(repo):
+        runs.publish(repo, run)
+    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    if not ledger.attempts(repo, run.id):
+        ledger.Writer(repo, run.id, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    chains: dict[str, tuple[AnyEvent, ...]] = {
+        ledger.LAUNCHER: (started, _FINISHED),
+        "0": (RankStarted(rank=0, world=1, pid=1), Step(step=1, quantities={}, total=1), RankEnded(rank=0)),
+    }
+    spools.mkdir(parents=True, exist_ok=True)
+    for rank, events in chains.items():
+        if not (path := spools / f"{rank}.spool").exists():
+            writer = SpoolWriter(path, genesis(run.id, 1, rank))
+            for event in events:
+                writer.append(event)
+            writer.close()
+    Delivery(repo, run.id, 1, spools).finish()
+
+
+def _lives(tmp_path: Path) -> Iterator[tuple[Repository, Repository, Path]]:
+    for lives in range(20):
+        store = LocalStore(tmp_path / f"store-{lives}", durable=False)
+        whole = Repository.create(store)
+        _run(whole, "b" * 12)
+        yield whole, Repository.open(DyingStore(store, lives)), tmp_path / f"spools-{lives}" / "spool"
+
+
+def test_after_a_kill_at_each_write_the_list_is_right_and_the_next_delivery_completes_the_index(tmp_path: Path) -> None:
+    deaths = 0
+    for whole, dying, spools in _lives(tmp_path):
+        other = runs.load(whole, "b" * 12)
+        run = Run(id="a" * 12, snapshot=other.snapshot, spec=LaunchSpec(command=("train.py",)), created_s=1.0)
+        try:
+            _attempt(dying, spools, run)
+        except Died:
+            deaths += 1
+        else:
+            break
+        assert fsck.check(whole).clean
+        rows = listing.list_runs(whole)
+        kept = [*whole.store.list(run_index.PREFIX)]
+        _forget(whole)
+        assert listing.list_runs(whole) == rows
+        for stat in kept:
+            run_index.write(whole, stat.key)
+        _attempt(whole, spools, run)
+        reindex.fill(whole)
+        index = run_index.load(whole)[run.id]
+        assert index.created is not None and index.ended is not None and index.ended.is_final
+        assert fsck.check(whole).clean
+    assert deaths > 5
