@@ -23,7 +23,7 @@ from m5ws.records.verdict import Change, Divergence
 from m5ws.repository import runs
 from m5ws.repository.publishing import repeated
 from m5ws.reproduce import compare, reproduce
-from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.compare import Comparison, absent_in
 from m5ws.reproduce.outputs import results
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
@@ -173,7 +173,7 @@ class HybridRuns:
         return self._made[recipe]
 
     def _run(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial:
-        comparison = Comparison(self._side(self._original))
+        comparison = Comparison(self._side(self._original), (ports.repo, plan.run.id))
 
         def feed(rank: str, event: AnyEvent) -> bool:
             comparison.feed(rank, event)
@@ -239,9 +239,9 @@ def _drift(ports: supervise.Ports, earlier: Run, plan: run.Plan) -> tuple[Change
 def missing(comparison: Comparison) -> Divergence | None:
     """Return the first step of the original that an ended run lacks, as a divergence."""
     lacking = [
-        (min(absent), rank)
+        (next(iter(absent)), rank)
         for rank, steps in comparison.original.steps.items()
-        if (absent := set(steps) - set(comparison.replay.steps.get(rank, {})))
+        if (absent := absent_in(comparison.replay.steps.get(rank, {}), steps))
     ]
     if not lacking:
         return None

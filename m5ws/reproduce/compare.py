@@ -4,15 +4,21 @@ Values are compared as exact text: hex floats of quantities, digests and fingerp
 divergence is the one at the lowest step. Within a step, it is the first in causal order.
 """
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from m5ws.records import exact
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Course, Divergence
+from m5ws.records.verdict import Apart, Course, Divergence
 from m5ws.repository import checkpoints
+from m5ws.repository.repository import Repository
+from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
+from m5ws.runs.numbers import Numbers, common, union
+from m5ws.runs.recorded_steps import Series
 
 _ORDER = ("batch", "loss", "grad_norm")
 
@@ -33,19 +39,28 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison:
-    """Compares events of a replay, fed in each rank's order, with those of the original."""
+    """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
 
-    def __init__(self, original: History) -> None:
+    `source` is the store and the run from which older steps of the replay are read.
+    """
+
+    def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
         self.original = original
-        self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[])
+        self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
         self._at_first: list[Difference] = []
         self._tensors: tuple[int, list[str]] | None = None
-        self._differing: dict[str, set[int]] = {}
+        self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
         self._ended: set[int] = set()
-        self._lost: dict[int, list[int]] = {}
+        self._settled_at: int | None = None
+        self._lost: dict[int, Numbers] = {}
+        self.apart = Apart(relative=-1.0, quantity="", step=0, rank=0, values=0)
+        """The quantity that is furthest from the original's, relatively, of `values` that were compared."""
+        self._unlike_at: tuple[int, int] | None = None
+        self.unlike: str | None = None
+        """The first difference of batches or of quantities' names, as text for people."""
 
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Add one event of the replay, and compare it with the original's event of the same rank and step."""
@@ -91,39 +106,44 @@ class Comparison:
         if self._first is None:
             return False
         step = self._first.step
+        if self._settled_at == step:
+            return True
         # A replay on fewer ranks does not wait for the ranks that it lacks.
         ranks = [rank for rank in self.original.steps if rank < (self.replay.world or rank + 1)]
-        return all(rank in self._ended or self._has_recorded(rank, step) for rank in ranks)
+        if all(rank in self._ended or self._has_recorded(rank, step) for rank in ranks):
+            self._settled_at = step
+        return self._settled_at == step
 
     def _has_recorded(self, rank: int, step: int) -> bool:
         """Return True if a rank has recorded all up to a step. State that is saved in the background arrives late."""
-        known = max((saved for saved in self.original.states.get(rank, {}) if saved <= step), default=None)
-        state = known is None or any(saved >= known for saved in self.replay.states.get(rank, {}))
+        known = recorded_steps.up_to(self.original.states.get(rank, {}), step)
+        state = known is None or recorded_steps.last(self.replay.states.get(rank, {})) >= known
         return state and self._reached.get(rank, 0) >= step
 
     def course(self) -> Course:
         """Return a summary of the divergence so far, over all ranks."""
-        differ = set[int]().union(*self._differing.values()) - {0}
-        replayed = {step for steps in self.replay.steps.values() for step in steps}
-        recorded = {step for steps in self.original.steps.values() for step in steps}
+        by = {kind: _steps(ranks.values()) for kind, ranks in sorted(self._differing.items())}
+        every = [numbers for ranks in self._differing.values() for numbers in ranks.values()]
         return Course(
-            compared=len(replayed & recorded),
-            differ=len(differ),
-            last=max(differ, default=0),
-            by={kind: len(steps - {0}) for kind, steps in sorted(self._differing.items()) if steps - {0}},
+            compared=common(_distinct(self.replay.steps.values()), _distinct(self.original.steps.values())),
+            differ=_steps(every),
+            last=max((numbers.last or 0 for numbers in every), default=0),
+            by={kind: count for kind, count in by.items() if count},
         )
 
     def is_exhausted(self) -> bool:
         """Return True if the original did not finish and all of its steps have been compared."""
+        if self.original.outcome in COMPLETE:
+            return False
         last = self.original.last_step
-        passed = set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
-        return self.original.outcome not in COMPLETE and last > 0 and passed
+        return last > 0 and (
+            set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
+        )
 
     def missing(self) -> tuple[str, ...]:
         """Return the steps of the original that the replay lacks, as text for people."""
         absent = {
-            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))
-            for rank, steps in self.original.steps.items()
+            rank: absent_in(self.replay.steps.get(rank, {}), steps) for rank, steps in self.original.steps.items()
         }
         return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
 
@@ -144,8 +164,7 @@ class Comparison:
         An attempt that is asked to stop saves once more, at a step where an uninterrupted replay does not save.
         """
         absent = {
-            rank: sorted(set(states) - set(self.replay.states.get(rank, {})))
-            for rank, states in self.original.states.items()
+            rank: absent_in(self.replay.states.get(rank, {}), states) for rank, states in self.original.states.items()
         }
         lines = [
             f"{ranks}: the replay did not record the state after steps {steps}" for ranks, steps in _joined(absent)
@@ -156,7 +175,7 @@ class Comparison:
 
     def state_compared(self) -> bool:
         """Return True if the last state of the original was compared. Equal losses alone prove little."""
-        last = {rank: max(states) for rank, states in self.original.states.items()}
+        last = {rank: recorded_steps.last(states) for rank, states in self.original.states.items()}
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
         return replayed and min(last.values(), default=0) > 0
 
@@ -169,14 +188,14 @@ class Comparison:
         if step == self._first.step:
             self._at_first.append(difference)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
-        self._differing.setdefault(kind, set()).add(step)
+        self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
         self._reached[rank] = event.step
         known = self.original.steps.get(rank, {}).get(event.step)
         if known is None:
             if self.original.is_lost(event.step):
-                self._lost.setdefault(rank, []).append(event.step)
+                self._lost.setdefault(rank, Numbers()).add(event.step)
             elif self.original.outcome in COMPLETE:
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
@@ -192,6 +211,27 @@ class Comparison:
             elif old is not None:
                 self.equal["batches" if name == "batch" else "quantities"] += 1
         self.equal["steps"] += same
+        self._measure(known, event, rank)
+
+    def _measure(self, known: Step, event: Step, rank: int) -> None:
+        """Keep how far apart two records of a step are, for a verdict by a tolerance."""
+        if known.batch != event.batch:
+            self._note_unlike(event.step, rank, f"the batches of step {event.step} differ")
+        if known.quantities.keys() != event.quantities.keys():
+            self._note_unlike(event.step, rank, f"the names of the quantities of step {event.step} differ")
+            return
+        apart = self.apart
+        values = apart.values + len(known.quantities)
+        for name, text in known.quantities.items():
+            found = relative(text, event.quantities[name])
+            nearer = (rank, event.step) < (apart.rank, apart.step)
+            if found > apart.relative or (found == apart.relative and nearer):
+                apart = Apart(relative=found, quantity=name, step=event.step, rank=rank, values=0)
+        self.apart = msgspec.structs.replace(apart, values=values)
+
+    def _note_unlike(self, step: int, rank: int, words: str) -> None:
+        if self._unlike_at is None or (rank, step) < self._unlike_at:
+            self._unlike_at, self.unlike = (rank, step), words
 
     def _compare_state(self, rank: int, event: State) -> None:
         known = self.original.states.get(rank, {}).get(event.step)
@@ -236,21 +276,50 @@ def compare_histories(original: History, replay: History) -> Comparison:
     for rank, steps in replay.steps.items():
         for event in steps.values():
             comparison.feed(str(rank), event)
+    comparison.replay.steps, comparison.replay.states = replay.steps, replay.states
     comparison.replay.outcome, comparison.replay.outputs = replay.outcome, replay.outputs
     comparison.replay.notices = replay.notices
     return comparison
 
 
-def _joined(by_rank: Mapping[int, Sequence[int]]) -> list[tuple[str, str]]:
+def relative(original: str, replayed: str) -> float:
+    """Return the relative difference of two numbers, given as exact text. It is infinite if one is not finite."""
+    if original == replayed:
+        return 0.0
+    try:
+        a, b = exact.decode(original), exact.decode(replayed)
+    except (ValueError, OverflowError):
+        return math.inf
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
+
+
+def absent_in(steps: Mapping[int, object], wanted: Iterable[int]) -> Numbers:
+    """Return the steps of `wanted` that are not in `steps`."""
+    return Numbers(step for step in wanted if step not in steps)
+
+
+def _distinct(ranks: Iterable[Iterable[int]]) -> Iterator[int]:
+    """Yield the steps that any rank has; most ranks have the same."""
+    return union(steps if isinstance(steps, Series) else sorted(steps) for steps in ranks)
+
+
+def _steps(ranks: Iterable[Numbers]) -> int:
+    """Return how many steps any of the ranks has, without step 0."""
+    return sum(1 for step in union(ranks) if step)
+
+
+def _joined(by_rank: Mapping[int, Numbers]) -> list[tuple[str, str]]:
     """Return ranks and their steps as text. Ranks with the same steps are joined, and those without steps left out."""
     ranks: dict[str, list[int]] = {}
     for rank, steps in sorted(by_rank.items()):
         if steps:
-            ranks.setdefault(_ranges(sorted(steps)), []).append(rank)
+            ranks.setdefault(_ranges(steps), []).append(rank)
     return [(f"rank{'s' * (len(those) > 1)} {_ranges(those)}", steps) for steps, those in ranks.items()]
 
 
-def _ranges(numbers: list[int]) -> str:
+def _ranges(numbers: Iterable[int]) -> str:
     """Return sorted numbers as text, with consecutive ones joined: 1-4, 7."""
     parts: list[list[int]] = []
     for number in numbers:

@@ -50,8 +50,9 @@ def replay(
     user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
-    with_first = Comparison(_up_to(comparison.replay, last))
-    with_original = Comparison(_up_to(comparison.original, last))
+    source = (ports.repo, planned.run.id)
+    with_first = Comparison(_up_to(comparison.replay, last), source)
+    with_original = Comparison(_up_to(comparison.original, last), source)
 
     def feed(rank: str, event: AnyEvent) -> bool:
         with_first.feed(rank, event)
@@ -97,7 +98,7 @@ def from_start(
 
     Raises KeyboardInterrupt if the user stops it.
     """
-    comparison = Comparison(original)
+    comparison = Comparison(original, (ports.repo, planned.run.id))
 
     def feed(rank: str, event: AnyEvent) -> bool:
         comparison.feed(rank, event)

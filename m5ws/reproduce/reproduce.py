@@ -138,7 +138,7 @@ def execute(
         # State before the first step is compared; state that a checkpoint restored is given.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
         original = original.within(given, request.segment.last)
-    comparison = Comparison(original)
+    comparison = Comparison(original, (ports.repo, planned.run.id))
 
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None

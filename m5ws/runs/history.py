@@ -1,10 +1,12 @@
-"""The history of a run, step by step, over all its attempts: one side of a comparison.
+"""The history of a run over all its attempts: one side of a comparison.
 
-An attempt that resumes from step k replaces the records of earlier attempts after k. The history is that of the
-weights that the run ended with.
+An attempt that resumes from step k replaces the records of earlier attempts after k: the history is that of the weights
+at the end of the run. Steps and states stay in the ledger until they are compared.
 """
 
-from typing import TypeVar
+from collections.abc import Mapping
+from functools import partial
+from typing import cast
 
 import msgspec
 
@@ -24,9 +26,10 @@ from m5ws.records.ledger import (
 )
 from m5ws.repository import checkpoints, cross_check
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import genesis
 from m5ws.repository.repository import Repository
-
-T = TypeVar("T")
+from m5ws.runs import recorded_steps
+from m5ws.runs.recorded_steps import Chain, Joined, Live, Part, R, Within
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -38,8 +41,8 @@ class History(msgspec.Struct, kw_only=True):
     `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
     """
 
-    steps: dict[int, dict[int, Step]] = {}
-    states: dict[int, dict[int, State]] = {}
+    steps: dict[int, Mapping[int, Step]] = {}
+    states: dict[int, Mapping[int, State]] = {}
     contents: dict[int, str] = {}
     published: dict[str, CheckpointPublished] = {}
     outputs: Digest | None = None
@@ -51,11 +54,14 @@ class History(msgspec.Struct, kw_only=True):
     outcome: str | None = None
     attempts: int = 0
     world: int = 0
+    source: tuple[Repository, str] | None = None
+    """Store and run of a live history, from which steps are read that are not held any more."""
+    _loaded: "History | None" = None
 
     @property
     def last_step(self) -> int:
         """The last step that any rank recorded."""
-        return max((step for steps in self.steps.values() for step in steps), default=0)
+        return max(map(recorded_steps.last, self.steps.values()), default=0)
 
     @property
     def by_steps(self) -> bool:
@@ -80,9 +86,9 @@ class History(msgspec.Struct, kw_only=True):
             case Setting(name="threads"):
                 self.threads.setdefault(event.rank, []).append((event.step, event.value))
             case Step():
-                self.steps.setdefault(int(rank), {})[event.step] = event
+                self._add(self.steps, int(rank), event, Step)
             case State() if not event.restored:
-                self.states.setdefault(int(rank), {})[event.step] = event
+                self._add(self.states, int(rank), event, State)
             case CheckpointPublished() | OutputsStored():
                 self._publish(event)
             case Notice():
@@ -91,6 +97,23 @@ class History(msgspec.Struct, kw_only=True):
                 self.outcome = event.outcome
             case _:
                 pass
+
+    def _add(self, values: dict[int, Mapping[int, R]], rank: int, value: R, kind: type[R]) -> None:
+        series = values.get(rank)
+        if series is None:
+            series = values[rank] = Live(kind, partial(self._older, kind, rank))
+        if isinstance(series, Live):
+            series.add(value)
+        elif isinstance(series, dict):
+            series[value.step] = value
+
+    def _older(self, kind: type[R], rank: int) -> Mapping[int, R]:
+        """Return all values of a rank of a live run, from its ledger."""
+        if self.source is not None and self._loaded is None:
+            self._loaded = load(*self.source)
+        loaded = self._loaded or History()
+        values: dict[type, Mapping[int, Mapping[int, Step | State]]] = {Step: loaded.steps, State: loaded.states}
+        return cast("Mapping[int, R]", values[kind].get(rank, {}))
 
     def _publish(self, event: CheckpointPublished | OutputsStored) -> None:
         if isinstance(event, CheckpointPublished):
@@ -111,7 +134,7 @@ class History(msgspec.Struct, kw_only=True):
         return next((begin for begin, attempt in reversed(self.begun) if begin < step and attempt > 1), None)
 
     def threads_at(self, rank: int, step: int) -> str | None:
-        """Return the number of threads that a rank used in a step, None if it was not recorded."""
+        """Return the number of threads of a rank in a step, or None if it was not recorded."""
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
 
     def is_lost(self, step: int) -> bool:
@@ -120,25 +143,19 @@ class History(msgspec.Struct, kw_only=True):
 
     def within(self, first: int, last: int) -> "History":
         """Return the history of the steps after `first` up to `last` alone."""
-
-        def kept(by_step: dict[int, T]) -> dict[int, T]:
-            return {step: value for step, value in by_step.items() if first < step <= last}
-
         return msgspec.structs.replace(
             self,
-            steps={rank: kept(steps) for rank, steps in self.steps.items()},
-            states={rank: kept(states) for rank, states in self.states.items()},
-            contents=kept(self.contents),
+            steps={rank: Within(steps, first, last) for rank, steps in self.steps.items()},
+            states={rank: Within(states, first, last) for rank, states in self.states.items()},
+            contents={step: content for step, content in self.contents.items() if first < step <= last},
         )
 
     def _go_back(self, step: int) -> None:
-        """Remove the steps after `step`. The attempt that begins does them again."""
+        """Forget all records after `step`: the attempt that begins does these steps again."""
         for steps in self.steps.values():
-            for later in [number for number in steps if number > step]:
-                del steps[later]
+            recorded_steps.cut(steps, step)
         for states in self.states.values():
-            for later in [number for number in states if number > step]:
-                del states[later]
+            recorded_steps.cut(states, step)
         for later in [number for number in self.contents if number > step]:
             del self.contents[later]
         for rank, changes in self.threads.items():
@@ -150,24 +167,49 @@ def load(repo: Repository, run: str, before_attempt: int | None = None, folded: 
     """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken.
 
     Unless it is to be `folded`, the newest record of each step is kept even if a later attempt went back behind it.
+    Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
     for attempt in ledger.attempts(repo, run):
         if before_attempt is not None and attempt >= before_attempt:
             break
-        _check_ends(repo, run, attempt)
-        order = sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit())
-        for rank in order:
-            for event in ledger.events(repo, run, attempt, rank):
-                if folded or not isinstance(event, AttemptStarted):
-                    history.add(rank, event)
+        try:
+            _read(repo, run, attempt, history, folded=folded)
+        except CorruptObject as error:
+            known = cross_check.rewritten(repo, run)
+            raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error
     return history
 
 
-def _check_ends(repo: Repository, run: str, attempt: int) -> None:
-    """Raise CorruptObject for chains that lack their end, with the evidence of checkpoints."""
-    try:
-        ledger.check_ends(repo, run, attempt)
-    except CorruptObject as error:
-        known = cross_check.rewritten(repo, run)
-        raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error
+def _read(repo: Repository, run: str, attempt: int, history: History, *, folded: bool) -> None:
+    """Add an attempt to a history: its launcher's chain first, which has the ends of the others."""
+    ends: dict[str, Digest] = {}
+    found: dict[str, Digest] = {}
+    for rank in sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit()):
+        chain, parts = Chain(repo, run, attempt, rank), dict[type, Part[Step | State]]()
+        for batch in ledger.read(repo, run, attempt, rank):
+            chain.note(batch)
+            found[rank] = batch.head
+            for event in map(ledger.decode_event, batch.events):
+                if recorded_steps.counts(event) and rank.isdigit():
+                    _note(history, chain, parts, int(rank), batch.seq, event)
+                elif folded or not isinstance(event, AttemptStarted):
+                    history.add(rank, event)
+                if isinstance(event, AttemptEnded) and not ends:
+                    ends = event.heads
+    for rank, head in ends.items():
+        ledger.check_end(run, attempt, rank, head, found.get(rank, genesis(run, attempt, rank)))
+
+
+def _note(
+    history: History, chain: Chain, parts: dict[type, Part[Step | State]], rank: int, seq: int, event: Step | State
+) -> None:
+    """Note where in its chain a step or state is."""
+    kind: type[Step | State] = type(event)
+    if kind not in parts:
+        parts[kind] = Part[Step | State](chain, kind)
+        every = history.steps if isinstance(event, Step) else history.states
+        series = cast("dict[int, Mapping[int, Step | State]]", every).setdefault(rank, Joined[Step | State]())
+        assert isinstance(series, Joined)
+        series.parts.append(parts[kind])
+    parts[kind].note(seq, event.step)

@@ -4,11 +4,15 @@ A resume goes back to a checkpoint, so the steps between that checkpoint and the
 restore they are equal in bits. If they differ, this reports the first such step at once.
 """
 
+import logging
+
+from m5ws.errors import M5Error
 from m5ws.records.ledger import AnyEvent, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
 _MOST = 3
+_log = logging.getLogger(__name__)
 
 
 class RepeatedSteps:
@@ -24,15 +28,20 @@ class RepeatedSteps:
         """Return the differences between this event and the same one of an earlier attempt; mostly none."""
         if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
             return []
-        if isinstance(event, Step):
-            differences = self._step(int(rank), event)
-        elif isinstance(event, State) and not event.restored:
-            differences = self._state(int(rank), event)
-        else:
+        try:
+            differences = self._differences(int(rank), event)
+        except (M5Error, OSError) as error:
+            _log.warning("repeated steps are not compared any more: %s", error)
+            self._earlier = None
             return []
         if differences:
             self._messages += 1
         return [f"the resume was not exact: {', '.join(differences)}"] if differences else []
+
+    def _differences(self, rank: int, event: AnyEvent) -> list[str]:
+        if isinstance(event, Step):
+            return self._step(rank, event)
+        return self._state(rank, event) if isinstance(event, State) and not event.restored else []
 
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None

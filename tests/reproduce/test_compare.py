@@ -261,7 +261,7 @@ def test_checkpoints_are_compared_by_content() -> None:
 
 def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergence() -> None:
     original = _history(_events(0, every=2))
-    original.states[0][3] = State(step=3, tensors={"model.a": "a3"})
+    original.add("0", State(step=3, tensors={"model.a": "a3"}))
     original.contents[3] = "content"
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()

@@ -1,5 +1,7 @@
 """The verdict after a second replay, in words that claim no more than the replays showed."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 
@@ -88,7 +90,7 @@ def _run(segment: Segment | None = None) -> Run:
 
 
 def _comparison(*, by_steps: bool) -> Comparison:
-    steps = {0: {1: Step(step=1, quantities={})}} if by_steps else {}
+    steps: dict[int, Mapping[int, Step]] = {0: {1: Step(step=1, quantities={})}} if by_steps else {}
     return Comparison(History(steps=steps, states={}, contents={}, facts={}, notices=[]))
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from m5ws.records import exact
 from m5ws.records.ledger import Step
 from m5ws.records.verdict import Verdict
-from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.verdict.tolerance import judge_tolerance, relative
+from m5ws.reproduce.compare import Comparison, relative
+from m5ws.reproduce.verdict.tolerance import judge_tolerance
 from m5ws.runs.history import History
 
 DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", reason="it differs")

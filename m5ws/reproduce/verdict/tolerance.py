@@ -4,14 +4,9 @@ The statistic is the largest relative difference, |a - b| / max(|a|, |b|), over 
 It covers recorded values alone. Two runs within the tolerance are *consistent*, never *identical*.
 """
 
-import math
-from collections.abc import Iterator
-
 import msgspec
 
-from m5ws.records import exact
-from m5ws.records.ledger import Step
-from m5ws.records.verdict import Apart, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.reproduce.compare import Comparison
 
 
@@ -24,8 +19,8 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
         return verdict
     if why := _other_run(comparison):
         return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
-    furthest = _furthest(comparison)
-    if furthest is None:
+    furthest = comparison.apart
+    if not furthest.values:
         words = f"{verdict.reason}. The tolerance does not apply: no quantity was recorded"
         return msgspec.structs.replace(verdict, reason=words)
     where = f"{furthest.quantity} of step {furthest.step}, rank {furthest.rank}"
@@ -45,40 +40,4 @@ def _other_run(comparison: Comparison) -> str | None:
         return "the script records no steps (m5ws.session)"
     if missing := comparison.missing():
         return missing[0]
-    for original, replayed in _steps(comparison):
-        if original.batch != replayed.batch:
-            return f"the batches of step {original.step} differ"
-        if original.quantities.keys() != replayed.quantities.keys():
-            return f"the names of the quantities of step {original.step} differ"
-    return None
-
-
-def _furthest(comparison: Comparison) -> Apart | None:
-    """Return the value with the largest relative difference, the first one of equals."""
-    furthest: Apart | None = None
-    values = 0
-    for rank, steps in sorted(comparison.original.steps.items()):
-        for step, original in sorted(steps.items()):
-            replayed = comparison.replay.steps[rank][step].quantities
-            for name, text in original.quantities.items():
-                values += 1
-                apart = relative(text, replayed[name])
-                if furthest is None or apart > furthest.relative:
-                    furthest = Apart(relative=apart, quantity=name, step=step, rank=rank, values=0)
-    return msgspec.structs.replace(furthest, values=values) if furthest is not None else None
-
-
-def _steps(comparison: Comparison) -> Iterator[tuple[Step, Step]]:
-    for rank, steps in sorted(comparison.original.steps.items()):
-        for step, original in sorted(steps.items()):
-            yield original, comparison.replay.steps[rank][step]
-
-
-def relative(original: str, replayed: str) -> float:
-    """Return the relative difference of two numbers, given as exact text. It is infinite if one is not finite."""
-    if original == replayed:
-        return 0.0
-    a, b = exact.decode(original), exact.decode(replayed)
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
+    return comparison.unlike

@@ -1,0 +1,238 @@
+"""Steps and states of one rank by their numbers: of a ledger, which is read as they are needed, and of a live run.
+
+Invariant: memory does not grow with the values. A chain takes a few numbers for each of its batches, and two batches.
+"""
+
+from abc import abstractmethod
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeGuard, TypeVar
+
+from m5ws.errors import CorruptObject
+from m5ws.records.ledger import AnyEvent, Batch, State, Step
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.runs.numbers import Numbers, union
+
+R = TypeVar("R", bound=Step | State)
+_BATCHES = 2
+_END = 2**63 - 1
+RECENT: dict[type, int] = {Step: 1024, State: 64}
+"""Number of the newest values of a live run that are held for each rank."""
+
+
+class Series(Mapping[int, R]):
+    """Values by their steps, in ascending order."""
+
+    @abstractmethod
+    def up_to(self, number: int) -> int | None:
+        """Return the last step that has a value and is not after `number`, or None."""
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Chain:
+    """One chain whose batches were checked once, read again one batch at a time."""
+
+    def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
+        self._repo, self._chain = repo, (run, attempt, rank)
+        self._heads = array("Q")
+        self._held: OrderedDict[int, dict[tuple[type, int], Step | State]] = OrderedDict()
+
+    def note(self, batch: Batch) -> None:
+        """Take in the next batch, which was checked against the one before."""
+        self._heads.append(_short(batch))
+
+    def values(self, seq: int) -> dict[tuple[type, int], Step | State]:
+        """Return the steps and states of a batch. Raises CorruptObject if it is not the one that was checked."""
+        if seq not in self._held:
+            while len(self._held) >= _BATCHES:
+                self._held.popitem(last=False)
+            batch = ledger.fetch(self._repo, *self._chain, seq)
+            if _short(batch) != self._heads[seq]:
+                raise CorruptObject(f"batch {seq} of {'/'.join(map(str, self._chain))} was changed while it was read")
+            events = map(ledger.decode_event, batch.events)
+            self._held[seq] = {(type(event), event.step): event for event in events if counts(event)}
+        return self._held[seq]
+
+
+def counts(event: AnyEvent) -> TypeGuard[Step | State]:
+    """Return True for steps, and for states that were not read back from a checkpoint."""
+    return isinstance(event, Step) or (isinstance(event, State) and not event.restored)
+
+
+def _short(batch: Batch) -> int:
+    return int(batch.head[:16], 16)
+
+
+class Part(Series[R]):
+    """The steps, or states, in one chain. `cut` limits those that count."""
+
+    def __init__(self, chain: Chain, kind: type[R]) -> None:
+        self._chain = chain
+        self._kind = kind
+        self._numbers = Numbers()
+        self._seqs, self._least, self._most = array("q"), array("q"), array("q")
+        self._ordered = True
+
+    def note(self, seq: int, number: int) -> None:
+        """Note that batch `seq` has a value of step `number`."""
+        if not self._seqs or seq != self._seqs[-1]:
+            self._ordered = self._ordered and not (self._least and number < self._most[-1])
+            self._seqs.append(seq)
+            self._least.append(number)
+            self._most.append(number)
+        else:
+            self._ordered = self._ordered and number >= self._most[-1]
+            self._least[-1] = min(self._least[-1], number)
+            self._most[-1] = max(self._most[-1], number)
+        self._numbers.add(number)
+
+    def cut(self, last: int) -> None:
+        """Leave out what comes after step `last`: a later attempt does it again."""
+        self._numbers.cut(last)
+
+    def up_to(self, number: int) -> int | None:
+        return self._numbers.up_to(number)
+
+    def __getitem__(self, number: int) -> R:
+        """Return the newest value of a step. Raises KeyError, CorruptObject."""
+        if number not in self._numbers:
+            raise KeyError(number)
+        for seq in self._candidates(number):
+            value = self._chain.values(seq).get((self._kind, number))
+            if isinstance(value, self._kind):
+                return value
+        raise CorruptObject(f"step {number} is not in the ledger any more")
+
+    def _candidates(self, number: int) -> Iterator[int]:
+        """Yield the batches that may have the value of a step, the newest first."""
+        places = reversed(range(len(self._seqs)))
+        if self._ordered:
+            place = bisect_right(self._least, number) - 1
+            places = reversed(range(max(place, 0), place + 1))
+        return (self._seqs[place] for place in places if self._least[place] <= number <= self._most[place])
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class Joined(Series[R]):
+    """The values of one rank over all attempts; the newest attempt that has a step counts."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part[R]] = []
+
+    def up_to(self, number: int) -> int | None:
+        found = (part.up_to(number) for part in self.parts)
+        return max((step for step in found if step is not None), default=None)
+
+    def cut(self, last: int) -> None:
+        """Leave out what comes after step `last`."""
+        for part in self.parts:
+            part.cut(last)
+
+    def __getitem__(self, number: int) -> R:
+        part = next((part for part in reversed(self.parts) if number in part), None)
+        if part is None:
+            raise KeyError(number)
+        return part[number]
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in part for part in self.parts)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.parts[0]) if len(self.parts) == 1 else union(self.parts)
+
+
+class Live(Series[R]):
+    """The values of one rank of a run that goes on: the newest ones, and older ones as `older` has them."""
+
+    def __init__(self, kind: type[R], older: Callable[[], Mapping[int, R]]) -> None:
+        self._most = RECENT[kind]
+        self._older = older
+        self._numbers = Numbers()
+        self._recent: OrderedDict[int, R] = OrderedDict()
+
+    def add(self, value: R) -> None:
+        """Take in the next value."""
+        self._numbers.add(value.step)
+        self._recent[value.step] = value
+        if len(self._recent) > self._most:
+            self._recent.popitem(last=False)
+
+    def cut(self, last: int) -> None:
+        """Leave out what comes after step `last`."""
+        self._numbers.cut(last)
+        for number in [number for number in self._recent if number > last]:
+            del self._recent[number]
+
+    def up_to(self, number: int) -> int | None:
+        return self._numbers.up_to(number)
+
+    def __getitem__(self, number: int) -> R:
+        if number not in self._numbers:
+            raise KeyError(number)
+        return self._recent[number] if number in self._recent else self._older()[number]
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class Within(Series[R]):
+    """The values of another series after step `first`, up to step `end`."""
+
+    def __init__(self, whole: Mapping[int, R], first: int, end: int) -> None:
+        self._whole = whole
+        self._first, self._end = first, end
+
+    def up_to(self, number: int) -> int | None:
+        step = up_to(self._whole, min(number, self._end))
+        return step if step is not None and step > self._first else None
+
+    def __getitem__(self, number: int) -> R:
+        if number not in self:
+            raise KeyError(number)
+        return self._whole[number]
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self._first < number <= self._end and number in self._whole
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number in self._whole if self._first < number <= self._end)
+
+
+def up_to(values: Mapping[int, object], number: int) -> int | None:
+    """Return the last step that has a value and is not after `number`, or None."""
+    if isinstance(values, Series):
+        return values.up_to(number)
+    return max((step for step in values if step <= number), default=None)
+
+
+def last(values: Mapping[int, object]) -> int:
+    """Return the last step that has a value, or 0."""
+    return up_to(values, _END) or 0
+
+
+def cut(values: Mapping[int, object], end: int) -> None:
+    """Leave out what comes after step `end`."""
+    if isinstance(values, Live | Joined):
+        values.cut(end)
+    elif isinstance(values, dict):
+        for number in [number for number in values if number > end]:
+            del values[number]

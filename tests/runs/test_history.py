@@ -1,0 +1,170 @@
+"""Histories that stay in the ledger: equal to all events held in memory, at the cost of two batches of a chain."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import CorruptObject
+from m5ws.records import codec
+from m5ws.records.ledger import AttemptEnded, Batch, RankStarted, State, Step
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import compare
+from m5ws.reproduce.compare import Comparison
+from m5ws.runs import history, recorded_steps
+from m5ws.runs.history import History
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
+
+RUN, OTHER = "a" * 12, "b" * 12
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return Repository.create(LocalStore(tmp_path / "store", durable=False))
+
+
+def _step(step: int, rank: int, attempt: int = 1) -> Step:
+    return Step(step=step, quantities={"loss": f"0x1.{step:04x}{rank}{attempt}p+0"}, batch=f"{step:064x}")
+
+
+def _attempt(
+    repo: Repository, run: str, steps: range, attempt: int = 1, *, ranks: int = 2, batch: int = 4, states: int = 3
+) -> None:
+    """Publish an attempt that resumes before `steps`; states of every third step come one batch late."""
+    resume = f"{steps[0] - 1:010d}-{attempt - 1:04d}" if steps[0] > 1 else None
+    planted.begin(repo, run, attempt, resume=resume)
+    for rank in range(ranks):
+        writer, late = ledger.Writer(repo, run, attempt, str(rank)), list[State]()
+        writer.append([codec.encode(RankStarted(rank=rank, world=ranks, pid=1))])
+        for begin in range(0, len(steps), batch):
+            part = steps[begin : begin + batch]
+            events = [*late, *(_step(step, rank, attempt) for step in part)]
+            late = [State(step=step, generators={"g": f"{step}{attempt}"}) for step in part if step % states == 0]
+            writer.append([codec.encode(event) for event in events])
+        writer.append([codec.encode(event) for event in (State(step=1, restored=True), *late)])
+    planted.append(repo, run, attempt, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+
+
+def _held(repo: Repository, run: str, *, folded: bool = True) -> tuple[dict[int, dict[int, Step]], ...]:
+    """Return steps and states of a run by rank, all in memory: the rule in its simplest form."""
+    found: tuple[dict[int, dict[int, Step]], ...] = ({}, {})
+    for attempt in ledger.attempts(repo, run):
+        start = next(iter(ledger.events(repo, run, attempt, ledger.LAUNCHER)))
+        begin = int(start.resume.split("-")[0]) if start.resume else 0  # type: ignore[union-attr]
+        for values in (*found[0].values(), *found[1].values()) if folded else ():
+            for number in [number for number in values if number > begin]:
+                del values[number]
+        for rank in (name for name in ledger.ranks(repo, run, attempt) if name.isdigit()):
+            for event in ledger.events(repo, run, attempt, rank):
+                if recorded_steps.counts(event):
+                    found[isinstance(event, State)].setdefault(int(rank), {})[event.step] = event  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("begins", [(1,), (1, 8), (1, 8, 5), (1, 12, 20)])
+def test_a_history_has_what_all_events_in_memory_have(repo: Repository, begins: tuple[int, ...], folded: bool) -> None:
+    planted.run(repo, RUN)
+    for attempt, begin in enumerate(begins, 1):
+        _attempt(repo, RUN, range(begin, begin + 14 - attempt), attempt)
+    done, (steps, states) = history.load(repo, RUN, folded=folded), _held(repo, RUN, folded=folded)
+    for found, wanted in ((done.steps, steps), (done.states, states)):
+        assert {rank: {**series} for rank, series in found.items()} == wanted
+        assert {rank: recorded_steps.last(series) for rank, series in found.items()} == {
+            rank: max(series) for rank, series in wanted.items()
+        }
+    for first, end in ((0, 99), (3, 9), (9, 3)):
+        part = done.within(first, end).steps[1]
+        assert {**part} == {step: event for step, event in steps[1].items() if first < step <= end}
+
+
+def test_a_history_holds_two_batches_of_a_chain_however_long_it_is(repo: Repository) -> None:
+    held = []
+    for run, steps in ((RUN, 40), (OTHER, 400)):
+        planted.run(repo, run)
+        _attempt(repo, run, range(1, steps + 1))
+        done = history.load(repo, run)
+        assert [event.step for event in done.steps[1].values()] == [*range(1, steps + 1)]
+        (part,) = done.steps[1].parts  # type: ignore[attr-defined]
+        held.append(sum(map(len, part._chain._held.values())))
+    assert held[0] == held[1] <= 2 * 6
+
+
+def test_steps_in_order_cost_each_batch_once(repo: Repository) -> None:
+    planted.run(repo, RUN)
+    _attempt(repo, RUN, range(1, 101))
+    counting = CountingStore(repo.store)
+    done = history.load(Repository.open(counting), RUN)
+    counting.gets.clear()
+    for step in range(1, 101):
+        for rank in (0, 1):
+            assert done.steps[rank][step].step == step
+    assert max(Counter(counting.gets).values()) == 1
+
+
+def test_a_batch_that_is_exchanged_after_it_was_checked_is_refused(repo: Repository) -> None:
+    planted.run(repo, RUN)
+    _attempt(repo, RUN, range(1, 20))
+    done = history.load(repo, RUN)
+    key = f"runs/{RUN}/ledger/0001/0/00000002"
+    batch = codec.decode(repo.store.get(key), Batch)
+    planted.run(repo, OTHER)
+    forged = ledger.Writer(repo, OTHER, 1, "0")
+    forged.append([codec.encode(_step(5, 7))])
+    other = codec.decode(repo.store.get(f"runs/{OTHER}/ledger/0001/0/00000000"), Batch)
+    repo.store.delete(key)
+    repo.store.create(
+        key,
+        codec.encode(
+            Batch(run=RUN, attempt=1, rank="0", seq=2, previous=other.previous, head=other.head, events=other.events)
+        ),
+    )
+    assert batch.head != other.head
+    with pytest.raises(CorruptObject):
+        _ = done.steps[0][5]
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def _events(repo: Repository, run: str) -> list[tuple[str, object]]:
+    return [(rank, event) for rank in ("0", "1") for event in ledger.events(repo, run, 1, rank)]
+
+
+@pytest.mark.parametrize("differs", [None, 1, 30, 60])
+def test_a_comparison_by_ledger_is_that_of_histories_in_memory(repo: Repository, differs: int | None) -> None:
+    for run in (RUN, OTHER):
+        planted.run(repo, run)
+    _attempt(repo, RUN, range(1, 61))
+    planted.begin(repo, OTHER)
+    for rank in range(2):
+        told = [_step(step, rank, 1 if differs is None or step < differs else 2) for step in range(1, 61)]
+        ledger.Writer(repo, OTHER, 1, str(rank)).append([codec.encode(event) for event in told])
+    steps, states = _held(repo, RUN)
+    held = Comparison(History(steps=steps, states=states, outcome="finished"))  # type: ignore[arg-type]
+    streamed = Comparison(history.load(repo, RUN), (repo, OTHER))
+    for chain, event in _events(repo, OTHER):
+        for comparison in (held, streamed):
+            comparison.feed(chain, event)  # type: ignore[arg-type]
+    whole = compare.compare_histories(history.load(repo, RUN), history.load(repo, OTHER))
+    for found in (streamed, whole):
+        assert found.first() == held.first() and (held.first() is None) == (differs is None)
+        assert found.course() == held.course() and found.equal == held.equal and found.apart == held.apart
+        assert (found.missing(), found.extra()) == (held.missing(), held.extra())
+        assert found.at_first() == held.at_first()
+
+
+def test_old_steps_of_a_live_run_are_read_from_its_ledger(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recorded_steps.RECENT, Step, 8)
+    planted.run(repo, RUN)
+    _attempt(repo, RUN, range(1, 61))
+    comparison = Comparison(history.load(repo, RUN), (repo, RUN))
+    for rank, event in _events(repo, RUN):
+        comparison.feed(rank, event)  # type: ignore[arg-type]
+    live = comparison.replay.steps[1]
+    assert len(live._recent) == 8  # type: ignore[attr-defined]
+    assert {**live} == {**history.load(repo, RUN).steps[1]}
+    assert comparison.first() is None and comparison.equal["steps"] == 120

@@ -1,0 +1,40 @@
+"""Sets of numbers in little memory, compared with sets."""
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.runs.numbers import Numbers, common, union
+
+NUMBERS = st.lists(st.integers(0, 30), max_size=30)
+
+
+@given(NUMBERS, st.integers(0, 31), st.booleans())
+def test_they_are_the_set_of_what_was_added(added: list[int], end: int, ordered: bool) -> None:
+    found, wanted = Numbers(sorted(added) if ordered else added), set(added)
+    for _ in range(2):
+        assert list(found) == sorted(wanted) and len(found) == len(wanted)
+        assert found.last == max(wanted, default=None)
+        assert [number in found for number in range(32)] == [number in wanted for number in range(32)]
+        for number in range(32):
+            assert found.up_to(number) == max((one for one in wanted if one <= number), default=None)
+        found.cut(end)
+        wanted = {number for number in wanted if number <= end}
+    found.add(end)
+    assert set(found) == wanted | {end}
+
+
+@given(NUMBERS, NUMBERS)
+def test_unions_and_common_numbers_are_those_of_sets(one: list[int], other: list[int]) -> None:
+    both = Numbers(one), Numbers(other)
+    assert list(union(both)) == sorted({*one, *other})
+    assert common(*both) == len(set(one) & set(other))
+    assert (both[0] == both[1]) == (set(one) == set(other))
+
+
+@pytest.mark.parametrize("stride", [1, 100])
+def test_many_in_even_strides_take_the_memory_of_one_range(stride: int) -> None:
+    found = Numbers(range(0, 10_000 * stride, stride))
+    assert len(found) == 10_000 and sys.getsizeof(found._ranges) < 200 and not found._others
