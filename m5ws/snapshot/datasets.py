@@ -6,6 +6,7 @@ earlier snapshot. The tree does not depend on the source, because the pin has th
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset
 from m5ws.records.tree import Tree
-from m5ws.repository import snapshots
+from m5ws.repository import concurrency, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
@@ -27,6 +28,9 @@ from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import DatasetSource, TrackedDataset
 
 _MARK = "dvc"
+_SNAPSHOTS = "dvc-snapshots"
+"""Marks of this name are a snapshot's id and the short digests of its DVC pins."""
+_ID = 64
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,13 +150,30 @@ def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked
 def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
     """Return the dataset of a published snapshot if the store has all of its objects, else None."""
     name = os.fsdecode(tracked.path)
-    for snapshot_id in snapshots.ids(place.repo):
+    for snapshot_id in _snapshots_with(place, name, tracked.hash):
         for dataset in snapshots.load(place.repo, snapshot_id).datasets:
             if (dataset.kind, dataset.name, dataset.hash) != ("dvc", name, tracked.hash):
                 continue
             if (files := _whole(place.repo, dataset.tree)) is not None:
                 return Kept(tracked=tracked, dataset=dataset, files=files)
     return None
+
+
+def _snapshots_with(place: Place, name: str, pin: str) -> list[Digest]:
+    """Return the snapshots that have a dataset with this pin. Each snapshot of the store is read once on a machine."""
+    known = {mark[:_ID]: mark for mark in place.index.marks(_SNAPSHOTS)}
+    ids = snapshots.ids(place.repo)
+    new = [snapshot_id for snapshot_id in ids if snapshot_id not in known]
+    for snapshot_id, snapshot in zip(new, concurrency.each(partial(snapshots.load, place.repo), new), strict=True):
+        pins = (_pin(place, one.name, one.hash) for one in snapshot.datasets if one.kind == "dvc" and one.hash)
+        known[snapshot_id] = " ".join((snapshot_id, *pins))
+    place.index.remember_marks(_SNAPSHOTS, set(known.values()))
+    wanted = _pin(place, name, pin)
+    return [snapshot_id for snapshot_id in ids if wanted in known[snapshot_id][_ID:].split()]
+
+
+def _pin(place: Place, name: str, pin: str) -> str:
+    return place.repo.objects.digest(f"{name}\0{pin}".encode(errors="surrogateescape"))[:16]
 
 
 def _whole(repo: Repository, digest: Digest) -> int | None:
