@@ -1,4 +1,4 @@
-"""Writes what the run index and the summaries of attempts lack: in stores of older builds, and after a kill."""
+"""Completes the run index and the summaries of attempts: in stores of older builds, and after a kill."""
 
 from m5ws.errors import UNREADABLE
 from m5ws.progress import Progress
@@ -9,7 +9,7 @@ from m5ws.repository.run_index import Facts
 
 
 def fill(repo: Repository, progress: Progress | None = None) -> int:
-    """Write what is missing of all runs, and return the number of runs that lacked some; damaged runs are left out."""
+    """Complete the index of all runs, and return the number of incomplete ones. Damaged runs are left out."""
     index, names = run_index.load(repo), runs.ids(repo)
     filled = 0
     for position, lacked in enumerate(concurrency.each(lambda run: _fill(repo, run, index.get(run, Facts())), names)):
@@ -27,7 +27,7 @@ def _fill(repo: Repository, run_id: str, known: Facts) -> bool:
 
 
 def _lacked(repo: Repository, run_id: str, known: Facts) -> bool:
-    """Write what a run lacks; return True if it lacked anything."""
+    """Complete the index of a run; return True if it was incomplete."""
     lacked = False
     run = runs.load(repo, run_id) if known.created is None or known.created.reproduces else None
     if run is not None and known.created is None:

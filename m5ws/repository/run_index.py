@@ -49,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """What the index contains of one run; `ended` is the newest attempt that has ended."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended."""
 
     created: Created | None = None
     ended: Ended | None = None

@@ -306,7 +306,7 @@ def _distinct(ranks: Iterable[Iterable[int]]) -> Iterator[int]:
 
 
 def _steps(ranks: Iterable[Numbers]) -> int:
-    """Return how many steps any of the ranks has, without step 0."""
+    """Return the number of steps that any of the ranks has, without step 0."""
     return sum(1 for step in union(ranks) if step)
 
 

@@ -1,6 +1,6 @@
-"""Lists of the snapshots and runs in a store, and views of one of them. Reads only.
+"""What there is in a store, and all that is known of one snapshot or run. Reads only.
 
-A damaged or newer record does not hide the others. Its row has the error.
+A damaged or newer record does not hide the others: its row says what is wrong with it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ Row = TypeVar("Row")
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot in a list. `created_s` is the time of its first publication, `message` its newest message."""
+    """A snapshot in a list; `created_s` is when it was first published, `message` what was said last."""
 
     id: Digest
     created_s: float = 0.0
@@ -102,8 +102,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
-    this store. `forks` are the runs that start from its checkpoints. `joint` is the newest joint verdict of its
-    segments.
+    this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
     """
 
     run: Run
@@ -137,7 +136,7 @@ def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow
 
 
 def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
-    """Yield a row for each name. Rows are read in parallel, since a distant store answers slowly."""
+    """Yield the row of each name. Rows are read in parallel, since a remote store answers late."""
     for done, row in enumerate(concurrency.each(read, names)):
         if progress:
             progress(what, done, len(names))
@@ -241,7 +240,7 @@ def _row(repo: Repository, run_id: str, facts: Facts) -> RunRow:
 
 
 def _end(repo: Repository, run_id: str, known: Ended | None) -> Ended:
-    """Return how the newest attempt of a run stands. A finished run begins no further attempt, any other one may."""
+    """Return the state of the newest attempt of a run. A finished run begins no further attempt, any other one may."""
     if known is not None and (known.is_final or known.attempt == max(ledger.attempts(repo, run_id), default=0)):
         return known
     state = load_newest(repo, run_id)

@@ -86,7 +86,7 @@ def union(sets: Iterable[Iterable[int]]) -> Iterator[int]:
 
 
 def common(one: Iterable[int], other: Iterable[int]) -> int:
-    """Return how many numbers two ascending iterables without repetitions have in common."""
+    """Return the number of common elements of two ascending iterables without repetitions."""
     before, found = None, 0
     for number in heapq.merge(one, other):
         found += number == before

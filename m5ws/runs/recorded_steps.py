@@ -92,7 +92,7 @@ class Part(Series[R]):
         self._numbers.add(number)
 
     def cut(self, last: int) -> None:
-        """Leave out what comes after step `last`: a later attempt does it again."""
+        """Remove the values after step `last`: a later attempt does it again."""
         self._numbers.cut(last)
 
     def up_to(self, number: int) -> int | None:
@@ -137,7 +137,7 @@ class Joined(Series[R]):
         return max((step for step in found if step is not None), default=None)
 
     def cut(self, last: int) -> None:
-        """Leave out what comes after step `last`."""
+        """Remove the values after step `last`."""
         for part in self.parts:
             part.cut(last)
 
@@ -171,7 +171,7 @@ class Live(Series[R]):
             self._recent.popitem(last=False)
 
     def cut(self, last: int) -> None:
-        """Leave out what comes after step `last`."""
+        """Remove the values after step `last`."""
         self._numbers.cut(last)
         for number in [number for number in self._recent if number > last]:
             del self._recent[number]
@@ -230,7 +230,7 @@ def last(values: Mapping[int, object]) -> int:
 
 
 def cut(values: Mapping[int, object], end: int) -> None:
-    """Leave out what comes after step `end`."""
+    """Remove the values after step `end`."""
     if isinstance(values, Live | Joined):
         values.cut(end)
     elif isinstance(values, dict):

@@ -130,7 +130,7 @@ def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None
     assert row.name == "n" * 200
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_of_finished_runs_costs_two_listings_whatever_their_number(repo: Repository) -> None:
