@@ -1,6 +1,6 @@
-"""What there is in a store, and all that is known of one snapshot or run. Reads only.
+"""Lists of snapshots and runs, and the full view of one. Reads only.
 
-A damaged or newer record does not hide the others: its row says what is wrong with it.
+A damaged or newer record does not hide the others: its row contains the error.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ Row = TypeVar("Row")
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot in a list; `created_s` is when it was first published, `message` what was said last."""
+    """A snapshot in a list; `created_s` is the time of its first annotation, `message` the newest message."""
 
     id: Digest
     created_s: float = 0.0
@@ -102,7 +102,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
-    this store. `forks` are the runs that start from its checkpoints, `joint` is what replays of segments said last.
+    this store. `forks` are the runs that start from its checkpoints, `joint` is the newest joint verdict on segments.
     """
 
     run: Run
