@@ -77,7 +77,7 @@ class References:
     def read(self, progress: Progress) -> None:
         """Read everything, once."""
         names = self._repo.store.names
-        # Before their originals, which were published first: what a writer adds meanwhile is not compared.
+        # Before their originals, which were published first, so keys of runs that begin meanwhile are not compared.
         for stat in self._repo.store.list(run_index.PREFIX):
             run, _, name = stat.key.removeprefix(run_index.PREFIX).partition("/")
             self._indexed.setdefault(run, []).append(name)
