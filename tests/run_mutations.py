@@ -94,10 +94,8 @@ MUTATIONS = (
     Mutation(
         "a rank that the replay does not have is not missed",
         "m5ws/reproduce/compare.py",
-        "            rank: sorted(set(steps) - set(self.replay.steps.get(rank, {})))\n"
-        "            for rank, steps in self.original.steps.items()\n",
-        "            rank: sorted(set(self.original.steps.get(rank, {})) - set(steps))\n"
-        "            for rank, steps in self.replay.steps.items()\n",
+        "rank: absent_in(self.replay.steps.get(rank, {}), steps) for rank, steps in self.original.steps.items()\n",
+        "rank: absent_in(steps, self.original.steps.get(rank, {})) for rank, steps in self.replay.steps.items()\n",
         ("reproduce/test_compare.py",),
     ),
     Mutation(
@@ -110,8 +108,8 @@ MUTATIONS = (
     Mutation(
         "the last step of a segment is not compared",
         "m5ws/runs/history.py",
-        "for step, value in by_step.items() if first < step <= last}",
-        "for step, value in by_step.items() if first < step < last}",
+        "{rank: Within(steps, first, last) for",
+        "{rank: Within(steps, first, last - 1) for",
         ("reproduce/test_compare.py",),
     ),
     Mutation(
