@@ -56,7 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     stop.install()
     loads.watch()
-    status, error = _run(arguments, active)
+    try:
+        status, error = _run(arguments, active)
+        stop.ignore()
+    except SystemExit:  # A signal, between the script's end and here. There is no second.
+        status, error = stop.exit_code, _exit_text(stop.exit_code)
     active.note_imports()
     active.emit(RankEnded, rank=rank, error=error)
     return status

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from m5ws.records import codec
 from m5ws.records.ledger import Notice, RankEnded, RankStarted
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
+SIGNALLED = str(Path(__file__).parent / "scripts" / "signalled.py")
 
 
 def ended(attempt: Any) -> list[str | None]:
@@ -68,6 +70,15 @@ def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runne
     assert first.steps(1) | second.steps(1) == whole.steps(1)
     assert second.contents[5] == whole.contents[5]
     assert [event for event in whole.of(Notice) if event.kind != "limit"] == []
+
+
+@pytest.mark.parametrize("line", range(1, 25))
+def test_signals_at_every_line_of_a_ranks_end_leave_one_whole_record_of_it(runner: Any, line: int) -> None:
+    attempt = runner(SIGNALLED, str(line))
+    events = attempt.events[0]
+    assert isinstance(events[-1], RankEnded) and len(events) == len(set(map(codec.encode, events)))
+    assert ended(attempt) in ([None], ["stopped by SIGTERM"])
+    assert attempt.status == (0 if ended(attempt) == [None] else 128 + signal.SIGTERM)
 
 
 def test_importing_m5ws_or_its_settings_for_ranks_loads_no_torch() -> None:

@@ -172,7 +172,7 @@ class Recorder:
             self._active.stop.in_steps = False
             isolation.check(self._active.context)
         if stopping and not last:
-            raise SystemExit(self._active.stop.exit_code)
+            self._active.stop.end()
 
     def _is_traced(self, step: int) -> bool:
         """Return True if the state after `step` is the state before or after a traced step."""
@@ -222,7 +222,7 @@ class Recorder:
         event, step = self._pending, self._pending_step
         if event is not None and step is not None:
             self._pending = self._pending_step = None
-            self._active.spool.append(_with_quantities(event, step.quantities()))
+            self._active.append(_with_quantities(event, step.quantities()))
 
     # --- state
 

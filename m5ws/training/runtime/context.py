@@ -33,7 +33,12 @@ class Active:
 
     def emit(self, kind: type[Event], /, **fields: Any) -> Digest:
         """Append an event to this rank's chain, and return the chain's head."""
-        return self.spool.append(kind(time_s=time.time(), **fields))
+        return self.append(kind(time_s=time.time(), **fields))
+
+    def append(self, event: Event) -> Digest:
+        """Append an event as `emit` does."""
+        with self.stop.deferred():
+            return self.spool.append(event)
 
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
         """Append a message for people."""

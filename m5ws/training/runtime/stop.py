@@ -3,14 +3,20 @@
 The ranks get the signal at different moments. A rank that has not ended step n stops others from ending step n+1, whose
 collectives need it. So the first rank to notice, after its step n, names n+1, and no rank has passed that step. The
 name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
+
+A rank may get several signals: from the scheduler, then from torchrun when another rank has ended. One of them ends the
+script, by SystemExit. None interrupts the recording of an event.
 """
 
 import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -43,12 +49,45 @@ class Stop:
         self._pid = os.getpid()
         self._requested: int | None = None
         self._requested_s = 0.0
+        self._ended = False
+        self._deferring = 0
+        self._deferred = False
         self.in_steps = False
 
     def install(self) -> None:
         """Install the signal handlers; in the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let a signal end the script only after the block. Signal handlers run in the main thread alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._deferring += 1
+        try:
+            yield
+        finally:
+            self._deferring -= 1
+        if self._deferred:
+            self._deferred = False
+            self._end_once()
+
+    def end(self) -> NoReturn:
+        """End the script because of the request. Raises SystemExit."""
+        self._ended = True
+        raise SystemExit(self.exit_code)
+
+    def ignore(self) -> None:
+        """Ignore all signals from now on: the script has ended."""
+        self._ended = True
+
+    def _end_once(self) -> None:
+        if self._deferring:
+            self._deferred = True
+        elif not self._ended:
+            self.end()
 
     @property
     def exit_code(self) -> int:
@@ -75,5 +114,5 @@ class Stop:
         elif self._requested is None:
             self._requested, self._requested_s = number, time.monotonic()
         if not self.in_steps:
-            # A second signal during the steps (from torchrun, after the scheduler's) must not prevent the save.
-            raise SystemExit(self.exit_code)
+            # During the steps, the session ends the script, after the save.
+            self._end_once()
