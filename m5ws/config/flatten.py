@@ -4,21 +4,28 @@
 an object.
 """
 
+import itertools
 import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+_KEYS = 10**5
+
 
 def flatten(name: str, data: bytes) -> dict[str, str] | None:
-    """Return the keys of the config file `name` (.yaml, .yml, .json, .toml); None if it is not one or not valid.
+    """Return the keys of the config file `name` (.yaml, .yml, .json, .toml).
 
-    Values are JSON, so `1` and `"1"` differ.
+    Values are JSON, so `1` and `"1"` differ. None if it is not one, not valid, or has too many keys: sixty lines of
+    YAML with aliases can stand for 2**60.
     """
     try:
-        return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in leaves(parse(name, data))}
+        values = list(itertools.islice(leaves(parse(name, data)), _KEYS + 1))
     except (ValueError, RecursionError):
         return None
+    if len(values) > _KEYS:
+        return None
+    return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values}
 
 
 def parse(name: str, data: bytes) -> object:

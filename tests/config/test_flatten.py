@@ -17,6 +17,8 @@ note: "1"
 empty: {}
 nothing:
 """
+_MULTIPLIED = b"a0: &a0 [1, 2]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 60))
+"""Sixty lines that stand for 2**60 values."""
 
 
 def test_keys_of_yaml() -> None:
@@ -43,6 +45,7 @@ def test_the_same_keys_in_toml_and_json() -> None:
         ("c.yaml", b"a: 1\na: 2\n"),
         ("c.yaml", b"!!python/object/apply:os.getcwd []"),
         ("c.yaml", b"a: &x [*x]"),
+        ("c.yaml", _MULTIPLIED),
         ("c.yaml", b"\xff\xfe\x00"),
         ("c.json", b"{"),
         ("c.toml", b"a = "),

@@ -43,6 +43,7 @@ UNREADABLE = (
 _WINDOW_BYTES = 2**20
 _PICKLE_BYTES = 2**28
 _VALUES = 10**6
+_NAMES_CHARACTERS = 2**26
 _ITEM_BYTES = {
     **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
     **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
@@ -80,20 +81,33 @@ def read(name: str, file: IO[bytes]) -> Parts:
 
 
 def flat(root: object) -> Iterator[tuple[str, object]]:
-    """Yield the values in nested lists and mappings by their dotted names. Raises ValueError for too many."""
-    waiting: list[tuple[str, object]] = [("", root)]
-    count = 0
+    """Yield the values in nested lists and mappings by their dotted names, and where an object contains itself.
+
+    Raises ValueError for too many values or too long names.
+    """
+    waiting: list[tuple[str, str | None, object]] = [("", "", root)]
+    around: dict[int, str] = {}  # Names of the objects that contain the current one, by their ids.
+    count = characters = 0
     while waiting:
-        name, value = waiting.pop()
+        name, key, value = waiting.pop()
+        if key is None:
+            del around[id(value)]
+            continue
+        name = f"{name}.{key}" if name else key
         count += 1
-        if count > _VALUES:
+        characters += len(name)
+        if count > _VALUES or characters > _NAMES_CHARACTERS:
             raise ValueError("too many values")
         below = _below(value)
         if below is None:
             yield name, value
-            continue
-        yield name, type(value)() if type(value) in (dict, list, tuple) else _title(value)
-        waiting += [(f"{name}.{key}" if name else key, part) for key, part in below]
+        elif id(value) in around:
+            yield name, ("same object as", around[id(value)])
+        else:
+            yield name, type(value)() if type(value) in (dict, list, tuple) else _title(value)
+            around[id(value)] = name
+            waiting.append((name, None, value))
+            waiting += [(name, key, part) for key, part in below]
 
 
 class _Inert:

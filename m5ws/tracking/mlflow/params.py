@@ -30,7 +30,7 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
         flat = _flat(entry, trees.read_file(repo.objects, repo.locations, entry))
-        for key, value in itertools.islice(flat, _KEYS):
+        for key, value in flat:
             found[metric_name(f"{prefix}{key}")] = _cut(_scalar(value))
     return found | {metric_name(key): _cut(value) for key, value in _launch(subject).items()}
 
@@ -61,11 +61,11 @@ def _launch(subject: Subject) -> dict[str, str]:
 
 
 def _flat(entry: Entry, data: bytes) -> Iterator[tuple[str, object]]:
-    """Yield the keys and values of a config file; a file that cannot be parsed is one parameter, its digest."""
+    """Yield the first keys and values of a config file; a file that cannot be parsed is one parameter, its digest."""
     name = PurePosixPath(entry.name).name
     try:
         # At once: a YAML file that contains itself ends in a RecursionError.
-        yield from [(key or name, value) for key, value in leaves(parse(entry.name, data))]
+        yield from [(key or name, value) for key, value in itertools.islice(leaves(parse(entry.name, data)), _KEYS)]
     except (ValueError, RecursionError):
         # The script may read a dialect that this parser does not.
         yield name, entry.digest
