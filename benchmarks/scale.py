@@ -84,11 +84,11 @@ def _publish(repo: Repository, run: str, snapshot: str, number: int, **fields: A
 
 
 def _attempt(repo: Repository, run: str, steps: int, ranks: int, outcome: str) -> None:
-    launcher = ledger.Writer(repo, run, 1, ledger.LAUNCHER)
+    launcher = ledger.ChainWriter(repo, run, 1, ledger.LAUNCHER)
     observed = repo.objects.put_record(Observed())
     launcher.append([codec.encode(AttemptStarted(attempt=1, host="host", observed=observed))])
     for rank in range(ranks):
-        writer = ledger.Writer(repo, run, 1, str(rank))
+        writer = ledger.ChainWriter(repo, run, 1, str(rank))
         start = (RankStarted(rank=rank, world=ranks, pid=1), Imported(rank=rank, modules=("torch",)))
         writer.append([codec.encode(event) for event in start])
         for begin in range(1, steps + 1, _BATCH):

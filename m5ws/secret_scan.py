@@ -80,7 +80,7 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.what or f"a secret ({self.id})"
 
 
-class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _NamedSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A value that is a secret because of the name before it. Both patterns must match completely."""
 
     id: str
@@ -107,7 +107,7 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     token: tuple[_Rule, ...]
     text: tuple[_Rule, ...]
-    named: tuple[_Named, ...]
+    named: tuple[_NamedSecret, ...]
     stopwords: str
 
 

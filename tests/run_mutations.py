@@ -108,8 +108,8 @@ MUTATIONS = (
     Mutation(
         "the last step of a segment is not compared",
         "m5ws/runs/history.py",
-        "{rank: Within(steps, first, last) for",
-        "{rank: Within(steps, first, last - 1) for",
+        "{rank: SeriesRange(steps, first, last) for",
+        "{rank: SeriesRange(steps, first, last - 1) for",
         ("reproduce/test_compare.py",),
     ),
     Mutation(

@@ -33,9 +33,9 @@ from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import Saver
 from m5ws.training.runtime import collectives
-from m5ws.training.runtime.context import Active
-from m5ws.training.runtime.stop import Stop
-from m5ws.training.state.staging import Buffers, Live
+from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.runtime.stop import StopRequest
+from m5ws.training.state.staging import HostBuffers, NoCopyStager
 
 _LAYERS = 20
 _PART_BYTES = 64 * 2**20
@@ -52,7 +52,7 @@ class Tool(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return the live state by name."""
-        return dict(FsdpBackend(self.model, self.optimizer).stage(Live()).state)
+        return dict(FsdpBackend(self.model, self.optimizer).stage(NoCopyStager()).state)
 
     @abstractmethod
     def save(self, number: int) -> None: ...
@@ -198,7 +198,7 @@ class M5ws(Tool):
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
         self._backend = FsdpBackend(self.model, self.optimizer)
-        self._buffers, self._saver = Buffers(), Saver(None)
+        self._buffers, self._saver = HostBuffers(), Saver(None)
         rank = dist.get_rank()
         if rank == 0:
             _begin_run(self.place)
@@ -216,13 +216,13 @@ class M5ws(Tool):
             determinism=Determinism(),
             **dict.fromkeys(("work_dir", "spool_dir", "log_dir", "output_dir", "author_dir"), str(folder)),  # type: ignore[arg-type]
         )
-        self._active = Active(
-            context, repo, spool, Stop(folder / "stop", dist.get_world_size()), rank, dist.get_world_size()
+        self._active = ActiveRank(
+            context, repo, spool, StopRequest(folder / "stop", dist.get_world_size()), rank, dist.get_world_size()
         )
 
     def save(self, number: int) -> None:
         self._saver.join()
-        staged = self._backend.stage(self._buffers if self.asynchronous else Live())
+        staged = self._backend.stage(self._buffers if self.asynchronous else NoCopyStager())
         self._buffers.wait()
         moment = checkpointing.TrainingState(number, {}, {"generators": {}}, self._active.spool.head)
 
@@ -255,7 +255,7 @@ def _begin_run(url: str) -> None:
         return
     runs.publish(repo, Run(id="0" * 12, snapshot="0" * 64, spec=LaunchSpec(command=("x",))))
     started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
-    ledger.Writer(repo, "0" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    ledger.ChainWriter(repo, "0" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
 
 
 TOOLS: dict[str, type[Tool]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.attest.interface import Signatures, Signed
+from m5ws.attest.interface import SignatureCheck, Signatures
 from m5ws.records.attestation import PAYLOAD_TYPE, CheckpointLine, Envelope, Predicate, Statement, from_base64, pae
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -15,27 +15,31 @@ from m5ws.repository.objects import key
 from m5ws.reproduce.verdict.joint import joint_outcome
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class StatementProblem(msgspec.Struct, frozen=True, kw_only=True):
     """One fault of a statement: its object `what`, and the detail."""
 
     what: str
     detail: str
 
 
-def signatures(envelope: Envelope, body: bytes, port: Signatures, allowed: Path | None) -> list[Signed]:
+def signatures(envelope: Envelope, body: bytes, port: Signatures, allowed: Path | None) -> list[SignatureCheck]:
     """Return the check of each signature of an envelope. Raises M5Error if a signature cannot be checked."""
     payload = pae(PAYLOAD_TYPE, body)
     return [port.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
 
 
-def unsigned(checks: Sequence[Signed], *, required: bool) -> list[Finding]:
+def unsigned(checks: Sequence[SignatureCheck], *, required: bool) -> list[StatementProblem]:
     """Return the fault of the signatures as a whole. One good signature is enough; none is needed unless `required`."""
     if any(check.good for check in checks) or not (checks or required):
         return []
     if not checks:
-        return [Finding(what="signature", detail="the statement is not signed")]
+        return [StatementProblem(what="signature", detail="the statement is not signed")]
     whose = " by a key of the allowed signers" if required else ""
-    return [Finding(what="signature", detail=f"none of {len(checks)} signatures is valid for this statement{whose}")]
+    return [
+        StatementProblem(
+            what="signature", detail=f"none of {len(checks)} signatures is valid for this statement{whose}"
+        )
+    ]
 
 
 def _bytes(text: str) -> bytes:
@@ -51,7 +55,7 @@ def plain(verdict: Verdict) -> dict[str, object]:
     return values
 
 
-def contradictions(statement: Statement) -> list[Finding]:
+def contradictions(statement: Statement) -> list[StatementProblem]:
     """Return the contradictions within a statement, which show without a store."""
     predicate, findings = statement.predicate, []
     verdicts = []
@@ -59,40 +63,40 @@ def contradictions(statement: Statement) -> list[Finding]:
         try:
             verdict = msgspec.convert(line.found, Verdict)
         except msgspec.ValidationError as error:
-            return [Finding(what=line.record.name, detail=f"the statement has no valid verdict: {error}")]
+            return [StatementProblem(what=line.record.name, detail=f"the statement has no valid verdict: {error}")]
         verdicts.append(verdict)
         names = (f"runs/{verdict.replay}/run", f"runs/{verdict.replay}/verdict")
         if (line.replay.name, line.record.name) != names or verdict.run != predicate.run:
-            findings.append(Finding(what=line.record.name, detail="the verdict is on another run"))
+            findings.append(StatementProblem(what=line.record.name, detail="the verdict is on another run"))
     if not verdicts:
-        findings.append(Finding(what="verdicts", detail="the statement has none"))
+        findings.append(StatementProblem(what="verdicts", detail="the statement has none"))
     elif (outcome := joint_outcome(verdicts, predicate.segments)[0]) != predicate.outcome:
         detail = f"the statement has {predicate.outcome}, and its verdicts give {outcome}"
-        findings.append(Finding(what="outcome", detail=detail))
+        findings.append(StatementProblem(what="outcome", detail=detail))
     subjects = {subject.name for subject in statement.subject}
     needed = (f"runs/{predicate.run}/run", key(predicate.snapshot), *_named(predicate.checkpoints))
     missing = "missing in the statement's list of subjects"
-    findings += [Finding(what=name, detail=missing) for name in needed if name not in subjects]
+    findings += [StatementProblem(what=name, detail=missing) for name in needed if name not in subjects]
     places = Counter((line.run, line.attempt, line.rank) for line in predicate.ledgers)
     twice = ["runs/{}/ledger/{:04d}/{}".format(*place) for place, count in places.items() if count > 1]
-    findings += [Finding(what=name, detail="listed twice") for name in twice]
+    findings += [StatementProblem(what=name, detail="listed twice") for name in twice]
     if (predicate.run, 1, LAUNCHER) not in places:
-        findings.append(Finding(what=f"run {predicate.run}", detail="its ledger is not listed"))
+        findings.append(StatementProblem(what=f"run {predicate.run}", detail="its ledger is not listed"))
     return findings + _apart(predicate)
 
 
-def _apart(predicate: Predicate) -> list[Finding]:
+def _apart(predicate: Predicate) -> list[StatementProblem]:
     """Return findings on segments that leave a gap, or that start from a checkpoint that is not listed."""
     records = {line.name: line.record.name for line in predicate.checkpoints}
     absent = "the checkpoint that it starts from is not listed, or has another digest"
     return [
         *(
-            Finding(what=f"{part}", detail=f"the segment before it ends after step {before.last}")
+            StatementProblem(what=f"{part}", detail=f"the segment before it ends after step {before.last}")
             for before, part in pairwise(predicate.segments)
             if part.first != before.last
         ),
         *(
-            Finding(what=f"{part}", detail=absent)
+            StatementProblem(what=f"{part}", detail=absent)
             for part in predicate.segments
             if part.digest is not None and records.get(f"{predicate.run}@{part.checkpoint}") != key(part.digest)
         ),

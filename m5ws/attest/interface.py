@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 
-class Signed(msgspec.Struct, frozen=True, kw_only=True):
+class SignatureCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the check of a signature. `signer` is the name of the key's owner, if the allowed signers list it.
 
     `keyid` is the fingerprint of the key inside the signature, "" if there is none.
@@ -26,7 +26,7 @@ class Signatures(Protocol):
     def keyid(self, signature: bytes) -> str:
         """Return the fingerprint of the key in a signature, or ""."""
 
-    def check(self, signature: bytes, data: bytes, allowed: Path | None) -> Signed:
+    def check(self, signature: bytes, data: bytes, allowed: Path | None) -> SignatureCheck:
         """Check a signature: by any key, or, with the allowed-signers file `allowed`, by a key of that file.
 
         Raises M5Error if the signature could not be checked.

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from m5ws.attest.interface import Signed
+from m5ws.attest.interface import SignatureCheck
 from m5ws.errors import M5Error
 from m5ws.records.attestation import NAMESPACE
 
@@ -60,7 +60,7 @@ class SshSignatures:
             return ""
         return f"SHA256:{base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip('=')}"
 
-    def check(self, signature: bytes, data: bytes, allowed: Path | None) -> Signed:
+    def check(self, signature: bytes, data: bytes, allowed: Path | None) -> SignatureCheck:
         """Check a signature of `data`. Raises NoSshKeygen."""
         keyid = self.keyid(signature)
         with tempfile.TemporaryDirectory(prefix="m5ws-signature-") as folder:
@@ -68,15 +68,15 @@ class SshSignatures:
             file.write_bytes(signature)
             if allowed is None:
                 done = _ssh_keygen(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)), data, _CHECK_S)
-                return Signed(good=done.returncode == 0, keyid=keyid)
+                return SignatureCheck(good=done.returncode == 0, keyid=keyid)
             files = ("-f", str(allowed), "-s", str(file))
             owners = _ssh_keygen(("-Y", "find-principals", *files), b"", _CHECK_S)
             names = owners.stdout.decode("utf-8", "surrogateescape").splitlines() if owners.returncode == 0 else []
             for name in names:
                 done = _ssh_keygen(("-Y", "verify", *files, "-n", NAMESPACE, "-I", name), data, _CHECK_S)
                 if done.returncode == 0:
-                    return Signed(good=True, keyid=keyid, signer=name)
-        return Signed(good=False, keyid=keyid)
+                    return SignatureCheck(good=True, keyid=keyid, signer=name)
+        return SignatureCheck(good=False, keyid=keyid)
 
 
 def _ssh_keygen(arguments: tuple[str, ...], data: bytes, timeout_s: float) -> "subprocess.CompletedProcess[bytes]":

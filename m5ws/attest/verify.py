@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from m5ws.attest import claims
-from m5ws.attest.claims import Finding
+from m5ws.attest.claims import StatementProblem
 from m5ws.errors import UNREADABLE, CorruptObject, Misplaced, NotFound
 from m5ws.progress import Progress
 from m5ws.records import codec
@@ -19,7 +19,7 @@ from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, checkpoints, outputs, presence, runs, snapshots
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import trees
 from m5ws.repository.fsck.records import Records
 from m5ws.repository.ledger import ledger
@@ -34,7 +34,7 @@ _FLIGHT_BYTES = 512 * 2**20
 _Place = tuple[str, int, str]
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a verification: counts, faults (`findings`) and additions since the statement (`notes`).
 
     `read` objects were read, `present` ones were only found to exist.
@@ -45,11 +45,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     read: int
     present: int
-    findings: tuple[Finding, ...]
+    findings: tuple[StatementProblem, ...]
     notes: tuple[str, ...]
 
 
-def check(repo: Repository, statement: Statement, *, read_data: bool, progress: Progress | None = None) -> Checked:
+def check(repo: Repository, statement: Statement, *, read_data: bool, progress: Progress | None = None) -> Verification:
     """Compare a statement with a store; with `read_data`, read every byte of the snapshot and the checkpoints.
 
     Raises NotFound if the store does not have the run, and M5Error if it does not answer.
@@ -63,12 +63,12 @@ class _Check:
     def __init__(self, repo: Repository, statement: Statement, progress: Progress) -> None:
         self._repo, self._statement, self._predicate = repo, statement, statement.predicate
         self._progress = progress
-        self._findings: list[Finding] = []
+        self._findings: list[StatementProblem] = []
         self._notes: list[str] = []
         self._chains: dict[_Place, Chain] = {}
         self._made: dict[str, Checkpoint] = {}
 
-    def done(self, *, read_data: bool) -> Checked:
+    def done(self, *, read_data: bool) -> Verification:
         if "run" not in self._repo.store.names(f"runs/{self._predicate.run}/"):
             raise NotFound(
                 f"run {self._predicate.run} is not in this store", hint="Fetch it from another store with `m5ws pull`."
@@ -83,7 +83,7 @@ class _Check:
         self._records()
         self._ledgers()
         read, present = self._objects(read_data=read_data)
-        return Checked(
+        return Verification(
             files=len(named),
             chains=len(self._chains),
             events=sum(chain.events for chain in self._chains.values()),
@@ -94,7 +94,7 @@ class _Check:
         )
 
     def _find(self, what: str, detail: str) -> None:
-        if (finding := Finding(what=what, detail=detail)) not in self._findings:
+        if (finding := StatementProblem(what=what, detail=detail)) not in self._findings:
             self._findings.append(finding)
 
     def _bytes(self, name: str) -> bytes | None:
@@ -295,7 +295,9 @@ class _Check:
         if not read_data:
             return len(records.read), len(waiting)
         jobs: list[Job[str | None]] = [(rest[digest], partial(self._whole, digest)) for digest in waiting]
-        for number, (digest, trouble) in enumerate(zip(waiting, fly(jobs, _THREADS, _FLIGHT_BYTES), strict=True)):
+        for number, (digest, trouble) in enumerate(
+            zip(waiting, bounded_map(jobs, _THREADS, _FLIGHT_BYTES), strict=True)
+        ):
             self._progress("reading objects", number, len(waiting))
             if trouble is not None:
                 self._find(key(digest), trouble)

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from m5ws.bisect import ddmin, differences, environments
-from m5ws.bisect.differences import Element, ExcludedDifference
+from m5ws.bisect.differences import ExcludedDifference, InputDifference
 from m5ws.bisect.trials import (
     BudgetExhausted,
     HybridRuns,
@@ -65,7 +65,7 @@ class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
     commits: tuple[str, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class BisectReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result. Each of `causes` makes GOOD differ by itself; `trials` is the evidence, `runs` the number of runs.
 
     `enough` is True if BAD without the causes equals GOOD up to that step, and None if that is unknown. `here` is the
@@ -86,15 +86,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return {"explained": 0, "not explained": 1, "unfinished": 2, "not comparable": 2}[self.outcome]
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class BisectTask(msgspec.Struct, frozen=True, kw_only=True):
     """A bisection that is ready to be executed. `plan` is its printable record."""
 
     setup: TrialSetup
-    groups: tuple[tuple[Element, ...], ...]
+    groups: tuple[tuple[InputDifference, ...], ...]
     plan: BisectPlan
 
 
-def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> Task:
+def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> BisectTask:
     """Return the plan. With `rebuilt` environments, distributions are differences too.
 
     Writes and runs nothing. Raises UsageError for runs that do not differ.
@@ -119,7 +119,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         commits=commit_history.between(repo, ports.history, good.snapshot, bad.snapshot),
     )
     setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session)
-    return Task(setup=setup, groups=groups, plan=shown)
+    return BisectTask(setup=setup, groups=groups, plan=shown)
 
 
 def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Divergence, bool]:
@@ -153,21 +153,21 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
 
 def execute(
     ports: supervise.Ports,
-    task: Task,
+    task: BisectTask,
     home: Path,
     author_dir: Path,
     max_runs: int,
     shown: TrialListeners,
     rebuilt: Rebuilt | None = None,
-) -> Report:
+) -> BisectReport:
     """Run hybrids until the causes are known, no pinned difference is left, or `max_runs` are spent.
 
     `rebuilt` makes their environments, if the plan has distributions.
     """
     if not task.setup.elements:
-        return Report(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
+        return BisectReport(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
     hybrids = HybridRuns(ports, task.setup, home, author_dir, max_runs, shown, rebuilt)
-    causes: list[frozenset[Element]] = []
+    causes: list[frozenset[InputDifference]] = []
     try:
         control = hybrids.trial(frozenset())
         if control.answer != "same":
@@ -179,7 +179,7 @@ def execute(
     return _explained(task, hybrids, causes) if causes else _unexplained(task, hybrids)
 
 
-def _without_control(task: Task, hybrids: HybridRuns, control: Trial) -> Report:
+def _without_control(task: BisectTask, hybrids: HybridRuns, control: Trial) -> BisectReport:
     """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
     good = task.setup.good.id
     here = hybrids.drift_since(task.setup.good)
@@ -192,7 +192,7 @@ def _without_control(task: Task, hybrids: HybridRuns, control: Trial) -> Report:
     return _report(task, hybrids, "not comparable", reason, here=here)
 
 
-def _explained(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]]) -> Report:
+def _explained(task: BisectTask, hybrids: HybridRuns, causes: Sequence[frozenset[InputDifference]]) -> BisectReport:
     rest = frozenset(task.setup.elements).difference(*causes)
     left = hybrids.trial(rest)
     enough = True if left.answer == "same" else None
@@ -207,7 +207,7 @@ def _explained(task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Eleme
     return _report(task, hybrids, "explained", reason, causes=causes, enough=enough)
 
 
-def _unexplained(task: Task, hybrids: HybridRuns) -> Report:
+def _unexplained(task: BisectTask, hybrids: HybridRuns) -> BisectReport:
     """Report that no pinned difference matters here, or that BAD's inputs do not run here."""
     bad = task.setup.bad.id
     everything = hybrids.trial(frozenset(task.setup.elements))
@@ -219,8 +219,8 @@ def _unexplained(task: Task, hybrids: HybridRuns) -> Report:
 
 
 def _unfinished(
-    task: Task, hybrids: HybridRuns, causes: Sequence[frozenset[Element]], spent: BudgetExhausted
-) -> Report:
+    task: BisectTask, hybrids: HybridRuns, causes: Sequence[frozenset[InputDifference]], spent: BudgetExhausted
+) -> BisectReport:
     reason = f"{spent}. {spent.hint}"
     if causes:
         words = " or ".join(_described(task, cause) for cause in causes)
@@ -234,16 +234,16 @@ def _unfinished(
 
 
 def _report(
-    task: Task,
+    task: BisectTask,
     hybrids: HybridRuns,
     outcome: Outcome,
     reason: str,
     *,
-    causes: Sequence[frozenset[Element]] = (),
+    causes: Sequence[frozenset[InputDifference]] = (),
     enough: bool | None = None,
     here: tuple[Change, ...] = (),
-) -> Report:
-    return Report(
+) -> BisectReport:
+    return BisectReport(
         outcome=outcome,
         reason=reason,
         plan=task.plan,
@@ -255,11 +255,11 @@ def _report(
     )
 
 
-def _taken(task: Task, chosen: frozenset[Element]) -> Names:
+def _taken(task: BisectTask, chosen: frozenset[InputDifference]) -> Names:
     return names([element for element in task.setup.elements if element in chosen])
 
 
-def _described(task: Task, cause: frozenset[Element]) -> str:
+def _described(task: BisectTask, cause: frozenset[InputDifference]) -> str:
     together = " together" if len(cause) > 1 else ""
     return f"{' and '.join(_taken(task, cause))}{together}"
 

@@ -31,7 +31,7 @@ _RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "ou
 """Launch settings of records and saves. Hybrids keep GOOD's, since other records could not be compared."""
 
 
-class Element(msgspec.Struct, frozen=True, kw_only=True):
+class InputDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One difference that can be taken from either run. `file` is set for code and config, `keys` for config values."""
 
     change: Change
@@ -52,7 +52,7 @@ class ExcludedDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 def between(
     repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False
-) -> tuple[list[Element], list[ExcludedDifference]]:
+) -> tuple[list[InputDifference], list[ExcludedDifference]]:
     """Return the differences from run `good` to `bad`: those that hybrids can combine, and the others.
 
     Distributions can be combined if environments are `rebuilt`.
@@ -65,12 +65,12 @@ def between(
         *_data(old, new),
         *_launch(good, bad),
         *_determinism(old.determinism, new.determinism),
-        *(Element(change=change) for change in (environments.differing(repo, good, bad) if rebuilt else ())),
+        *(InputDifference(change=change) for change in (environments.differing(repo, good, bad) if rebuilt else ())),
     ]
     return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
 
 
-def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element]]:
+def grouped(elements: Sequence[InputDifference], first: Divergence) -> list[list[InputDifference]]:
     """Return elements by part, with the best explanations of `first` first."""
     fitting, others = difference_kinds.rank_changes(first, [element.change for element in elements])
     places = {id(change): place for place, change in enumerate([*fitting, *others])}
@@ -80,17 +80,17 @@ def grouped(elements: Sequence[Element], first: Divergence) -> list[list[Element
     return [list(group) for _, group in groupby(ordered, key=lambda element: element.change.part)]
 
 
-def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[Element]:
+def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
     for pair in tree_diff.different(repo, old.code.tree, new.code.tree):
         yield _file("code", pair)
 
 
-def _file(part: str, pair: FilePair) -> Element:
+def _file(part: str, pair: FilePair) -> InputDifference:
     change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
-    return Element(change=change, file=pair.path)
+    return InputDifference(change=change, file=pair.path)
 
 
-def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Element]:
+def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[InputDifference]:
     """Yield config keys, named alone if both sides have one config file, else `file:key`, as in `diff`."""
     pairs = tree_diff.different(repo, old, new)
     if not pairs:
@@ -104,7 +104,7 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Element]:
         prefix = "" if len(names) == 1 else f"{pair.name}:"
         for place, (before, after) in keys.items():
             change = rated("config", prefix + ".".join(map(str, place)), before, after)
-            yield Element(change=change, file=pair.path, keys=place)
+            yield InputDifference(change=change, file=pair.path, keys=place)
 
 
 def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str | None]] | None:
@@ -114,33 +114,33 @@ def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str 
     return merge.differing(pair.name, *texts)
 
 
-def _tokenizer(old: Snapshot, new: Snapshot) -> Iterator[Element]:
+def _tokenizer(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
     before, after = (side.tokenizer.tree if side.tokenizer is not None else None for side in (old, new))
     if before != after:
-        yield Element(change=rated("tokenizer", "files", before, after))
+        yield InputDifference(change=rated("tokenizer", "files", before, after))
 
 
-def _data(old: Snapshot, new: Snapshot) -> Iterator[Element]:
+def _data(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
     before, after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            yield Element(change=rated("data", name, before.get(name), after.get(name)))
+            yield InputDifference(change=rated("data", name, before.get(name), after.get(name)))
 
 
-def _launch(good: Run, bad: Run) -> Iterator[Element]:
+def _launch(good: Run, bad: Run) -> Iterator[InputDifference]:
     for change in diff.launch(good.spec, bad.spec):
         if change.name not in _RECORDING:
-            yield Element(change=change)
+            yield InputDifference(change=change)
     before, after = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
     if before != after:
-        yield Element(change=rated("launch", "from.restart", before, after))
+        yield InputDifference(change=rated("launch", "from.restart", before, after))
 
 
-def _determinism(old: Determinism, new: Determinism) -> Iterator[Element]:
+def _determinism(old: Determinism, new: Determinism) -> Iterator[InputDifference]:
     for name in Determinism.__struct_fields__:
         before, after = str(getattr(old, name)), str(getattr(new, name))
         if before != after:
-            yield Element(change=rated("determinism", name, before, after))
+            yield InputDifference(change=rated("determinism", name, before, after))
 
 
 def _unset(good: Run, bad: Run) -> Iterator[ExcludedDifference]:
@@ -155,7 +155,7 @@ def _declared(old: Declared, new: Declared) -> Iterator[ExcludedDifference]:
 
 
 def _layout(
-    repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[Element]
+    repo: Repository, old: Snapshot, new: Snapshot, elements: Sequence[InputDifference]
 ) -> Iterator[ExcludedDifference]:
     """Yield config files whose text differs in more than the values of their keys."""
     for pair in tree_diff.different(repo, old.config, new.config):

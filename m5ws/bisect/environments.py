@@ -33,7 +33,8 @@ def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
         return
     old, new = (recorded.of_run(repo, run.id) for run in (good, bad))
     sides = [
-        usage.Side(observed=observed, usage=usage.of_run(repo, run.id)) for observed, run in ((old, good), (new, bad))
+        usage.EnvironmentSide(observed=observed, usage=usage.of_run(repo, run.id))
+        for observed, run in ((old, good), (new, bad))
     ]
     changes = drift.drift(old, new) if sides[1].usage is None else usage.judged(drift.drift(old, new), *sides)
     able = {change.name: change for change in changes if change.rating != "cannot"}

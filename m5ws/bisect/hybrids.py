@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from m5ws.bisect.differences import Element
+from m5ws.bisect.differences import InputDifference
 from m5ws.diff import trees as tree_diff
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
@@ -27,7 +27,7 @@ from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.validation import check_paths
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import merge
-from m5ws.snapshot.config.merge import Unmixable
+from m5ws.snapshot.config.merge import MergeConflict
 
 
 class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +38,12 @@ class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
     parent: Parent | None
 
 
-def make(repo: Repository, good: Run, bad: Run, elements: Sequence[Element], chosen: Collection[Element]) -> Hybrid:
+def make(
+    repo: Repository, good: Run, bad: Run, elements: Sequence[InputDifference], chosen: Collection[InputDifference]
+) -> Hybrid:
     """Return `good` with `chosen` of all `elements` from `bad`. Its trees are durable, its snapshot unpublished.
 
-    Raises Unmixable if the mixture would have one path twice, or as a file and as a folder.
+    Raises MergeConflict if the mixture would have one path twice, or as a file and as a folder.
     """
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     parts = {element.change.part for element in chosen}
@@ -94,7 +96,9 @@ def _launched(spec: LaunchSpec, bad: LaunchSpec, name: str) -> dict[str, Any]:
     return {"environment": environment | {k: v for k, v in bad.environment.items() if k == variable}}
 
 
-def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], chosen: Collection[Element]) -> Code:
+def _code(
+    repo: Repository, old: Code, new: Code, elements: Sequence[InputDifference], chosen: Collection[InputDifference]
+) -> Code:
     files = {element.file for element in elements if element.change.part == "code"}
     taken = {element.file for element in chosen if element.change.part == "code"}
     if not taken:
@@ -109,7 +113,7 @@ def _code(repo: Repository, old: Code, new: Code, elements: Sequence[Element], c
 
 
 def _config(
-    repo: Repository, old: Digest, new: Digest, elements: Sequence[Element], chosen: Collection[Element]
+    repo: Repository, old: Digest, new: Digest, elements: Sequence[InputDifference], chosen: Collection[InputDifference]
 ) -> Digest:
     keys = [element for element in elements if element.change.part == "config"]
     taken = [element for element in chosen if element.change.part == "config"]
@@ -151,4 +155,4 @@ def _check(files: Sequence[Entry]) -> None:
     try:
         check_paths(files, "of both runs")
     except CorruptObject as error:
-        raise Unmixable(str(error)) from error
+        raise MergeConflict(str(error)) from error

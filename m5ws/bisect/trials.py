@@ -11,7 +11,7 @@ import msgspec
 
 from m5ws.bisect import environments, hybrids
 from m5ws.bisect.ddmin import Answer
-from m5ws.bisect.differences import Element
+from m5ws.bisect.differences import InputDifference
 from m5ws.environment import drift
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress
@@ -27,7 +27,7 @@ from m5ws.reproduce.compare import Comparison, absent_in
 from m5ws.reproduce.outputs import results
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
-from m5ws.snapshot.config.merge import Unmixable
+from m5ws.snapshot.config.merge import MergeConflict
 
 Names = tuple[str, ...]
 Rebuilt = Callable[[Recipe], supervise.Ports]
@@ -53,7 +53,7 @@ class TrialSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     good: Run
     bad: Run
-    elements: tuple[Element, ...]
+    elements: tuple[InputDifference, ...]
     first: Divergence
     session: bool
 
@@ -103,7 +103,7 @@ class HybridRuns:
         self._limit = limit
         self._listeners = listeners
         self._original = history.load(ports.repo, setup.good.id)
-        self._answers: dict[frozenset[Element], Trial] = {}
+        self._answers: dict[frozenset[InputDifference], Trial] = {}
         self.runs = 0
 
     @property
@@ -111,23 +111,23 @@ class HybridRuns:
         """All trials, in order."""
         return tuple(self._answers.values())
 
-    def answer(self, chosen: frozenset[Element]) -> Answer:
-        """Return the answer for GOOD with `chosen` from BAD. Raises BudgetExhausted, reproduce.Interrupted."""
+    def answer(self, chosen: frozenset[InputDifference]) -> Answer:
+        """Return the answer for GOOD with `chosen` from BAD. Raises BudgetExhausted, reproduce.ReplayInterrupted."""
         return self.trial(chosen).answer
 
-    def trial(self, chosen: frozenset[Element]) -> Trial:
+    def trial(self, chosen: frozenset[InputDifference]) -> Trial:
         """Return the trial of GOOD with `chosen` from BAD. Raises like `answer`."""
         if chosen not in self._answers:
             self._answers[chosen] = trial = self._tried(chosen)
             self._listeners.on_trial(trial)
         return self._answers[chosen]
 
-    def _tried(self, chosen: frozenset[Element]) -> Trial:
+    def _tried(self, chosen: frozenset[InputDifference]) -> Trial:
         setup = self._setup
         taken = tuple(element.name for element in setup.elements if element in chosen)
         try:
             ports, plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
-        except (Unmixable, UsageError) as error:
+        except (MergeConflict, UsageError) as error:
             return Trial(taken=taken, answer="unresolved", reason=f"cannot be made: {error}")
         if (known := self._known(ports, plan, taken)) is not None:
             return known
@@ -137,7 +137,7 @@ class HybridRuns:
         self._listeners.begin(taken, plan.run.id)
         return self._run(ports, plan, taken)
 
-    def _plan(self, chosen: Collection[Element], what: str) -> tuple[supervise.Ports, run.Plan]:
+    def _plan(self, chosen: Collection[InputDifference], what: str) -> tuple[supervise.Ports, run.AttemptPlan]:
         """Publish a hybrid's snapshot. Return the ports of its run, and the plan of its first attempt."""
         repo, setup = self._ports.repo, self._setup
 
@@ -158,8 +158,8 @@ class HybridRuns:
         where = (self._home, self._author_dir, environment, tracker)
         return ports, run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
 
-    def _outside(self, chosen: Collection[Element], snapshot: Digest) -> supervise.Ports:
-        """Return the ports of a hybrid, with a rebuilt environment if the bisection has them. Raises Unmixable."""
+    def _outside(self, chosen: Collection[InputDifference], snapshot: Digest) -> supervise.Ports:
+        """Return the ports of a hybrid, with a rebuilt environment if the bisection has them. Raises MergeConflict."""
         if self._rebuilt is None:
             return self._ports
         taken = [element.change for element in chosen if element.change.part == "environment"]
@@ -169,10 +169,10 @@ class HybridRuns:
             if recipe not in self._made:
                 self._made[recipe] = self._rebuilt(recipe)
         except M5Error as error:
-            raise Unmixable(f"its environment cannot be made: {error}") from error
+            raise MergeConflict(f"its environment cannot be made: {error}") from error
         return self._made[recipe]
 
-    def _run(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial:
+    def _run(self, ports: supervise.Ports, plan: run.AttemptPlan, taken: Names) -> Trial:
         comparison = Comparison(self._side(self._original), (ports.repo, plan.run.id))
 
         def feed(rank: str, event: AnyEvent) -> bool:
@@ -183,13 +183,13 @@ class HybridRuns:
         result = supervise.execute(ports, plan, feed, self._listeners.prepare)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
-            raise reproduce.Interrupted(
+            raise reproduce.ReplayInterrupted(
                 f"hybrid {plan.run.id} was stopped before its answer was known",
                 hint="Repeat the command. Finished runs are reused.",
             )
         return trial
 
-    def _known(self, ports: supervise.Ports, plan: run.Plan, taken: Names) -> Trial | None:
+    def _known(self, ports: supervise.Ports, plan: run.AttemptPlan, taken: Names) -> Trial | None:
         """Return the trial of an earlier run, if one is as good as a new one."""
         repo = self._ports.repo
         for earlier in runs.readable(repo, runs.replays(repo, plan.run.reproduces or "")):
@@ -210,7 +210,7 @@ class HybridRuns:
         """Return the drift of GOOD's environment here from the one that a run began in."""
         try:
             ports, plan = self._plan((), "nothing")
-        except (Unmixable, UsageError):
+        except (MergeConflict, UsageError):
             return ()
         return _drift(ports, earlier, plan)
 
@@ -232,7 +232,7 @@ class HybridRuns:
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
 
 
-def _drift(ports: supervise.Ports, earlier: Run, plan: run.Plan) -> tuple[Change, ...]:
+def _drift(ports: supervise.Ports, earlier: Run, plan: run.AttemptPlan) -> tuple[Change, ...]:
     return reproduce.environment_drift(ports, reproduce.ReplayRequest(original=earlier.id), plan)
 
 
@@ -274,6 +274,6 @@ def _as(earlier: Run, wanted: Run) -> bool:
     return existing is None or (needed is not None and existing.digest is None and existing.last >= needed.last)
 
 
-def names(elements: Sequence[Element]) -> Names:
+def names(elements: Sequence[InputDifference]) -> Names:
     """Return the names of elements."""
     return tuple(element.name for element in elements)

@@ -13,14 +13,14 @@ import msgspec
 from m5ws.checkpoints import plain_state
 from m5ws.checkpoints.interface import CompareBits
 from m5ws.checkpoints.plain_state import StateChange
-from m5ws.checkpoints.resolve import Named
+from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.progress import Progress
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.verdict import Elements
-from m5ws.repository.concurrency import Job, fly
+from m5ws.records.verdict import ElementDifferences
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files.trees import load as load_tree
 from m5ws.repository.repository import Repository
-from m5ws.repository.tensors import Layout, Parts, Reader, layout
+from m5ws.repository.tensors import Layout, PartCache, TensorReader, layout
 
 _THREADS = 4
 _BUDGET_BYTES = 256 * 2**20
@@ -38,7 +38,7 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     a: str | None = None
     b: str | None = None
-    elements: Elements | None = None
+    elements: ElementDifferences | None = None
     first_index: tuple[int, ...] | None = None
 
 
@@ -56,8 +56,8 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
     `by` is the key that matches tensors of both sides.
     """
 
-    a: Named
-    b: Named
+    a: CheckpointRef
+    b: CheckpointRef
     by: Literal["name", "path"]
     tensors: tuple[TensorChange, ...] = ()
     state: tuple[StateChange, ...] = ()
@@ -73,7 +73,7 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    repo: Repository, a: Named, b: Named, bits: CompareBits | None, progress: Progress | None = None
+    repo: Repository, a: CheckpointRef, b: CheckpointRef, bits: CompareBits | None, progress: Progress | None = None
 ) -> CheckpointDiff:
     """Compare two checkpoints. Without `bits`, name the tensors that differ and read none.
 
@@ -101,7 +101,7 @@ def compare(
     )
 
 
-def _content(repo: Repository, which: Named) -> Content:
+def _content(repo: Repository, which: CheckpointRef) -> Content:
     record = repo.objects.get_record(which.digest, Checkpoint)
     return repo.objects.get_record(record.content, Content)
 
@@ -145,7 +145,7 @@ class _Work:
     """One comparison. Each part is read once and counted."""
 
     def __init__(self, repo: Repository, bits: CompareBits | None, progress: Progress | None) -> None:
-        self._parts = Parts(repo.objects)
+        self._parts = PartCache(repo.objects)
         self._bits = bits
         self._progress = progress
         self.equal = self.unread = self.read = 0
@@ -171,7 +171,7 @@ class _Work:
             return TensorChange(
                 name=name, kind="type" if a.dtype != b.dtype else "shape", a=_described(a), b=_described(b)
             )
-        left, right = Reader(self._parts, a), Reader(self._parts, b)
+        left, right = TensorReader(self._parts, a), TensorReader(self._parts, b)
         ranges = list(self._unequal(left, right))
         if not ranges:
             return None
@@ -183,7 +183,7 @@ class _Work:
             name=name, kind="bits", a=_described(a), b=_described(b), elements=elements, first_index=first
         )
 
-    def _unequal(self, a: Reader, b: Reader) -> Iterator[tuple[int, int]]:
+    def _unequal(self, a: TensorReader, b: TensorReader) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes that are not known to be equal."""
         edges = sorted({edge for reader in (a, b) for window in reader.windows() for edge in window})
         for start, end in itertools.pairwise(edges):
@@ -193,25 +193,25 @@ class _Work:
             else:
                 yield start, end
 
-    def _elements(self, a: Reader, b: Reader, ranges: Sequence[tuple[int, int]]) -> Elements:
+    def _elements(self, a: TensorReader, b: TensorReader, ranges: Sequence[tuple[int, int]]) -> ElementDifferences:
         """Return the differences between two tensors. Elements in parts with equal digests count as compared."""
-        jobs: list[Job[Elements]] = [
+        jobs: list[Job[ElementDifferences]] = [
             # Memory: on each side a window, and the parts that it consists of.
             (4 * (end - start), lambda start=start, end=end: self._range(a, b, start, end))  # type: ignore[misc]
             for start, end in ranges
         ]
         known = a.layout.elements - sum(end - start for start, end in ranges) // a.layout.item_bytes
-        elements = Elements(compared=known)
-        for part in fly(jobs, _THREADS, _BUDGET_BYTES):
+        elements = ElementDifferences(compared=known)
+        for part in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
             elements += part
         self.read += sum(end - start for start, end in ranges)
         return elements
 
-    def _range(self, a: Reader, b: Reader, start: int, end: int) -> Elements:
+    def _range(self, a: TensorReader, b: TensorReader, start: int, end: int) -> ElementDifferences:
         old, new = a.read(start, end), b.read(start, end)
         item = a.layout.item_bytes
         if old == new or self._bits is None:
-            return Elements(compared=(end - start) // item)
+            return ElementDifferences(compared=(end - start) // item)
         return self._bits(old, new, a.layout.dtype, start // item)
 
 

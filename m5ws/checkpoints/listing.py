@@ -11,7 +11,7 @@ import msgspec
 
 from m5ws.checkpoints import plain_state
 from m5ws.checkpoints.plain_state import Leaf
-from m5ws.checkpoints.resolve import Named
+from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.errors import UNREADABLE
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -20,7 +20,7 @@ from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.tree import Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.checkpoints import Recorded
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import named
@@ -31,7 +31,7 @@ _RECORD_BYTES = 2**20
 _IN_FLIGHT_BYTES = 64 * 2**20
 
 
-class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint in a list.
 
     `size_bytes` is its whole size, `new_bytes` the part that no earlier checkpoint of the run had. `counts` is False if
@@ -92,7 +92,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     ledger: dict[str, Digest]
 
 
-def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointRow]:
+def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointInfo]:
     """Return every published checkpoint in order of steps, also those that do not count.
 
     Output files, which older versions published as checkpoints, are left out.
@@ -102,10 +102,10 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
     recorded = _recorded(repo, run)
     when = _moments(repo, run, recorded)
     jobs: list[Job[_Read]] = [(_RECORD_BYTES, partial(_read, repo, run, name, recorded)) for name in names]
-    rows: list[CheckpointRow] = []
+    rows: list[CheckpointInfo] = []
     seen: set[bytes] = set()
-    for number, (name, records) in enumerate(zip(names, fly(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
-        row = CheckpointRow(
+    for number, (name, records) in enumerate(zip(names, bounded_map(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
+        row = CheckpointInfo(
             name=name,
             step=checkpoints.step_of(name),
             attempt=checkpoints.attempt_of(name),
@@ -120,7 +120,7 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
     return rows
 
 
-def view(repo: Repository, which: Named) -> CheckpointView:
+def view(repo: Repository, which: CheckpointRef) -> CheckpointView:
     """Return the details of a checkpoint. Raises NotFound, CorruptObject."""
     record = repo.objects.get_record(which.digest, Checkpoint)
     content = repo.objects.get_record(record.content, Content)
@@ -181,7 +181,7 @@ def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
         return str(error)
 
 
-def _filled(row: CheckpointRow, records: _Read, seen: set[bytes]) -> CheckpointRow:
+def _filled(row: CheckpointInfo, records: _Read, seen: set[bytes]) -> CheckpointInfo:
     """Return a row with the fields of its records. Adds the objects that they use to `seen`."""
     if isinstance(records, str):
         return msgspec.structs.replace(row, problem=records)

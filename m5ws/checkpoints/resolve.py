@@ -22,7 +22,7 @@ from m5ws.repository.repository import Repository
 _SHOWN = 8
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointRef(msgspec.Struct, frozen=True, kw_only=True):
     """A published checkpoint: its run, its name there, and the digest of its record."""
 
     run: str
@@ -33,7 +33,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.run}@{self.name}"
 
 
-def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool = False) -> Named:
+def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool = False) -> CheckpointRef:
     """Return the checkpoint with the name `text`. With `counting`, a checkpoint that a newer attempt fenced is refused.
 
     With `state`, RUN alone means the newest checkpoint that a training can resume from, without output files. Raises
@@ -56,7 +56,7 @@ def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool =
         names = next(([name] for name in reversed(names) if holds_state(repo, run, name)), names)
     if not names:
         raise _absent(repo, run, label, valid)
-    return Named(run=run, name=names[-1], digest=checkpoints.digest(repo, run, names[-1]))
+    return CheckpointRef(run=run, name=names[-1], digest=checkpoints.digest(repo, run, names[-1]))
 
 
 def holds_state(repo: Repository, run: str, name: str) -> bool:
@@ -76,7 +76,7 @@ def _is(name: str, wanted: str) -> bool:
     return checkpoints.step_of(name) == int(step) and (not attempt or checkpoints.attempt_of(name) == int(attempt))
 
 
-def _by_digest(repo: Repository, digest: Digest, counting: bool) -> Named:
+def _by_digest(repo: Repository, digest: Digest, counting: bool) -> CheckpointRef:
     record = repo.objects.get_record(digest, Checkpoint)
     name = checkpoints.name(record.step, record.attempt)
     if checkpoints.digest(repo, record.run, name) != digest:
@@ -86,7 +86,7 @@ def _by_digest(repo: Repository, digest: Digest, counting: bool) -> Named:
         )
     if counting and name not in checkpoints.valid(repo, record.run):
         raise _fenced(record.run, name)
-    return Named(run=record.run, name=name, digest=digest)
+    return CheckpointRef(run=record.run, name=name, digest=digest)
 
 
 def _fenced(run: str, name: str) -> UsageError:

@@ -114,11 +114,11 @@ def _formatter() -> "logging.Formatter":
 
     from m5ws.cli.terminal import output
 
-    class Escaping(logging.Formatter):
+    class EscapingFormatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return output.escaped(f"{record.levelname.lower()}{super().format(record)}")
 
-    return Escaping(": %(message)s")
+    return EscapingFormatter(": %(message)s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,7 +185,7 @@ def _usage_hint(error: click.ClickException) -> str:
 def _report(message: str, hint: str, status: int) -> int:
     from m5ws.cli.terminal import output
 
-    output.echo((output.Styled("error:", "red", bold=True), f" {message}"), err=True)
+    output.echo((output.StyledText("error:", "red", bold=True), f" {message}"), err=True)
     if hint:
-        output.echo((output.Styled("hint:", "cyan"), f" {hint}"), err=True)
+        output.echo((output.StyledText("hint:", "cyan"), f" {hint}"), err=True)
     return status

@@ -10,7 +10,7 @@ from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
-    from m5ws.bisect.bisect import BisectPlan, Report, Task
+    from m5ws.bisect.bisect import BisectPlan, BisectReport, BisectTask
     from m5ws.bisect.differences import ExcludedDifference
     from m5ws.bisect.trials import Trial
     from m5ws.records.recipe import Recipe
@@ -83,8 +83,8 @@ def command(
 
 
 def _executed(
-    here: "Workspace", ports: "Ports", task: "Task", max_runs: int, *, rebuild: bool, shown: bool
-) -> "Report":
+    here: "Workspace", ports: "Ports", task: "BisectTask", max_runs: int, *, rebuild: bool, shown: bool
+) -> "BisectReport":
     """Run hybrids, and print each set that is tried and its result. Steps are printed if `shown`."""
     from m5ws.bisect import bisect
     from m5ws.bisect.trials import TrialListeners
@@ -127,7 +127,7 @@ def plan_text(plan: "BisectPlan") -> str:
     return "\n".join([*lines, *_untried(plan.untried), *_environment("environment", plan.environment)])
 
 
-def text(report: "Report") -> str:
+def text(report: "BisectReport") -> str:
     """Return a report for people: the result, then the evidence, then the changes that were not tried."""
     plan = report.plan
     lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]

@@ -80,7 +80,7 @@ def command(
     here = names.workspace(context)
     repo = names.open_repository(here, create=True)
     pinned = start(here, repo, snapshot, overrides, None)
-    launch = runs.spec(here.settings.run, runs.Options(trainer=trainer, nproc=nproc))
+    launch = runs.spec(here.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc))
     ports = here.ports(repo)
     whole = certify.training(pinned, launch, steps)
     _train(here, ports, whole, progress=not no_progress)

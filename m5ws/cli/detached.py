@@ -19,7 +19,7 @@ from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import Plan
+    from m5ws.runs.run import AttemptPlan
 
 _POLL_S = 0.05
 _PLANNED = "planned"
@@ -37,7 +37,7 @@ def load_planned(path: Path) -> Run:
     return codec.decode(path.read_bytes(), Run, str(path))
 
 
-def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str]) -> None:
+def start(here: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
     `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
@@ -64,7 +64,7 @@ def start(here: Workspace, repo: "Repository", plan: "Plan", env: Sequence[str])
     _wait(repo, plan, process, folder / _LOG, begin)
 
 
-def _wait(repo: "Repository", plan: "Plan", process: "subprocess.Popen[bytes]", log: Path, begin: int) -> None:
+def _wait(repo: "Repository", plan: "AttemptPlan", process: "subprocess.Popen[bytes]", log: Path, begin: int) -> None:
     from m5ws.repository.ledger import ledger
 
     while plan.attempt not in ledger.attempts(repo, plan.run.id):

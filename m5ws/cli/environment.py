@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from m5ws.progress import Progress
     from m5ws.records.recipe import Recipe
     from m5ws.records.verdict import Change
-    from m5ws.runs.run import Plan
+    from m5ws.runs.run import AttemptPlan
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
@@ -75,7 +75,7 @@ def made(
     )
 
 
-def check(given: "Ports", plan: "Plan", env: Sequence[str]) -> None:
+def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Compare the environment before an attempt is launched. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.runs import environment_check
 

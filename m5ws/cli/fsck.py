@@ -9,8 +9,8 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.repository.fsck.damage import Report
-    from m5ws.snapshot.rehash import Rehashed
+    from m5ws.repository.fsck.damage import FsckReport
+    from m5ws.snapshot.rehash import RehashResult
 
 DAMAGED = 1
 
@@ -53,7 +53,7 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
     context.exit(DAMAGED if files.stale or not report.clean else 0)
 
 
-def _print_files(files: "Rehashed") -> None:
+def _print_files(files: "RehashResult") -> None:
     for path in files.stale:
         output.echo(f"stale: {path}: content changed, time stamps did not; run `m5ws snapshot --rehash`")
     if files.files:
@@ -61,7 +61,7 @@ def _print_files(files: "Rehashed") -> None:
         output.echo(f"{files.files:,} files of the workspace, {output.size(files.size_bytes)}: {whole}")
 
 
-def _print(report: "Report") -> None:
+def _print(report: "FsckReport") -> None:
     for damage in report.damage:
         output.echo(f"{damage.kind}: {damage.key}: {damage.detail}")
         for affected in damage.harms:

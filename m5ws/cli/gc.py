@@ -9,8 +9,8 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.records.gc import Done, GcPlan
-    from m5ws.repository.gc.gc import Planned
+    from m5ws.records.gc import GcPlan, GcResult
+    from m5ws.repository.gc.gc import DeletionPlan
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -88,12 +88,12 @@ def command(
         output.echo(_planned(planned, grace))
 
 
-def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "Planned":
-    from m5ws.records.gc import Rules
+def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "DeletionPlan":
+    from m5ws.records.gc import RetentionRules
     from m5ws.repository import reindex
     from m5ws.repository.gc import gc
 
-    rules = Rules(last=here.settings.retention.last, every=here.settings.retention.every)
+    rules = RetentionRules(last=here.settings.retention.last, every=here.settings.retention.every)
     with progress.Bar() as bar:
         if not dry_run:
             reindex.fill(repo, bar)
@@ -130,14 +130,14 @@ def _print_waiting(plan: str, wait_s: float, as_json: bool) -> None:
     )
 
 
-def _print_done(plan: str, done: "Done", as_json: bool) -> None:
+def _print_done(plan: str, done: "GcResult", as_json: bool) -> None:
     if as_json:
         return output.print_json({"plan": plan, "state": "done", "deleted": done})
     spared = f"; kept {done.spared:,} that are needed again" if done.spared else ""
     return output.echo(f"plan {plan} is done: deleted {_totals(done)}{spared}")
 
 
-def _planned(planned: "Planned", grace: float) -> str:
+def _planned(planned: "DeletionPlan", grace: float) -> str:
     plan = planned.plan
     totals = _totals(plan)
     stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} are younger than --older-than"
@@ -150,7 +150,7 @@ def _planned(planned: "Planned", grace: float) -> str:
     return "\n".join([*lines, f"plan {planned.id}: `m5ws gc` executes it {when}; until then nothing is deleted"])
 
 
-def _totals(one: "GcPlan | Done") -> str:
+def _totals(one: "GcPlan | GcResult") -> str:
     copies = f", {one.copies:,} copies of output files" if one.copies else ""
     return f"{one.checkpoints:,} checkpoints{copies}, {one.objects:,} objects, {output.size(one.size_bytes)}"
 

@@ -8,7 +8,7 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.repository.transfer.prefetch import Plan
+    from m5ws.repository.transfer.prefetch import PrefetchPlan
 
 
 @click.command("prefetch")
@@ -41,7 +41,7 @@ def command(context: click.Context, identifier: str, dry_run: bool, as_json: boo
     return None
 
 
-def _text(planned: "Plan", dry_run: bool) -> str:
+def _text(planned: "PrefetchPlan", dry_run: bool) -> str:
     name = f"{planned.kind} {output.short(planned.id)}"
     needed = f"{planned.objects:,} objects, {output.size(planned.size_bytes)}"
     if not planned.cached:
@@ -55,6 +55,6 @@ def _text(planned: "Plan", dry_run: bool) -> str:
     return f"{name} needs {needed}: {missing} are missing{fits}"
 
 
-def _document(planned: "Plan", dry_run: bool) -> dict[str, object]:
+def _document(planned: "PrefetchPlan", dry_run: bool) -> dict[str, object]:
     names = ("kind", "id", "cached", "objects", "size_bytes", "missing", "missing_bytes", "capacity_bytes", "fits")
     return {name: getattr(planned, name) for name in names} | {"fetched": planned.cached and not dry_run}

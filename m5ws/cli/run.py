@@ -17,8 +17,8 @@ from m5ws.records.ledger import COMPLETE
 if TYPE_CHECKING:
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import Options, Plan
-    from m5ws.runs.supervise import Ports, Result
+    from m5ws.runs.run import AttemptPlan, RunOptions
+    from m5ws.runs.supervise import AttemptResult, Ports
     from m5ws.workspace import Workspace
 
 
@@ -112,10 +112,10 @@ def command(
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
 
-def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments) -> "Options":
+def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments) -> "RunOptions":
     from m5ws.runs import run as operation
 
-    return operation.Options(
+    return operation.RunOptions(
         command=script_argv,
         trainer=given["trainer"],
         nproc=given["nproc"],
@@ -129,7 +129,7 @@ def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments)
 
 def _plan(
     here: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], *, resumes: bool, from_scratch: bool
-) -> "tuple[Ports, Plan]":
+) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of a run and its ports, after a check of the environment.
 
     Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
@@ -151,7 +151,7 @@ def _plan(
     return ports, plan
 
 
-def _follow(ports: "Ports", plan: "Plan", *, progress: bool, as_json: bool) -> None:
+def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: bool) -> None:
     """Execute a plan and report the result. Raises RunFailed, RunInterrupted."""
     from m5ws.runs import supervise
 
@@ -177,7 +177,7 @@ def _print_provable(ports: "Ports", run: str) -> None:
     output.warn("hint: set `[run] outputs` in m5ws.toml to the folders that the script writes to.")
 
 
-def _describe(plan: "Plan") -> str:
+def _describe(plan: "AttemptPlan") -> str:
     request = plan.request
     fields = {
         "run": plan.run.id,
@@ -194,7 +194,7 @@ def _describe(plan: "Plan") -> str:
     return "\n".join([output.fields(fields), "with", *variables])
 
 
-def _judge(result: "Result") -> None:
+def _judge(result: "AttemptResult") -> None:
     """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(

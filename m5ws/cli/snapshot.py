@@ -11,7 +11,7 @@ from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
-    from m5ws.snapshot.snapshot import Captured
+    from m5ws.snapshot.snapshot import CapturedSnapshot
     from m5ws.workspace import Workspace
 
 
@@ -46,12 +46,12 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
     return output.print_json(taken) if as_json else output.echo(taken.id)
 
 
-def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "Captured":
+def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "CapturedSnapshot":
     """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
-    from m5ws.snapshot.observation import Ahead
+    from m5ws.snapshot.observation import BackgroundSource
 
     # git runs while this process imports the rest.
-    source = Ahead(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
+    source = BackgroundSource(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
     from m5ws.snapshot import snapshot
 
     ports = (source, here.datasets(), here.tokenizers(), here.observer(provides=False), here.index_path)

@@ -10,9 +10,9 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.attest.claims import Finding
-    from m5ws.attest.interface import Signed
-    from m5ws.attest.verify import Checked
+    from m5ws.attest.claims import StatementProblem
+    from m5ws.attest.interface import SignatureCheck
+    from m5ws.attest.verify import Verification
     from m5ws.records.attestation import Statement
 
 DOES_NOT_HOLD = 1
@@ -25,9 +25,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     outcome: str
     reason: str
-    signatures: "tuple[Signed, ...]"
-    store: "Checked | None"
-    findings: "tuple[Finding, ...]"
+    signatures: "tuple[SignatureCheck, ...]"
+    store: "Verification | None"
+    findings: "tuple[StatementProblem, ...]"
     not_checked: tuple[str, ...]
 
 
@@ -93,7 +93,7 @@ def command(
     context.exit(0 if report.holds else DOES_NOT_HOLD)
 
 
-def _against_store(context: click.Context, statement: "Statement", *, read_data: bool) -> "Checked":
+def _against_store(context: click.Context, statement: "Statement", *, read_data: bool) -> "Verification":
     from m5ws.attest import verify
 
     # Check the store itself, not this machine's cache of it.
@@ -102,7 +102,7 @@ def _against_store(context: click.Context, statement: "Statement", *, read_data:
         return verify.check(repo, statement, read_data=read_data, progress=bar)
 
 
-def _not_checked(signed: "list[Signed]", checked: "Checked | None", *, asked: bool) -> list[str]:
+def _not_checked(signed: "list[SignatureCheck]", checked: "Verification | None", *, asked: bool) -> list[str]:
     lines = []
     if not signed:
         lines.append("the author: the statement is not signed")
@@ -132,7 +132,7 @@ def _text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _signature(signed: "Signed") -> str:
+def _signature(signed: "SignatureCheck") -> str:
     key = f"key {signed.keyid}" if signed.keyid else "no SSH key"
     by = f"by {signed.signer}, {key}" if signed.signer else f"by {key}"
     return f"{'good' if signed.good else 'not good'}, {by}"

@@ -9,7 +9,7 @@ import msgspec
 
 from m5ws.environment import recorded, usage
 from m5ws.environment.drift import drift, rated, title
-from m5ws.environment.usage import Side, Usage
+from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptStarted, Event, RankStarted
@@ -64,7 +64,7 @@ def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str |
     began = recorded.of_attempt(repo, run, first)
     if not _is_grave(drift(began, observed)):
         return None
-    changes = usage.before_launch(Side(observed=began, usage=usage.of_run(repo, run)), observed)
+    changes = usage.before_launch(EnvironmentSide(observed=began, usage=usage.of_run(repo, run)), observed)
     grave = [title(change).removeprefix("environment ") for change in changes if change.rating != "cannot"]
     more = f"; and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
     return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
@@ -107,7 +107,8 @@ def _drift(old: Observed, new: Observed, loaded: tuple[Usage, Usage] | None) -> 
     if loaded is None:
         return changes
     return usage.judged(
-        changes, *(Side(observed=observed, usage=used) for observed, used in zip((old, new), loaded, strict=True))
+        changes,
+        *(EnvironmentSide(observed=observed, usage=used) for observed, used in zip((old, new), loaded, strict=True)),
     )
 
 

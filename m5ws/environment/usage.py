@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return Usage(places=self.places | more.places, libraries=self.libraries | more.libraries)
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class EnvironmentSide(msgspec.Struct, frozen=True, kw_only=True):
     """One of two environments. `usage` is None before a rank has run in it."""
 
     observed: Observed
@@ -48,16 +48,16 @@ def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
         found = [_used(summaries.events(summary, rank)) for rank in summary.chains if rank != ledger.LAUNCHER]
     else:
         ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-        found = [*concurrency.each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
+        found = [*concurrency.for_each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
     return None if None in found else _together(found)
 
 
-def before_launch(pinned: Side, observed: Observed) -> tuple[Change, ...]:
+def before_launch(pinned: EnvironmentSide, observed: Observed) -> tuple[Change, ...]:
     """Return the drift from an environment in which ranks ran to the environment of a future launch."""
-    return judged(drift.drift(pinned.observed, observed), pinned, Side(observed=observed))
+    return judged(drift.drift(pinned.observed, observed), pinned, EnvironmentSide(observed=observed))
 
 
-def judged(changes: Iterable[Change], old: Side, new: Side) -> tuple[Change, ...]:
+def judged(changes: Iterable[Change], old: EnvironmentSide, new: EnvironmentSide) -> tuple[Change, ...]:
     """Return the changes; those in distributions and libraries that no rank loaded get the rating `cannot`.
 
     Without `usage` of the old side the ratings stay the same. The new side has no `usage` before its launch.

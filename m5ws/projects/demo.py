@@ -80,7 +80,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (f'export PATH={shlex.quote(str(self.path))}:"$PATH"',) if self.path is not None else ()
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """The new workspaces, and the duration in seconds."""
 
     workspaces: tuple[Path, ...]
@@ -105,7 +105,7 @@ def plan(options: DemoOptions) -> DemoPlan:
     return DemoPlan(options=options, commands=tuple(commands), path=_missing_from_path())
 
 
-def execute(planned: DemoPlan, show: Callable[[str], None]) -> Done:
+def execute(planned: DemoPlan, show: Callable[[str], None]) -> DemoResult:
     """Run the commands, each printed before its output. `show` prints a line on stdout. Raises DemoFailed."""
     began = time.monotonic()
     root = planned.options.directory.absolute()
@@ -128,7 +128,7 @@ def execute(planned: DemoPlan, show: Callable[[str], None]) -> Done:
         _run(command, ids, show)
         before = command.directory
     workspaces = tuple(root / name for name in planned.options.templates)
-    return Done(workspaces=workspaces, seconds=time.monotonic() - began)
+    return DemoResult(workspaces=workspaces, seconds=time.monotonic() - began)
 
 
 def _check_installed(deepspeed: bool) -> None:

@@ -32,11 +32,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all persisted records."""
 
 
-class Sealed(Record, frozen=True, kw_only=True):
+class SealedRecord(Record, frozen=True, kw_only=True):
     """Base of records that are stored under another name than their digest: their bytes end with it (codec.py)."""
 
 
-class Placed(Sealed, frozen=True, kw_only=True):
+class KeyedRecord(SealedRecord, frozen=True, kw_only=True):
     """Base of sealed records whose other fields do not bind them to a key. `key` is None in records of older builds."""
 
     key: str | None = None

@@ -1,6 +1,6 @@
 """Records to bytes and back: one deterministic encoder for all stored records.
 
-The digest of its bytes follows a `Sealed` record, because its key is not its digest. So reading detects any flipped bit
+The digest of its bytes follows a `SealedRecord`, because its key is not its digest. So reading detects any flipped bit
 (docs/format.md).
 """
 
@@ -12,7 +12,7 @@ import blake3
 import msgspec
 
 from m5ws.errors import CorruptObject, UnknownSchema
-from m5ws.records.base import Record, Sealed
+from m5ws.records.base import Record, SealedRecord
 
 R = TypeVar("R")
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
@@ -26,7 +26,7 @@ _building = threading.Lock()
 def encode(record: Record | msgspec.Raw) -> bytes:
     """Return the stored bytes of a record."""
     data = _encoder.encode(record)
-    return sealed(data) if isinstance(record, Sealed) else data
+    return sealed(data) if isinstance(record, SealedRecord) else data
 
 
 def sealed(data: bytes) -> bytes:
@@ -93,7 +93,7 @@ def _tag(data: bytes) -> str | None:
 
 
 def _is_sealed(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Sealed)
+    return isinstance(kind, type) and issubclass(kind, SealedRecord)
 
 
 def _unsealed(data: bytes, name: str) -> bytes:

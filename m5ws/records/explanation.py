@@ -30,7 +30,7 @@ CauseKind = Literal[
 ]
 
 
-class Place(Record, frozen=True, kw_only=True):
+class FirstDifference(Record, frozen=True, kw_only=True):
     """The first difference in a step of two runs; everything before it is equal.
 
     `module` is a path in the model, `what` its class and settings, `op` an operation. `quantity` differs, with both
@@ -66,7 +66,7 @@ class Cause(Record, frozen=True, kw_only=True):
         return f"{self.kind} ({'certain' if self.certain else 'possible'})"
 
 
-class Side(Record, frozen=True, kw_only=True):
+class TracedReplay(Record, frozen=True, kw_only=True):
     """One traced replay of the steps from `first` to `last`.
 
     `original`: under the original's recorded conditions; `replay`: as the replay that diverged; `again`: a second one.
@@ -89,10 +89,10 @@ class Explanation(Record, frozen=True, kw_only=True):
 
     first: int
     last: int
-    sides: tuple[Side, ...]
+    sides: tuple[TracedReplay, ...]
     between: Literal["original and replay", "two replays", "record and replay"] | None = None
     repeats: bool | None = None
-    place: Place | None = None
+    place: FirstDifference | None = None
     causes: tuple[Cause, ...] = (Cause(kind="unknown"),)
     limits: tuple[str, ...] = ()
 

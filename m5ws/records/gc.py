@@ -4,12 +4,12 @@ from typing import Annotated
 
 import msgspec
 
-from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Placed, Record, RunId
+from m5ws.records.base import CheckpointName, Count, Digest, KeyedRecord, OutputsName, Record, RunId
 
 _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Rules(Record, frozen=True, kw_only=True):
+class RetentionRules(Record, frozen=True, kw_only=True):
     """Checkpoints of a run that are kept: the `last` ones, and those whose step is a multiple of `every`.
 
     Without both, all are kept. The newest one, and those that are kept by name, do not depend on the rules.
@@ -23,7 +23,7 @@ class Rules(Record, frozen=True, kw_only=True):
         return self.last is not None or self.every is not None
 
 
-class Retired(Record, frozen=True, kw_only=True):
+class RetiredReference(Record, frozen=True, kw_only=True):
     """A retired reference: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
 
     `digest` is the digest of the record that the reference names.
@@ -43,7 +43,7 @@ class PlanPart(Record, frozen=True, kw_only=True):
     objects: Count
 
 
-class Freed(Record, frozen=True, kw_only=True):
+class FreedAmount(Record, frozen=True, kw_only=True):
     """Amounts that a plan frees of one run; without `run`, of objects that were never published.
 
     `copies` counts copies of output files.
@@ -56,7 +56,7 @@ class Freed(Record, frozen=True, kw_only=True):
     size_bytes: Count
 
 
-class Large(Record, frozen=True, kw_only=True):
+class LargeObject(Record, frozen=True, kw_only=True):
     """One of the largest objects of a plan."""
 
     digest: Digest
@@ -64,7 +64,7 @@ class Large(Record, frozen=True, kw_only=True):
     run: RunId | None
 
 
-class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
+class GcPlan(KeyedRecord, tag="gc-plan/1", frozen=True, kw_only=True):
     """Head of a plan of deletions, published after its parts.
 
     `references` is the number of `Retirements` objects, `kept_objects` the number of objects that are needed. `copies`
@@ -72,46 +72,46 @@ class GcPlan(Placed, tag="gc-plan/1", frozen=True, kw_only=True):
     """
 
     older_than_s: float
-    rules: Rules
+    rules: RetentionRules
     checkpoints: Count
     copies: Count = 0
     references: Count
     objects: Count
     size_bytes: Count
     parts: tuple[PlanPart, ...]
-    freed: tuple[Freed, ...] = ()
-    largest: tuple[Large, ...] = ()
+    freed: tuple[FreedAmount, ...] = ()
+    largest: tuple[LargeObject, ...] = ()
     kept_objects: Count = 0
     young_objects: Count = 0
 
 
-class Garbage(Placed, tag="gc-garbage/1", frozen=True, kw_only=True):
+class Garbage(KeyedRecord, tag="gc-garbage/1", frozen=True, kw_only=True):
     """Objects of a plan, sorted: digests of 32 bytes joined, and their sizes as 8 bytes each, little-endian."""
 
     digests: bytes
     sizes: bytes
 
 
-class Retirements(Placed, tag="gc-retired/1", frozen=True, kw_only=True):
+class Retirements(KeyedRecord, tag="gc-retired/1", frozen=True, kw_only=True):
     """References of a plan."""
 
-    checkpoints: tuple[Retired, ...]
+    checkpoints: tuple[RetiredReference, ...]
 
 
-class Keep(Placed, tag="gc-keep/1", frozen=True, kw_only=True):
+class Keep(KeyedRecord, tag="gc-keep/1", frozen=True, kw_only=True):
     """Objects of an open plan that a writer is about to name: digests of 32 bytes, joined."""
 
     digests: bytes
 
 
-class Executing(Placed, tag="gc-executing/1", frozen=True, kw_only=True):
+class GcExecution(KeyedRecord, tag="gc-executing/1", frozen=True, kw_only=True):
     """Executor of a plan: `holder` names a lock that the kernel frees when its process ends, `host` is for people."""
 
     holder: str
     host: str
 
 
-class Done(Placed, tag="gc-done/1", frozen=True, kw_only=True):
+class GcResult(KeyedRecord, tag="gc-done/1", frozen=True, kw_only=True):
     """Amounts that a plan deleted, and `spared`, the number of its objects that were needed by then. Never deleted."""
 
     checkpoints: int

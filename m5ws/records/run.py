@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from m5ws.records.base import CheckpointName, Count, Digest, Record, RunId, Sealed
+from m5ws.records.base import CheckpointName, Count, Digest, Record, RunId, SealedRecord
 
 Trainer = Literal["torchrun", "deepspeed", "python"]
 """Program that starts the script: torchrun, for FSDP, DDP and one process; torchrun with DeepSpeed's operators built
@@ -59,7 +59,7 @@ class Segment(Record, frozen=True, kw_only=True):
         return f"steps {self.first + 1}-{self.last}"
 
 
-class Run(Sealed, tag="run/1", frozen=True, kw_only=True):
+class Run(SealedRecord, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats, in whole or a `segment` of it.
 
     `parent` is the checkpoint that a fork starts from.

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from m5ws.records.base import Count, Digest, Placed, Record
+from m5ws.records.base import Count, Digest, KeyedRecord, Record
 from m5ws.records.environment import Declared, Determinism
 
 
@@ -54,7 +54,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
         return parts | {f"data:{dataset.name}": dataset.tree for dataset in self.datasets}
 
 
-class Annotation(Placed, tag="annotation/1", frozen=True, kw_only=True):
+class Annotation(KeyedRecord, tag="annotation/1", frozen=True, kw_only=True):
     """Message, author and time stored with a snapshot. They do not affect its id.
 
     `packings` maps the digest of a tree to the digest of its packing.

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from m5ws.records.base import Count, Placed, RunId
+from m5ws.records.base import Count, KeyedRecord, RunId
 
 
-class AttemptSummary(Placed, tag="summary/1", frozen=True, kw_only=True):
+class AttemptSummary(KeyedRecord, tag="summary/1", frozen=True, kw_only=True):
     """The events of an ended attempt by rank, as stored, without states and with only the last step of each rank.
 
     Derived from the ledger. `batches` is the length of the launcher's chain that it covers.

@@ -14,7 +14,7 @@ Kind = Literal["batch", "enter", "leave", "backward", "gradient", "update", "war
 inputs of the optimizer. `warning`: torch warned of a nondeterministic operation. `cut`: the trace reached its limit."""
 
 
-class Seen(Event, tag="seen", frozen=True, kw_only=True):
+class TraceEntry(Event, tag="seen", frozen=True, kw_only=True):
     """One entry of a trace, in order of time.
 
     `name` is the path of the module in the model without its wrappers (`""` for the model itself), or the parameter's

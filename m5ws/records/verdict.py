@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records.base import Placed, Record, RunId, Sealed
+from m5ws.records.base import KeyedRecord, Record, RunId, SealedRecord
 from m5ws.records.explanation import Explanation
 from m5ws.records.run import Segment
 
@@ -75,8 +75,8 @@ class Recheck(Record, frozen=True, kw_only=True):
     start_equal: bool | None = None
 
 
-class Course(Record, frozen=True, kw_only=True):
-    """Course of a divergence: `differ` of `compared` steps differ, the last of them is `last`. `by` counts by kind.
+class DivergenceSummary(Record, frozen=True, kw_only=True):
+    """Extent of a divergence: `differ` of `compared` steps differ, the last of them is `last`. `by` counts by kind.
 
     A step differs if a quantity of it differs on some rank, or the state or a checkpoint after it. Differences before
     the first step do not count.
@@ -93,7 +93,7 @@ class Course(Record, frozen=True, kw_only=True):
         return f"{self.differ} of {self.compared} steps differ{until}" + (f" ({kinds})" if kinds else "")
 
 
-class Apart(Record, frozen=True, kw_only=True):
+class LargestDifference(Record, frozen=True, kw_only=True):
     """The largest relative difference from the original: `relative` is |a - b| / max(|a|, |b|).
 
     `values` is the number of compared values.
@@ -121,7 +121,7 @@ class Expectation(Record, frozen=True, kw_only=True):
     why: str
 
 
-class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
+class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
 
     `outputs` lists output files with differences that do not decide, and the rules for them. `expected` is the
@@ -141,8 +141,8 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
     reason: str | None = None
     expected: Expectation | None = None
     recheck: Recheck | None = None
-    course: Course | None = None
-    apart: Apart | None = None
+    course: DivergenceSummary | None = None
+    apart: LargestDifference | None = None
     explanation: Explanation | None = None
     created_s: float = 0.0
 
@@ -158,7 +158,7 @@ class Verdict(Sealed, tag="verdict/1", frozen=True, kw_only=True):
         return EXIT_CODES[self.outcome]
 
 
-class JointVerdict(Placed, tag="joint-verdict/1", frozen=True, kw_only=True):
+class JointVerdict(KeyedRecord, tag="joint-verdict/1", frozen=True, kw_only=True):
     """Verdict on a run with `of` segments, from the replays of its segments.
 
     `verified` segments are equal, each given its checkpoint. `differ` are not equal, or do not repeat themselves.
@@ -182,7 +182,7 @@ class JointVerdict(Placed, tag="joint-verdict/1", frozen=True, kw_only=True):
         return {name: ", ".join(map(str, segments)) for name, segments in groups.items() if segments}
 
 
-class Elements(msgspec.Struct, frozen=True, kw_only=True):
+class ElementDifferences(msgspec.Struct, frozen=True, kw_only=True):
     """Differences of elements. Counts are of differing elements alone; `max_relative` is relative to the larger value.
 
     `zero_signs` differ only in the sign of a zero, `nans` are NaNs with different bits, `nan_in_one` are NaN on one
@@ -205,10 +205,10 @@ class Elements(msgspec.Struct, frozen=True, kw_only=True):
         """True if every value is the same: only signs of zeros and bits of NaNs differ."""
         return self.differing == self.zero_signs + self.nans
 
-    def __add__(self, later: "Elements") -> "Elements":
+    def __add__(self, later: "ElementDifferences") -> "ElementDifferences":
         """Return the sum; the elements of `later` come after these."""
         early = self if self.first is not None else later
-        return Elements(
+        return ElementDifferences(
             compared=self.compared + later.compared,
             differing=self.differing + later.differing,
             first=early.first,

@@ -14,9 +14,9 @@ import msgspec
 
 from m5ws.errors import CorruptObject, Misplaced
 from m5ws.records import codec
-from m5ws.records.base import Digest, Placed, Record
+from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.checkpoint import Checkpoint
-from m5ws.records.gc import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
+from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
@@ -29,7 +29,7 @@ from m5ws.store.interface import ObjectStore
 if TYPE_CHECKING:
     from m5ws.repository.objects import Objects
 
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=KeyedRecord)
 
 DIGEST_BYTES = 32
 """Size of a digest in a concatenation of digests."""
@@ -49,8 +49,8 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("gc/<plan>/garbage/<n>", Garbage, {}),
     ("gc/<plan>/retired/<n>", Retirements, {}),
     ("gc/<plan>/keep/<nonce>", Keep, {}),
-    ("gc/<plan>.executing", Executing, {}),
-    ("gc/<plan>.done", Done, {}),
+    ("gc/<plan>.executing", GcExecution, {}),
+    ("gc/<plan>.done", GcResult, {}),
 )
 """Patterns of keys, the record under each, and the fields in the key whose record fields have other names."""
 _OLDER: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
@@ -121,7 +121,7 @@ def check(key: str, value: object, by: str = "") -> None:
 
 def _differing(key: str, value: object) -> Iterator[str]:
     """Yield the fields of a record that differ from its key, with their values."""
-    if isinstance(value, Placed) and value.key is not None:
+    if isinstance(value, KeyedRecord) and value.key is not None:
         if value.key != key:
             yield f"its key is {value.key}"
         return

@@ -10,7 +10,7 @@ from functools import partial
 
 from m5ws.errors import CorruptObject
 from m5ws.records.tree import Slice
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
 
@@ -30,7 +30,7 @@ def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[s
     reused afterwards.
     """
     slices: dict[str, list[Slice]] = {}
-    for written in fly(_writing(objects, items, slices), _THREADS, _BUDGET_BYTES):
+    for written in bounded_map(_writing(objects, items, slices), _THREADS, _BUDGET_BYTES):
         for name, part in written:
             slices[name].append(part)
     return {name: tuple(parts) for name, parts in slices.items()}
@@ -44,7 +44,7 @@ def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
     by_object: dict[str, list[Reading]] = {}
     for reading in readings:
         by_object.setdefault(reading[0].object, []).append(reading)
-    for _ in fly(_reading(objects, by_object.values()), _THREADS, _BUDGET_BYTES):
+    for _ in bounded_map(_reading(objects, by_object.values()), _THREADS, _BUDGET_BYTES):
         pass
 
 

@@ -14,7 +14,7 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.ledger import AttemptStarted, CheckpointPublished
 from m5ws.repository import bindings, gc_plans, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 Recorded = Mapping[str, CheckpointPublished]
@@ -101,7 +101,7 @@ def pin_key(run: str, label: str) -> str:
 
 
 def _needs(repo: Repository, record: Digest) -> set[bytes]:
-    reach = Reach(repo.objects)
+    reach = ReachableObjects(repo.objects)
     reach.checkpoint(record)
     return reach.digests
 

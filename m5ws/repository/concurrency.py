@@ -15,13 +15,13 @@ Job = tuple[int, Callable[[], T]]
 """The maximum memory of a job in bytes, and the job."""
 
 
-def each(work: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
+def for_each(work: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
     """Yield the results of `work` for each item, in order. For work that waits for a store and needs little memory."""
     jobs = [(0, partial(work, item)) for item in items]
-    return fly(jobs, _THREADS, 0) if len(jobs) > 1 else (work() for _, work in jobs)
+    return bounded_map(jobs, _THREADS, 0) if len(jobs) > 1 else (work() for _, work in jobs)
 
 
-def fly(jobs: Iterable[Job[T]], threads: int, budget_bytes: int) -> Iterator[T]:
+def bounded_map(jobs: Iterable[Job[T]], threads: int, budget_bytes: int) -> Iterator[T]:
     """Run `jobs` in `threads` threads, and yield their results in order.
 
     A job starts when all jobs in flight hold at most `budget_bytes` with it, or when it is alone. After the first error

@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.records.gc import Garbage, GcPlan, Keep, Retired, Retirements
+from m5ws.records.gc import Garbage, GcPlan, Keep, RetiredReference, Retirements
 from m5ws.repository import bindings
 from m5ws.store.interface import ObjectStore
 
@@ -87,7 +87,7 @@ def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garb
     return part
 
 
-def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[Retired]:
+def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[RetiredReference]:
     """Yield the references that a plan retires."""
     for number in range(planned.references):
         where = part_key(plan, "retired", number)

@@ -11,7 +11,7 @@ from m5ws.records.base import Digest
 from m5ws.records.outputs import OutputFiles
 from m5ws.repository import bindings, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 FINAL = "final"
@@ -74,7 +74,7 @@ def publish(repo: Repository, files: OutputFiles) -> Digest:
     where = key(files.run, name(files.attempt, files.moment))
 
     def needs() -> set[bytes]:
-        reach = Reach(repo.objects)
+        reach = ReachableObjects(repo.objects)
         reach.outputs(record)
         return reach.digests
 

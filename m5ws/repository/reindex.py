@@ -5,28 +5,30 @@ from m5ws.progress import Progress
 from m5ws.repository import concurrency, run_index, runs
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import Facts
+from m5ws.repository.run_index import RunFacts
 
 
 def fill(repo: Repository, progress: Progress | None = None) -> int:
     """Complete the index of all runs, and return the number of incomplete ones. Damaged runs are left out."""
     index, names = run_index.load(repo), runs.ids(repo)
     filled = 0
-    for position, lacked in enumerate(concurrency.each(lambda run: _fill(repo, run, index.get(run, Facts())), names)):
+    for position, lacked in enumerate(
+        concurrency.for_each(lambda run: _fill(repo, run, index.get(run, RunFacts())), names)
+    ):
         filled += lacked
         if progress:
             progress("indexing runs", position, len(names))
     return filled
 
 
-def _fill(repo: Repository, run_id: str, known: Facts) -> bool:
+def _fill(repo: Repository, run_id: str, known: RunFacts) -> bool:
     try:
         return _lacked(repo, run_id, known)
     except UNREADABLE:
         return False
 
 
-def _lacked(repo: Repository, run_id: str, known: Facts) -> bool:
+def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
     """Complete the index of a run; return True if it was incomplete."""
     lacked = False
     run = runs.load(repo, run_id) if known.created is None or known.created.reproduces else None

@@ -19,7 +19,7 @@ from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import summaries
 from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.ledger.summaries import Telling
+from m5ws.repository.ledger.summaries import ChainSummary
 from m5ws.repository.repository import Repository
 
 PREFIX = "index/"
@@ -28,7 +28,7 @@ _MOST_CHARACTERS = 255
 _NONE = "-"
 
 
-class Created(msgspec.Struct, frozen=True, kw_only=True):
+class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a `Run`; `parent` is the run that a fork starts from."""
 
     created_s: float
@@ -38,7 +38,7 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
 
     attempt: int
@@ -48,32 +48,32 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int | None = None
 
 
-class Facts(msgspec.Struct, kw_only=True):
+class RunFacts(msgspec.Struct, kw_only=True):
     """Facts of one run in the index; `ended` is the newest attempt that has ended."""
 
-    created: Created | None = None
-    ended: Ended | None = None
+    created: RunCreation | None = None
+    ended: AttemptEnd | None = None
     outcome: str | None = None
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def created(run: Run) -> Created:
+def created(run: Run) -> RunCreation:
     """Return the facts of a run's record."""
     parent = run.parent.run if run.parent is not None else None
-    return Created(
+    return RunCreation(
         created_s=run.created_s, snapshot=run.snapshot, reproduces=run.reproduces, parent=parent, name=run.name
     )
 
 
-def ended(attempt: int, launcher: list[AnyEvent], last: Step | None) -> Ended | None:
+def ended(attempt: int, launcher: list[AnyEvent], last: Step | None) -> AttemptEnd | None:
     """Return the fact of an attempt's end from its launcher's events and rank 0's last step; None while it has none."""
     end = next((event for event in reversed(launcher) if isinstance(event, AttemptEnded)), None)
     if end is None:
         return None
     begin = next((_step(event.resume) for event in launcher if isinstance(event, AttemptStarted)), 0)
-    return Ended(
+    return AttemptEnd(
         attempt=attempt,
         is_final=end.outcome == "finished",
         outcome=end.outcome,
@@ -89,14 +89,14 @@ def _step(checkpoint: str | None) -> int:
 # --- keys -----------------------------------------------------------------------------------------------------------
 
 
-def created_key(run: str, fact: Created) -> str | None:
+def created_key(run: str, fact: RunCreation) -> str | None:
     """Return the key of a run's creation; None if its name would be too long."""
     name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
     time = struct.pack(">d", fact.created_s).hex()
     return _key(run, "created", time, fact.snapshot, fact.reproduces or _NONE, fact.parent or _NONE, name)
 
 
-def ended_key(run: str, fact: Ended) -> str | None:
+def ended_key(run: str, fact: AttemptEnd) -> str | None:
     """Return the key of an attempt's end."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
     return _key(run, "ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
@@ -117,7 +117,7 @@ def _check(run: str, text: str) -> str:
     return hashlib.blake2b(f"{run}/{text}".encode(), digest_size=8).hexdigest()
 
 
-def add(facts: Facts, run: str, name: str) -> bool:
+def add(facts: RunFacts, run: str, name: str) -> bool:
     """Add the fact in a key's name; return False, and add nothing, if the name is not one that m5ws writes."""
     text, _, check = name.rpartition(".")
     if check != _check(run, text):
@@ -139,9 +139,9 @@ def add(facts: Facts, run: str, name: str) -> bool:
     return True
 
 
-def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) -> Created:
+def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) -> RunCreation:
     encoded = name[1:] + "=" * (-len(name[1:]) % 4)
-    return Created(
+    return RunCreation(
         created_s=struct.unpack(">d", bytes.fromhex(time))[0],
         snapshot=snapshot,
         reproduces=None if reproduces == _NONE else reproduces,
@@ -150,8 +150,8 @@ def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) 
     )
 
 
-def _ended(attempt: str, outcome: str, last_step: str, total: str) -> Ended:
-    return Ended(
+def _ended(attempt: str, outcome: str, last_step: str, total: str) -> AttemptEnd:
+    return AttemptEnd(
         attempt=int(attempt),
         is_final=outcome == "finished",
         outcome=outcome,
@@ -163,12 +163,12 @@ def _ended(attempt: str, outcome: str, last_step: str, total: str) -> Ended:
 # --- the store ------------------------------------------------------------------------------------------------------
 
 
-def load(repo: Repository) -> dict[str, Facts]:
+def load(repo: Repository) -> dict[str, RunFacts]:
     """Return the facts of all runs that the index has. One listing; names that m5ws does not write are left out."""
-    found: dict[str, Facts] = {}
+    found: dict[str, RunFacts] = {}
     for stat in repo.store.list(PREFIX):
         run, _, name = stat.key.removeprefix(PREFIX).partition("/")
-        add(found.setdefault(run, Facts()), run, name)
+        add(found.setdefault(run, RunFacts()), run, name)
     return found
 
 
@@ -195,7 +195,7 @@ def write_verdict(repo: Repository, verdict: Verdict) -> None:
     write(repo, verdict_key(verdict.replay, verdict.outcome))
 
 
-def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Telling]) -> None:
+def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, ChainSummary]) -> None:
     """Create the summary and the key of an attempt, if its end is published; `ranks` are its ranks' chains."""
     summary = summaries.write(repo, run, attempt, ranks)
     if summary is None:
@@ -204,7 +204,7 @@ def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Te
     write(repo, ended_key(run, fact) if fact is not None else None)
 
 
-def expected(run: str, record: Run | None, ends: Iterator[Ended], outcome: str | None) -> set[str]:
+def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:
     """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
     keys = {ended_key(run, end) for end in ends}
     keys.add(created_key(run, created(record)) if record is not None else None)

@@ -9,9 +9,9 @@ from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, concurrency, presence, publishing, run_index
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import Created
+from m5ws.repository.run_index import RunCreation
 
 
 def new_id() -> str:
@@ -38,7 +38,7 @@ def publish(repo: Repository, run: Run) -> None:
 def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> None:
     assert run.parent is not None
     began = repo.objects.begin()
-    reach = Reach(repo.objects)
+    reach = ReachableObjects(repo.objects)
     reach.checkpoint(run.parent.digest)
     if missing := presence.missing(repo.objects, {digest.hex(): 0 for digest in reach.digests}):
         raise NotFound(
@@ -96,7 +96,7 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
     return bindings.record(repo.store, f"{joints_of(run_id)}{newest}", JointVerdict)
 
 
-def verdicts(repo: Repository, run_id: str, known: Mapping[str, Created] | None = None) -> list[Verdict]:
+def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | None = None) -> list[Verdict]:
     """Return the verdicts that name a run, as the original or as a replay, oldest first.
 
     `known`: the facts of all runs, if the caller has read them.
@@ -104,7 +104,7 @@ def verdicts(repo: Repository, run_id: str, known: Mapping[str, Created] | None 
     run, known = load(repo, run_id), facts(repo) if known is None else known
     replayed = {run_id, *replays_among(known, run_id)}
     replayed |= set(replays_among(known, run.reproduces)) if run.reproduces else set()
-    found = concurrency.each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
+    found = concurrency.for_each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
     said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
     return sorted(said, key=lambda one: one.created_s)
 
@@ -114,20 +114,20 @@ def replays(repo: Repository, run_id: str) -> list[str]:
     return [run.id for run in readable(repo, replays_among(facts(repo), run_id))]
 
 
-def replays_among(known: Mapping[str, Created], run_id: str) -> list[str]:
+def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first, of runs with these facts."""
     found = [run for run, fact in known.items() if fact.reproduces == run_id]
     return sorted(found, key=lambda run: known[run].created_s)
 
 
-def facts(repo: Repository) -> dict[str, Created]:
+def facts(repo: Repository) -> dict[str, RunCreation]:
     """Return the facts of all runs, from the index or, where it has none, from the run's record.
 
     A run that cannot be read is left out: it does not hide the others, and fsck names it.
     """
     indexed = run_index.load(repo)
 
-    def fact(run_id: str) -> Created | None:
+    def fact(run_id: str) -> RunCreation | None:
         if (entry := indexed.get(run_id)) is not None and entry.created is not None:
             return entry.created
         try:
@@ -136,7 +136,7 @@ def facts(repo: Repository) -> dict[str, Created]:
             return None
 
     names = ids(repo)
-    found = zip(names, concurrency.each(fact, names), strict=True)
+    found = zip(names, concurrency.for_each(fact, names), strict=True)
     return {run_id: one for run_id, one in found if one is not None}
 
 
@@ -153,4 +153,4 @@ def readable(repo: Repository, names: Iterable[str]) -> list[Run]:
         except UNREADABLE:
             return None
 
-    return [run for run in concurrency.each(one, names) if run is not None]
+    return [run for run in concurrency.for_each(one, names) if run is not None]

@@ -17,7 +17,7 @@ from m5ws.repository import bindings, concurrency, presence, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
 from m5ws.repository.publishing import ObjectDeleted
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 
@@ -49,7 +49,7 @@ def publish(
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:
-        reach = Reach(repo.objects)
+        reach = ReachableObjects(repo.objects)
         reach.snapshot(digest)
         reach.annotation(annotation)
         return reach.digests
@@ -86,7 +86,7 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return the annotations of a snapshot, oldest first."""
     stats = repo.store.list(f"snapshots/{snapshot_id}/")
-    return list(concurrency.each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
+    return list(concurrency.for_each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
 
 
 def ids(repo: Repository) -> list[Digest]:

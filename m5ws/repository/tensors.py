@@ -103,7 +103,7 @@ def _check(whole: Layout, box: Box) -> None:
         raise CorruptObject(f"a shard of tensor {whole.name} is outside of it, or {held} bytes do not match its sizes")
 
 
-class Parts:
+class PartCache:
     """Parts of objects: each is read once at a time, and kept within a limit. Thread-safe."""
 
     def __init__(self, objects: Objects, held_bytes: int = _HELD_BYTES) -> None:
@@ -147,12 +147,12 @@ class Parts:
                 self._sizes -= len(future.result()) if future.exception() is None else 0
 
 
-class Reader:
+class TensorReader:
     """One tensor's bytes by their position."""
 
-    def __init__(self, parts: Parts, layout: Layout) -> None:
+    def __init__(self, parts: PartCache, layout: Layout) -> None:
         self._parts = parts
-        self._boxes = [_Placed(box, layout.grid, layout.item_bytes) for box in layout.boxes]
+        self._boxes = [_PlacedBox(box, layout.grid, layout.item_bytes) for box in layout.boxes]
         self.layout = layout
 
     def windows(self) -> list[tuple[int, int]]:
@@ -185,7 +185,7 @@ class Reader:
             raise CorruptObject(f"the shards of tensor {self.layout.name} do not fill it")
         return data
 
-    def _fill(self, box: "_Placed", target: memoryview, local: int) -> None:
+    def _fill(self, box: "_PlacedBox", target: memoryview, local: int) -> None:
         for part, offset, length in box.pieces(local, len(target)):
             whole = length == part.size_bytes
             data = self._parts.once(part) if whole else self._parts.get(part)
@@ -193,7 +193,7 @@ class Reader:
             target = target[length:]
 
 
-class _Placed:
+class _PlacedBox:
     """A box with its strides in bytes and the offsets of its parts."""
 
     def __init__(self, box: Box, grid: Sequence[int], item: int) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.records import exact
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Apart, Course, Divergence
+from m5ws.records.verdict import Divergence, DivergenceSummary, LargestDifference
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
@@ -56,7 +56,7 @@ class Comparison:
         self._ended: set[int] = set()
         self._settled_at: int | None = None
         self._lost: dict[int, Numbers] = {}
-        self.apart = Apart(relative=-1.0, quantity="", step=0, rank=0, values=0)
+        self.apart = LargestDifference(relative=-1.0, quantity="", step=0, rank=0, values=0)
         """The quantity that is furthest from the original's, relatively, of `values` that were compared."""
         self._unlike_at: tuple[int, int] | None = None
         self.unlike: str | None = None
@@ -120,11 +120,11 @@ class Comparison:
         state = known is None or recorded_steps.last(self.replay.states.get(rank, {})) >= known
         return state and self._reached.get(rank, 0) >= step
 
-    def course(self) -> Course:
+    def course(self) -> DivergenceSummary:
         """Return a summary of the divergence so far, over all ranks."""
         by = {kind: _steps(ranks.values()) for kind, ranks in sorted(self._differing.items())}
         every = [numbers for ranks in self._differing.values() for numbers in ranks.values()]
-        return Course(
+        return DivergenceSummary(
             compared=common(_distinct(self.replay.steps.values()), _distinct(self.original.steps.values())),
             differ=_steps(every),
             last=max((numbers.last or 0 for numbers in every), default=0),
@@ -226,7 +226,7 @@ class Comparison:
             found = relative(text, event.quantities[name])
             nearer = (rank, event.step) < (apart.rank, apart.step)
             if found > apart.relative or (found == apart.relative and nearer):
-                apart = Apart(relative=found, quantity=name, step=event.step, rank=rank, values=0)
+                apart = LargestDifference(relative=found, quantity=name, step=event.step, rank=rank, values=0)
         self.apart = msgspec.structs.replace(apart, values=values)
 
     def _note_unlike(self, step: int, rank: int, words: str) -> None:

@@ -36,7 +36,7 @@ def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Se
 
 def replay(
     ports: supervise.Ports,
-    planned: run.Plan,
+    planned: run.AttemptPlan,
     first_replay: Run,
     comparison: Comparison,
     divergence: Divergence,
@@ -89,7 +89,7 @@ def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment
 
 def from_start(
     ports: supervise.Ports,
-    planned: run.Plan,
+    planned: run.AttemptPlan,
     original: History,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
@@ -116,7 +116,7 @@ def from_start(
 
 
 def compare_replays(
-    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.Result
+    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.AttemptResult
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 

@@ -53,7 +53,7 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
             return str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
         return None
 
-    return next(filter(None, concurrency.each(fault, checkpoints.valid(repo, run))), None)
+    return next(filter(None, concurrency.for_each(fault, checkpoints.valid(repo, run))), None)
 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:

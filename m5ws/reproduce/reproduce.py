@@ -32,7 +32,7 @@ from m5ws.snapshot.config import overrides
 _log = logging.getLogger(__name__)
 
 
-class Interrupted(M5Error):
+class ReplayInterrupted(M5Error):
     """The user stopped a replay. A verdict known by then is published."""
 
     exit_code = 130
@@ -78,7 +78,7 @@ class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
     on_side: explain.OnSide | None
 
 
-def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir: Path) -> run.Plan:
+def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir: Path) -> run.AttemptPlan:
     """Return the plan of the replay. Raises UsageError if the original recorded nothing to compare with."""
     original = runs.load(ports.repo, request.original)
     if not ledger.attempts(ports.repo, original.id):
@@ -113,7 +113,7 @@ def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir:
 def execute(
     ports: supervise.Ports,
     request: ReplayRequest,
-    planned: run.Plan,
+    planned: run.AttemptPlan,
     announce: Announce,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
@@ -122,7 +122,7 @@ def execute(
 ) -> Verdict:
     """Replay, compare while the ledger grows, and stop at the first divergence. Return and publish the verdict.
 
-    A diverged replay is repeated up to the divergence before the verdict. Raises Interrupted.
+    A diverged replay is repeated up to the divergence before the verdict. Raises ReplayInterrupted.
     """
     home = _home(planned)
     drifted = environment_drift(ports, request, planned)
@@ -146,7 +146,7 @@ def execute(
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     interrupted: str | None = None
     if stopped and not (comparison.is_decided() or comparison.is_exhausted()):
-        raise Interrupted(f"replay {planned.run.id} was stopped before a verdict was known")
+        raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
@@ -162,11 +162,11 @@ def execute(
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     _publish(ports, home, verdict)
     if interrupted is not None:
-        raise Interrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")
+        raise ReplayInterrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")
     return verdict
 
 
-def _refused(ports: supervise.Ports, planned: run.Plan, original: history.History) -> Verdict | None:
+def _refused(ports: supervise.Ports, planned: run.AttemptPlan, original: history.History) -> Verdict | None:
     """Return the published verdict on a replay that would prove nothing; None if the replay is worthwhile."""
     name = planned.run.reproduces or ""
     if original.outcome is not None and results.is_nothing(original, ports.tracker, name):
@@ -175,8 +175,8 @@ def _refused(ports: supervise.Ports, planned: run.Plan, original: history.Histor
 
 
 def _replayed(
-    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
-) -> tuple[supervise.Result, bool]:
+    ports: supervise.Ports, planned: run.AttemptPlan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
+) -> tuple[supervise.AttemptResult, bool]:
     """Execute and compare a replay. Return its result, and True if the comparison needed no more of it."""
     enough = False
 
@@ -201,7 +201,7 @@ def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
 def _rechecked(
     ports: supervise.Ports,
     request: ReplayRequest,
-    planned: run.Plan,
+    planned: run.AttemptPlan,
     comparison: Comparison,
     verdict: Verdict,
     listeners: _Listeners,
@@ -233,7 +233,7 @@ def _rechecked(
 def _from_start(
     ports: supervise.Ports,
     request: ReplayRequest,
-    planned: run.Plan,
+    planned: run.AttemptPlan,
     first: Divergence,
     second_replay: Recheck,
     listeners: _Listeners,
@@ -257,7 +257,7 @@ def _from_start(
 
 
 def _explained(
-    ports: supervise.Ports, planned: run.Plan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
+    ports: supervise.Ports, planned: run.AttemptPlan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
 ) -> tuple[Verdict, str | None]:
     """Return the verdict, explained if it has a step that differs, and "the explanation" if the user stopped it."""
     first = verdict.first
@@ -271,11 +271,11 @@ def _explained(
     return verdict, "the explanation" if stopped else None
 
 
-def _home(planned: run.Plan) -> Path:
+def _home(planned: run.AttemptPlan) -> Path:
     return planned.directory.parent.parent.parent
 
 
-def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: run.Plan) -> tuple[Change, ...]:
+def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: run.AttemptPlan) -> tuple[Change, ...]:
     """Return the drift of this environment from the original's first attempt, under the original's settings.
 
     Packages that no rank of the original loaded are rated as harmless. The verdict uses the packages that the replay's
@@ -292,13 +292,13 @@ def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: r
         python=ports.python,
     )
     observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
-    began = usage.Side(
+    began = usage.EnvironmentSide(
         observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
     )
     return usage.before_launch(began, observed)
 
 
-def expectation_of(ports: supervise.Ports, planned: run.Plan, drifted: tuple[Change, ...]) -> Expectation:
+def expectation_of(ports: supervise.Ports, planned: run.AttemptPlan, drifted: tuple[Change, ...]) -> Expectation:
     """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
     host = expectation.host(ports.repo, planned.run.reproduces or "")
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _SHOWN = 12
 
 
-class Joint(msgspec.Struct, frozen=True, kw_only=True):
+class JointResult(msgspec.Struct, frozen=True, kw_only=True):
     """The joint verdict on replays of `segments` out of `of` segments of a run, with `verdicts` in order of steps."""
 
     run: str
@@ -127,7 +127,7 @@ def replay(
     return [verdicts[first] for first in sorted(verdicts)]
 
 
-def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joint:
+def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> JointResult:
     """Return the joint verdict of replays of some of a run's segments, `every`.
 
     Stricter than `joint_outcome` in one point: a requested segment that was not compared is a failure.
@@ -139,10 +139,10 @@ def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joi
     elif outcome == "sampled" and len(verdicts) < len(every):
         reason = f"{reason}. {_chance(len(verdicts), len(every))}"
     count, of = len(verdicts), len(every)
-    return Joint(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
+    return JointResult(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
 
 
-def record(joint: Joint, every: Sequence[Segment]) -> JointVerdict:
+def record(joint: JointResult, every: Sequence[Segment]) -> JointVerdict:
     """Return the published record of `joint`, on a run with the segments `every`."""
     outcomes = {verdict.segment: verdict.outcome for verdict in joint.verdicts if verdict.segment is not None}
     verified = tuple(segment for segment in every if outcomes.get(segment) == "sampled")

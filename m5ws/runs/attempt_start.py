@@ -23,11 +23,11 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import unrecorded
-from m5ws.runs.run import Plan
+from m5ws.runs.run import AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
 
 
-def place(plan: Plan, work: WorkDirectory) -> Plan:
+def place(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
     """Return the plan with a work directory. Processes start there, and see no other current directory."""
     seen, request = str(work.seen), plan.request
     request = msgspec.structs.replace(
@@ -40,13 +40,13 @@ def place(plan: Plan, work: WorkDirectory) -> Plan:
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
 
 
-def refuse_stale(repo: Repository, plan: Plan) -> None:
+def refuse_stale(repo: Repository, plan: AttemptPlan) -> None:
     """Raise Fenced if the attempt has begun after it was planned: its number and checkpoint are taken."""
     if plan.attempt in ledger.attempts(repo, plan.run.id):
         raise _fenced(plan)
 
 
-def _fenced(plan: Plan) -> Fenced:
+def _fenced(plan: AttemptPlan) -> Fenced:
     return Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
 
 
@@ -57,7 +57,9 @@ def materialise_inputs(repo: Repository, snapshot: Snapshot, work: Path, progres
     materialise(repo.objects, repo.locations, located, work, progress)
 
 
-def publish(repo: Repository, plan: Plan, observer: Observer, variables: Mapping[str, str], spool: SpoolWriter) -> None:
+def publish(
+    repo: Repository, plan: AttemptPlan, observer: Observer, variables: Mapping[str, str], spool: SpoolWriter
+) -> None:
     """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
     if plan.attempt == 1:
         runs.publish(repo, plan.run)
@@ -72,7 +74,7 @@ def publish(repo: Repository, plan: Plan, observer: Observer, variables: Mapping
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)
-    writer = ledger.Writer(repo, plan.run.id, plan.attempt, LAUNCHER)
+    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt, LAUNCHER)
     if writer.seq:
         raise _fenced(plan)
     # From here on, only the listed checkpoints of earlier attempts are valid.

@@ -16,7 +16,7 @@ from m5ws.records.ledger import AnyEvent, AttemptStarted, RankEnded, State, Step
 from m5ws.repository import run_index
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolReader, chain, genesis
-from m5ws.repository.ledger.summaries import Telling
+from m5ws.repository.ledger.summaries import ChainSummary
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import unsaved
 
@@ -41,9 +41,9 @@ class Delivery:
     ) -> None:
         self._repo, self._run, self._attempt, self._spools, self._clock = repo, run, attempt, spools, clock
         self._seen: dict[str, SpoolReader] = {}
-        self._telling: dict[str, Telling] = {}
+        self._telling: dict[str, ChainSummary] = {}
         self._readers: dict[str, SpoolReader] = {}
-        self._writers: dict[str, ledger.Writer] = {}
+        self._writers: dict[str, ledger.ChainWriter] = {}
         self._skip: dict[str, int] = {}
         self._waiting_bytes: dict[str, int] = {}
         self._errors: list[str] = []
@@ -116,7 +116,7 @@ class Delivery:
         found = self._seen.setdefault(rank, SpoolReader(path)).read()
         self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))
         events = [ledger.decode_event(event) for event in found]
-        telling = self._telling.setdefault(rank, Telling())
+        telling = self._telling.setdefault(rank, ChainSummary())
         for stored, event in zip(found, events, strict=True):
             telling.add(stored, event)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
@@ -150,7 +150,7 @@ class Delivery:
         if not pending:
             return
         if rank not in self._writers:
-            self._writers[rank] = ledger.Writer(self._repo, self._run, self._attempt, rank)
+            self._writers[rank] = ledger.ChainWriter(self._repo, self._run, self._attempt, rank)
             self._skip[rank] = self._writers[rank].events
         skipped = pending[: self._skip[rank]]
         self._writers[rank].append(pending[len(skipped) :])

@@ -9,7 +9,7 @@ from m5ws.errors import M5Error
 from m5ws.records.verdict import Change
 from m5ws.repository import checkpoints, snapshots
 from m5ws.runs import supervise
-from m5ws.runs.run import Plan
+from m5ws.runs.run import AttemptPlan
 
 _NAMED = 5
 
@@ -20,7 +20,7 @@ class EnvironmentDiffers(M5Error):
     hint = "`--env warn` continues anyway; `--resume RUN --env rebuild` rebuilds the environment of the run."
 
 
-def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
+def differences(ports: supervise.Ports, plan: AttemptPlan) -> tuple[Change, ...]:
     """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
     A first attempt without declared versions has no required environment.
@@ -33,7 +33,7 @@ def differences(ports: supervise.Ports, plan: Plan) -> tuple[Change, ...]:
     if plan.attempt == 1:
         return unmet
     continued = _continued(plan)
-    pinned = usage.Side(
+    pinned = usage.EnvironmentSide(
         observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
         usage=usage.of_attempt(ports.repo, plan.run.id, continued),
     )
@@ -48,7 +48,7 @@ def refuse(found: tuple[Change, ...]) -> None:
         raise EnvironmentDiffers(f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}")
 
 
-def _continued(plan: Plan) -> int:
+def _continued(plan: AttemptPlan) -> int:
     """Return the attempt that a resume continues: the one of its checkpoint, or the last."""
     if plan.resume is not None and plan.context.parent is None:
         return checkpoints.attempt_of(plan.resume)

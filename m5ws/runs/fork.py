@@ -26,7 +26,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     snapshot: Digest | None = None
     overrides: tuple[str, ...] = ()
-    options: run.Options = run.Options()
+    options: run.RunOptions = run.RunOptions()
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
 
 
@@ -78,10 +78,10 @@ def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:
         )
 
 
-def _spec(spec: LaunchSpec, options: run.Options) -> LaunchSpec:
+def _spec(spec: LaunchSpec, options: run.RunOptions) -> LaunchSpec:
     """Return the parent's launch spec with the given options. Raises UsageError if the command contains a secret."""
     fields: Sequence[str] = LaunchSpec.__struct_fields__
-    given = {name: getattr(options, name) for name in run.Options.__struct_fields__ if name in fields}
+    given = {name: getattr(options, name) for name in run.RunOptions.__struct_fields__ if name in fields}
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
     run.refuse_secrets(changed.command, changed.environment)
     return changed

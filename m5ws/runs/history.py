@@ -29,7 +29,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
-from m5ws.runs.recorded_steps import Chain, Joined, Live, Part, R, Within
+from m5ws.runs.recorded_steps import ChainSeries, JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -101,8 +101,8 @@ class History(msgspec.Struct, kw_only=True):
     def _add(self, values: dict[int, Mapping[int, R]], rank: int, value: R, kind: type[R]) -> None:
         series = values.get(rank)
         if series is None:
-            series = values[rank] = Live(kind, partial(self._older, kind, rank))
-        if isinstance(series, Live):
+            series = values[rank] = LiveSeries(kind, partial(self._older, kind, rank))
+        if isinstance(series, LiveSeries):
             series.add(value)
         elif isinstance(series, dict):
             series[value.step] = value
@@ -145,8 +145,8 @@ class History(msgspec.Struct, kw_only=True):
         """Return the history of the steps after `first` up to `last` alone."""
         return msgspec.structs.replace(
             self,
-            steps={rank: Within(steps, first, last) for rank, steps in self.steps.items()},
-            states={rank: Within(states, first, last) for rank, states in self.states.items()},
+            steps={rank: SeriesRange(steps, first, last) for rank, steps in self.steps.items()},
+            states={rank: SeriesRange(states, first, last) for rank, states in self.states.items()},
             contents={step: content for step, content in self.contents.items() if first < step <= last},
         )
 
@@ -186,7 +186,7 @@ def _read(repo: Repository, run: str, attempt: int, history: History, *, folded:
     ends: dict[str, Digest] = {}
     found: dict[str, Digest] = {}
     for rank in sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit()):
-        chain, parts = Chain(repo, run, attempt, rank), dict[type, Part[Step | State]]()
+        chain, parts = RecordedChain(repo, run, attempt, rank), dict[type, ChainSeries[Step | State]]()
         for batch in ledger.read(repo, run, attempt, rank):
             chain.note(batch)
             found[rank] = batch.head
@@ -202,14 +202,19 @@ def _read(repo: Repository, run: str, attempt: int, history: History, *, folded:
 
 
 def _note(
-    history: History, chain: Chain, parts: dict[type, Part[Step | State]], rank: int, seq: int, event: Step | State
+    history: History,
+    chain: RecordedChain,
+    parts: dict[type, ChainSeries[Step | State]],
+    rank: int,
+    seq: int,
+    event: Step | State,
 ) -> None:
     """Note where in its chain a step or state is."""
     kind: type[Step | State] = type(event)
     if kind not in parts:
-        parts[kind] = Part[Step | State](chain, kind)
+        parts[kind] = ChainSeries[Step | State](chain, kind)
         every = history.steps if isinstance(event, Step) else history.states
-        series = cast("dict[int, Mapping[int, Step | State]]", every).setdefault(rank, Joined[Step | State]())
-        assert isinstance(series, Joined)
+        series = cast("dict[int, Mapping[int, Step | State]]", every).setdefault(rank, JoinedSeries[Step | State]())
+        assert isinstance(series, JoinedSeries)
         series.parts.append(parts[kind])
     parts[kind].note(seq, event.step)

@@ -22,7 +22,7 @@ from m5ws.repository import checkpoints, concurrency, lineage, run_index, runs, 
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import Created, Ended, Facts
+from m5ws.repository.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import OutputsRow
 from m5ws.runs.state import RunState, Standing, load, load_newest
@@ -68,7 +68,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotSection(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a snapshot: code, config, tokenizer or one dataset, with its tree's digest and size."""
 
     name: str
@@ -82,7 +82,7 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: Digest
     snapshot: Snapshot
-    parts: tuple[Part, ...]
+    parts: tuple[SnapshotSection, ...]
     annotations: tuple[Annotation, ...]
     observed: Observed | None
     runs: tuple[str, ...]
@@ -137,7 +137,7 @@ def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow
 
 def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
     """Yield the row of each name. Rows are read in parallel, since a remote store answers late."""
-    for done, row in enumerate(concurrency.each(read, names)):
+    for done, row in enumerate(concurrency.for_each(read, names)):
         if progress:
             progress(what, done, len(names))
         yield row
@@ -175,17 +175,19 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
-            concurrency.each(
+            concurrency.for_each(
                 lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name, state.published)),
                 (name for name in checkpoints.valid(repo, run_id) if name not in files),
             )
         ),
         outputs=written,
         verdict=next((one for one in said if run_id in one.replays), None),
-        replays=tuple(concurrency.each(lambda other: _replay(repo, other, said), runs.replays_among(known, run_id))),
+        replays=tuple(
+            concurrency.for_each(lambda other: _replay(repo, other, said), runs.replays_among(known, run_id))
+        ),
         lineage=chain,
         lineage_whole=whole,
-        forks=tuple(concurrency.each(lambda other: _run_row(repo, other), _forks(known, run_id))),
+        forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         environments=attempt_environments.within(repo, run_id),
     )
@@ -209,15 +211,15 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
     )
 
 
-def _run_row(repo: Repository, run_id: str, facts: Facts | None = None) -> RunRow:
+def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> RunRow:
     """Return the row of a run, from its facts in the index as far as they are there."""
     try:
-        return _row(repo, run_id, facts or Facts())
+        return _row(repo, run_id, facts or RunFacts())
     except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
 
 
-def _row(repo: Repository, run_id: str, facts: Facts) -> RunRow:
+def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     known = facts.created
     run = runs.load(repo, run_id) if known is None or known.parent is not None else None
     fact = known if run is None else run_index.created(run)
@@ -239,12 +241,12 @@ def _row(repo: Repository, run_id: str, facts: Facts) -> RunRow:
     )
 
 
-def _end(repo: Repository, run_id: str, known: Ended | None) -> Ended:
+def _end(repo: Repository, run_id: str, known: AttemptEnd | None) -> AttemptEnd:
     """Return the state of the newest attempt of a run. A finished run begins no further attempt, any other one may."""
     if known is not None and (known.is_final or known.attempt == max(ledger.attempts(repo, run_id), default=0)):
         return known
     state = load_newest(repo, run_id)
-    return Ended(
+    return AttemptEnd(
         attempt=state.newest.attempt if state.newest else 0,
         is_final=False,
         outcome=state.standing,
@@ -269,12 +271,12 @@ def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRo
     return msgspec.structs.replace(row, outcome=again.outcome, rechecks=again.replay)
 
 
-def _forks(known: Mapping[str, Created], run_id: str) -> list[str]:
+def _forks(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     """Return the runs that start from a checkpoint of another, oldest first; without replays of forks."""
     found = [name for name, fact in known.items() if fact.parent == run_id and fact.reproduces is None]
     return sorted(found, key=lambda name: known[name].created_s)
 
 
-def _part(repo: Repository, name: str, digest: Digest) -> Part:
+def _part(repo: Repository, name: str, digest: Digest) -> SnapshotSection:
     tree = trees.load(repo.objects, digest)
-    return Part(name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes)
+    return SnapshotSection(name=name, tree=digest, files=len(tree.entries), size_bytes=tree.size_bytes)

@@ -34,7 +34,7 @@ class Series(Mapping[int, R]):
         return sum(1 for _ in self)
 
 
-class Chain:
+class RecordedChain:
     """One chain whose batches were checked once, read again one batch at a time."""
 
     def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
@@ -68,10 +68,10 @@ def _short(batch: Batch) -> int:
     return int(batch.head[:16], 16)
 
 
-class Part(Series[R]):
+class ChainSeries(Series[R]):
     """The steps, or states, in one chain. `cut` limits those that count."""
 
-    def __init__(self, chain: Chain, kind: type[R]) -> None:
+    def __init__(self, chain: RecordedChain, kind: type[R]) -> None:
         self._chain = chain
         self._kind = kind
         self._numbers = Numbers()
@@ -126,11 +126,11 @@ class Part(Series[R]):
         return len(self._numbers)
 
 
-class Joined(Series[R]):
+class JoinedSeries(Series[R]):
     """The values of one rank over all attempts; the newest attempt that has a step counts."""
 
     def __init__(self) -> None:
-        self.parts: list[Part[R]] = []
+        self.parts: list[ChainSeries[R]] = []
 
     def up_to(self, number: int) -> int | None:
         found = (part.up_to(number) for part in self.parts)
@@ -154,7 +154,7 @@ class Joined(Series[R]):
         return iter(self.parts[0]) if len(self.parts) == 1 else union(self.parts)
 
 
-class Live(Series[R]):
+class LiveSeries(Series[R]):
     """The values of one rank of a run that goes on: the newest ones, and older ones as `older` has them."""
 
     def __init__(self, kind: type[R], older: Callable[[], Mapping[int, R]]) -> None:
@@ -194,7 +194,7 @@ class Live(Series[R]):
         return len(self._numbers)
 
 
-class Within(Series[R]):
+class SeriesRange(Series[R]):
     """The values of another series after step `first`, up to step `end`."""
 
     def __init__(self, whole: Mapping[int, R], first: int, end: int) -> None:
@@ -231,7 +231,7 @@ def last(values: Mapping[int, object]) -> int:
 
 def cut(values: Mapping[int, object], end: int) -> None:
     """Remove the values after step `end`."""
-    if isinstance(values, Live | Joined):
+    if isinstance(values, LiveSeries | JoinedSeries):
         values.cut(end)
     elif isinstance(values, dict):
         for number in [number for number in values if number > end]:

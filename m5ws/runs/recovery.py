@@ -47,13 +47,13 @@ _OWNER = "owner"
 _log = logging.getLogger(__name__)
 
 
-class Running(UsageError):
+class RunAlive(UsageError):
     """The run is alive on this machine."""
 
 
 @contextmanager
 def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
-    """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises Running.
+    """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises RunAlive.
 
     The ranks of a killed supervisor get `wait_s` seconds to end. Processes that are launched in the block inherit the
     second lock.
@@ -61,9 +61,9 @@ def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
     run = run_dir.name
     with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
         if not locks.acquire(supervisor.fileno()):
-            raise Running(f"run {run} is running", hint=f"`m5ws logs {run} -f` prints its output.")
+            raise RunAlive(f"run {run} is running", hint=f"`m5ws logs {run} -f` prints its output.")
         if not locks.acquire(ranks.fileno(), wait_s):
-            raise Running(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or kill them.")
+            raise RunAlive(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or kill them.")
         os.set_inheritable(ranks.fileno(), True)
         yield
 
@@ -111,18 +111,18 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
             time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=left.heads()
         )
         missing = unrecorded.events(repo, run, attempt)
-        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
+        ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
     elif end.outcome == "unsaved" and complete:
         ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
         stored = unrecorded.events(repo, run, attempt)
-        ledger.Writer(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*stored, ended)])
+        ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*stored, ended)])
         (directory / TRACKED).unlink(missing_ok=True)
     if opener is not None:
         unsaved.remove(directory)
     left.finish()
 
 
-class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The newest attempt of a run, if it has no end and its spools are not here. It may be alive on `host`."""
 
     run: str
@@ -132,7 +132,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     """Time of its last event, in seconds since the epoch, by the clock of its host."""
 
 
-def elsewhere(repo: Repository, run: str, home: Path) -> Elsewhere | None:
+def elsewhere(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
     """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
     attempt = max(ledger.attempts(repo, run), default=0)
     if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
@@ -145,7 +145,7 @@ def elsewhere(repo: Repository, run: str, home: Path) -> Elsewhere | None:
     for rank in ledger.ranks(repo, run, attempt):
         batch = next(ledger.backwards(repo, run, attempt, rank), None)
         last += [ledger.decode_event(event).time_s for event in batch.events] if batch is not None else []
-    return Elsewhere(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
+    return RemoteAttempt(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
 
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
@@ -154,7 +154,7 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     if found is None:
         return
     ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
-    raise Running(
+    raise RunAlive(
         f"run {run} may be alive: attempt {found.attempt} on {found.host} has no end, "
         f"and its last sign of life is {ago} (h:mm:ss) old",
         hint=f"`m5ws run --resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
@@ -176,7 +176,7 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
                 for attempt in waiting:
                     finish(repo, run_dir.name, int(attempt.name), attempt, opener)
                 _publish_verdict(repo, run_dir / VERDICT)
-        except Running:
+        except RunAlive:
             continue
         except (M5Error, OSError) as error:
             _log.warning("cannot deliver the remaining data of run %s: %s", run_dir.name, error)

@@ -18,7 +18,7 @@ from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
 from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved
-from m5ws.runs.run import Plan
+from m5ws.runs.run import AttemptPlan
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Results:
     """
 
     def __init__(
-        self, repo: Repository, plan: Plan, work: Path, spool: SpoolWriter, notify: Callable[[str, str], None]
+        self, repo: Repository, plan: AttemptPlan, work: Path, spool: SpoolWriter, notify: Callable[[str, str], None]
     ) -> None:
         self._repo = repo
         self._plan = plan
@@ -40,7 +40,7 @@ class Results:
         self._published: set[str] = set()
         self._inputs = inputs.stamps(work)
         self._begun_ns = work.stat().st_ctime_ns
-        self._copying = restored_outputs.Copying(
+        self._copying = restored_outputs.OutputCopier(
             repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
         )
         self.unsaved: str | None = None

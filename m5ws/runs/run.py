@@ -27,7 +27,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import restored_outputs
-from m5ws.runs.outputs.restored_outputs import Stored
+from m5ws.runs.outputs.restored_outputs import StoredOutputs
 from m5ws.store.interface import CachingStore
 from m5ws.tracking.interface import Tracker
 
@@ -36,7 +36,7 @@ SAVE_GRACE_S = 20.0
 """Seconds that ranks have to end, in addition to the deadline of their last checkpoint."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line. If one is None, `m5ws.toml` decides."""
 
     command: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt, ready for execution, with its own `directory`. It starts from the checkpoint `resume`.
 
     `outputs`: if there is no such checkpoint, output files of an earlier attempt to restore.
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resume: str | None = None
     inherits: tuple[str, ...] = ()
     """The checkpoints that were valid at planning. Later publications of older attempts are ignored."""
-    outputs: Stored | None = None
+    outputs: StoredOutputs | None = None
 
     @property
     def from_scratch(self) -> bool:
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.attempt > 1 and self.resume is None and self.outputs is None
 
 
-def spec(settings: RunSettings, options: Options) -> LaunchSpec:
+def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
     """Return the launch spec, with options before settings. Raises UsageError if there is no command or no process."""
     command = options.command or settings.command
     if not command:
@@ -144,7 +144,7 @@ def plan(
     saving: Saving | None = None,
     checkpoint_at: tuple[int, ...] | None = None,
     python: str = sys.executable,
-) -> Plan:
+) -> AttemptPlan:
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are those of
@@ -174,7 +174,7 @@ def plan(
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = _request(context, directory, environment, tracker, python)
     outputs = restored_outputs.newest(repo, run.id) if attempts and resume is None else None
-    return Plan(
+    return AttemptPlan(
         run=run,
         attempt=attempt,
         directory=directory,

@@ -96,7 +96,7 @@ def attempt_of(repo: Repository, run_id: str, attempt: int) -> AttemptState:
     if summary is not None:
         return fold_attempt(attempt, {rank: summaries.events(summary, rank) for rank in summary.chains})
     ranks = ledger.ranks(repo, run_id, attempt)
-    chains = concurrency.each(lambda rank: summaries.read(repo, run_id, attempt, rank).events, ranks)
+    chains = concurrency.for_each(lambda rank: summaries.read(repo, run_id, attempt, rank).events, ranks)
     return fold_attempt(attempt, dict(zip(ranks, chains, strict=True)))
 
 

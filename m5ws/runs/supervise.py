@@ -26,10 +26,10 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories
-from m5ws.runs.run import SAVE_GRACE_S, Plan
+from m5ws.runs.run import SAVE_GRACE_S, AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot.sources.interface import CommitHistory
-from m5ws.tracking.interface import Following, Tracker
+from m5ws.tracking.interface import FollowedRun, Tracker
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -59,7 +59,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     history: CommitHistory | None = None
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an attempt.
 
     `untracked` lists the data that the tracker lacks. `delivered`: the store has the complete ledger. `asked`: the
@@ -77,8 +77,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     superseded: bool = False
 
 
-def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Progress | None = None) -> Result:
-    """Run one attempt to its end. Raises Running if the run is alive, Fenced if the attempt has begun elsewhere.
+def execute(
+    ports: Ports, plan: AttemptPlan, watch: Watch | None = None, progress: Progress | None = None
+) -> AttemptResult:
+    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
 
     Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted. Published data stays.
     """
@@ -112,7 +114,7 @@ def execute(ports: Ports, plan: Plan, watch: Watch | None = None, progress: Prog
             work_directories.end(plan.directory)
 
 
-def _followed(tracker: Tracker | None, run: str) -> Following | None:
+def _followed(tracker: Tracker | None, run: str) -> FollowedRun | None:
     """Start following a run in the tracker. An error of the tracker never fails a run."""
     try:
         return tracker.follow(run) if tracker is not None else None
@@ -131,7 +133,7 @@ def _prepare(tracker: Tracker | None) -> None:
         _log.warning("the tracker is not ready; events are delivered to it later: %s", error)
 
 
-def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
+def rank_variables(ports: Ports, plan: AttemptPlan) -> dict[str, str]:
     """Return all variables of a rank. The observer records those of its allow-list, so no secret is kept."""
     inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
     return inherited | plan.request.environment
@@ -140,7 +142,9 @@ def rank_variables(ports: Ports, plan: Plan) -> dict[str, str]:
 class _Attempt:
     """The supervision of one launched attempt."""
 
-    def __init__(self, ports: Ports, plan: Plan, spool: SpoolWriter, watch: Watch | None, work: WorkDirectory) -> None:
+    def __init__(
+        self, ports: Ports, plan: AttemptPlan, spool: SpoolWriter, watch: Watch | None, work: WorkDirectory
+    ) -> None:
         self._ports = ports
         self._plan = plan
         self._work = work
@@ -156,7 +160,7 @@ class _Attempt:
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
-    def supervise(self) -> Result:
+    def supervise(self) -> AttemptResult:
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
@@ -194,7 +198,7 @@ class _Attempt:
             self._results.remove_inputs()
         return self._end(outcome, exit_code, message, follower)
 
-    def _follow(self, process: Process, follower: Following | None) -> int:
+    def _follow(self, process: Process, follower: FollowedRun | None) -> int:
         announced = 0
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
@@ -245,7 +249,7 @@ class _Attempt:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
 
-    def _end(self, outcome: str, exit_code: int, message: str | None, follower: Following | None) -> Result:
+    def _end(self, outcome: str, exit_code: int, message: str | None, follower: FollowedRun | None) -> AttemptResult:
         if outcome == "failed" and message is None:
             message = self._delivery.first_error() or f"the ranks ended with status {exit_code} without an error"
         ended = AttemptEnded(
@@ -260,7 +264,7 @@ class _Attempt:
         tracked = follower is not None and follower.close(timeout_s=recovery.TRACKING_S)
         if tracked or self._ports.tracker is None:
             (self._plan.directory / recovery.TRACKED).touch()
-        return Result(
+        return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
             outcome=outcome,

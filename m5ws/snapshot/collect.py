@@ -19,8 +19,8 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
 from m5ws.snapshot import datasets, partition, unchanged
-from m5ws.snapshot.context import Contents, Look
-from m5ws.snapshot.partition import Claim, Parts
+from m5ws.snapshot.context import CaptureContext, CaptureResult
+from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
 
@@ -28,7 +28,7 @@ _CHECKED, _INSPECTED = "checked", "inspected"
 _PROBED = "tokenizer"
 
 
-def store(look: Look) -> Contents:
+def store(look: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
     began_ns = time.time_ns()
     glance = look.source.glance(look.root)()
@@ -38,9 +38,9 @@ def store(look: Look) -> Contents:
     located = _located(look, pins)
     claims = _claims(look, located)
     tokenizer = _tokenizer_claim(look)
-    contents = Contents(state=state, notes=list(state.notes))
+    contents = CaptureResult(state=state, notes=list(state.notes))
     if kept is None:
-        divided = partition.divide(look.root, look.settings, state, tokenizer, claims)
+        divided = partition.partition_files(look.root, look.settings, state, tokenizer, claims)
         contents.dirty = divided.dirty
         _store_own(look, divided, contents)
         files, left = divided.tokenizer, divided.datasets
@@ -49,8 +49,8 @@ def store(look: Look) -> Contents:
         contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
         files, left = partition.pinned(tokenizer, claims)
     _store_tokenizer(look, files, contents)
-    stored = {item.tracked.path: item for item in located if isinstance(item, datasets.Kept)}
-    whole = {item.path: item.files for item in located if isinstance(item, Claim)}
+    stored = {item.tracked.path: item for item in located if isinstance(item, datasets.ReusedDataset)}
+    whole = {item.path: item.files for item in located if isinstance(item, PinnedPath)}
     contents.datasets = tuple(_dataset(look, claim, stored, whole, contents) for claim in left)
     if not contents.unchanged:
         _look_again(look, contents)
@@ -62,11 +62,11 @@ def store(look: Look) -> Contents:
 # --- parts of the workspace --------------------------------------------------------------------------
 
 
-def _pins(look: Look, state: SourceState) -> tuple[TrackedDataset, ...]:
+def _pins(look: CaptureContext, state: SourceState) -> tuple[TrackedDataset, ...]:
     return look.datasets.find(look.root, state.files) if look.datasets is not None else ()
 
 
-def _located(look: Look, pins: Sequence[TrackedDataset]) -> list[Claim | datasets.Kept]:
+def _located(look: CaptureContext, pins: Sequence[TrackedDataset]) -> list[PinnedPath | datasets.ReusedDataset]:
     """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
     path = look.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
@@ -79,9 +79,9 @@ def _holds(folder: bytes, path: bytes) -> bool:
     return path == folder or path.startswith(folder + b"/")
 
 
-def _place(look: Look) -> datasets.Place:
+def _place(look: CaptureContext) -> datasets.DatasetLocations:
     assert look.datasets is not None
-    return datasets.Place(
+    return datasets.DatasetLocations(
         root=look.root,
         repo=look.repo,
         source=look.datasets,
@@ -94,37 +94,37 @@ def _place(look: Look) -> datasets.Place:
     )
 
 
-def _allowed(look: Look) -> Digest:
+def _allowed(look: CaptureContext) -> Digest:
     """Return a digest of the rules for secrets and of the exemptions from them."""
     return look.repo.objects.digest(f"{SEARCH_RULES} {look.settings.secrets!r}".encode())
 
 
-def _inspect(look: Look, files: Sequence[SourceFile]) -> None:
+def _inspect(look: CaptureContext, files: Sequence[SourceFile]) -> None:
     from m5ws.snapshot import inspection
 
     inspection.inspect_content(files, look.settings.secrets.allow)
 
 
-def _claims(look: Look, located: Sequence[Claim | datasets.Kept]) -> list[Claim]:
+def _claims(look: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
     """Return every dataset. A tracked one that the store has already is without files."""
     tracked = [
-        item if isinstance(item, Claim) else Claim(path=item.tracked.path, files=(), tracked=item.tracked)
+        item if isinstance(item, PinnedPath) else PinnedPath(path=item.tracked.path, files=(), tracked=item.tracked)
         for item in located
     ]
     pins = [claim.tracked for claim in tracked if claim.tracked is not None]
-    own = [Claim(path=path, files=_required(look, path)) for path in partition.data_paths(look.settings, pins)]
+    own = [PinnedPath(path=path, files=_required(look, path)) for path in partition.data_paths(look.settings, pins)]
     return [*tracked, *own]
 
 
-def _tokenizer_claim(look: Look) -> Claim | None:
+def _tokenizer_claim(look: CaptureContext) -> PinnedPath | None:
     name = look.settings.tokenizer.path
     if name is None:
         return None
     path = partition.tree_path(name)
-    return Claim(path=path, files=pinned_files.below(look.root, path) or ())
+    return PinnedPath(path=path, files=pinned_files.below(look.root, path) or ())
 
 
-def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
+def _required(look: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
     files = pinned_files.below(look.root, path)
     if files is None:
         raise NotFound(
@@ -136,7 +136,7 @@ def _required(look: Look, path: bytes) -> tuple[SourceFile, ...]:
 # --- each part -----------------------------------------------------------------------------------------
 
 
-def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
+def _store_own(look: CaptureContext, divided: Partition, contents: CaptureResult) -> None:
     """Check code and config, and store them."""
     allowed = _allowed(look)
     if (known := _checked(look, divided, allowed)) is None:
@@ -155,7 +155,7 @@ def _store_own(look: Look, divided: Parts, contents: Contents) -> None:
     contents.config = contents.add(divided.config, known[1])
 
 
-def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written, trees.Written] | None:
+def _checked(look: CaptureContext, divided: Partition, allowed: Digest) -> tuple[trees.Written, trees.Written] | None:
     """Return the stored code and config if the same files were checked and written before, else None."""
     if not look.index.marks(_CHECKED):
         return None
@@ -167,7 +167,7 @@ def _checked(look: Look, divided: Parts, allowed: Digest) -> tuple[trees.Written
     return (code, config) if mark in look.index.marks(_CHECKED) else None
 
 
-def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents: Contents) -> None:
+def _store_tokenizer(look: CaptureContext, files: tuple[SourceFile, ...] | None, contents: CaptureResult) -> None:
     if files is None:
         return
     tree = contents.add(files, _write_content(look, b"", files))
@@ -177,7 +177,7 @@ def _store_tokenizer(look: Look, files: tuple[SourceFile, ...] | None, contents:
 
 
 def _token_ids(
-    look: Look, files: Sequence[SourceFile], tree: Digest, text: str, contents: Contents
+    look: CaptureContext, files: Sequence[SourceFile], tree: Digest, text: str, contents: CaptureResult
 ) -> tuple[int, ...] | None:
     """Return the token ids of the probe text, None without a `tokenizer.json`. The index remembers them.
 
@@ -199,7 +199,7 @@ def _token_ids(
     return ids
 
 
-def _write_content(look: Look, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
+def _write_content(look: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
     """Check and store files that are pinned by content under `path`. A tree that passed before is not read again."""
     name = f"{path.hex()}:"
     marks = look.index.marks(_INSPECTED)
@@ -218,11 +218,11 @@ def _depth(file: SourceFile) -> tuple[int, bytes]:
 
 
 def _dataset(
-    look: Look,
-    claim: Claim,
-    kept: dict[bytes, datasets.Kept],
+    look: CaptureContext,
+    claim: PinnedPath,
+    kept: dict[bytes, datasets.ReusedDataset],
     whole: dict[bytes, tuple[SourceFile, ...]],
-    contents: Contents,
+    contents: CaptureResult,
 ) -> Dataset:
     if claim.path in kept:
         reused = kept[claim.path]
@@ -242,7 +242,7 @@ def _dataset(
 # --- the last comparison -----------------------------------------------------------------------------------
 
 
-def _look_again(look: Look, contents: Contents) -> None:
+def _look_again(look: CaptureContext, contents: CaptureResult) -> None:
     """Raise FileChanged if anything changed since the capture began."""
     if contents.inspected is not None:
         contents.inspected.check()
@@ -259,7 +259,7 @@ def _look_again(look: Look, contents: Contents) -> None:
             raise FileChanged("files were changed while the workspace was captured")
 
 
-def _same_tree(look: Look, contents: Contents) -> bool:
+def _same_tree(look: CaptureContext, contents: CaptureResult) -> bool:
     """Return True if source control reports the same tree as at the begin of the capture."""
     if contents.glance is not None:
         return look.source.glance(look.root)() == contents.glance

@@ -18,10 +18,10 @@ from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, Glance, SourceControl, SourceState, TokenizerProbe
 
 if TYPE_CHECKING:
-    from m5ws.snapshot.inspection import Seen
+    from m5ws.snapshot.inspection import InspectedFiles
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a capture. `staging` is a folder for fetched datasets; the first fetch makes it."""
 
     root: Path
@@ -52,7 +52,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return trees.present(self.repo.objects, self.repo.locations, recorded)
 
 
-class Contents(msgspec.Struct, kw_only=True):
+class CaptureResult(msgspec.Struct, kw_only=True):
     """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison.
 
     `glance` is set if code and config are known from an earlier capture; then `state` names no files.
@@ -70,7 +70,7 @@ class Contents(msgspec.Struct, kw_only=True):
     unchanged: bool = True
     notes: list[str] = []
     stored: list[tuple[Sequence[SourceFile], Digest]] = []
-    inspected: "Seen | None" = None
+    inspected: "InspectedFiles | None" = None
     glance: Glance | None = None
 
     def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:

@@ -23,7 +23,7 @@ from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.partition import Claim
+from m5ws.snapshot.partition import PinnedPath
 from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import DatasetSource, TrackedDataset
 
@@ -33,7 +33,7 @@ _SNAPSHOTS = "dvc-snapshots"
 _ID = 64
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetLocations(msgspec.Struct, frozen=True, kw_only=True):
     """Sources and destination of datasets. `staging` is a folder for fetched files.
 
     `inspect` raises for files that must not be captured. `allowed` is the digest of its rules and exemptions.
@@ -50,7 +50,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     inspect: Callable[[Sequence[SourceFile]], None]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class ReusedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset that the store has completely, from an earlier snapshot."""
 
     tracked: TrackedDataset
@@ -58,20 +58,20 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     files: int
 
 
-def locate(place: Place, tracked: TrackedDataset, *, reuse: bool) -> Claim | Kept:
+def locate(place: DatasetLocations, tracked: TrackedDataset, *, reuse: bool) -> PinnedPath | ReusedDataset:
     """Return the dataset's files, from the working tree or fetched; with `reuse`, the stored dataset if it exists."""
     files = pinned_files.below(place.root, tracked.path) or ()
     chosen = place.source.select(place.root, tracked, files)
     if chosen and not any(os.path.islink(file.location) for file in chosen):
-        return Claim(path=tracked.path, files=chosen, tracked=tracked)
+        return PinnedPath(path=tracked.path, files=chosen, tracked=tracked)
     if reuse and (kept := _kept(place, tracked)) is not None:
         return kept
     target = place.staging / place.repo.objects.digest(tracked.path + tracked.hash.encode())
     fetched = place.source.fetch(place.root, tracked, target) if not target.exists() else _staged(target, tracked)
-    return Claim(path=tracked.path, files=fetched, tracked=tracked)
+    return PinnedPath(path=tracked.path, files=fetched, tracked=tracked)
 
 
-def write(place: Place, claim: Claim, verified: Sequence[SourceFile]) -> tuple[Dataset, trees.Written]:
+def write(place: DatasetLocations, claim: PinnedPath, verified: Sequence[SourceFile]) -> tuple[Dataset, trees.Written]:
     """Make a tracked dataset durable. `verified` are all its files; `claim` lacks those of the tokenizer.
 
     Raises M5Error if the working tree differs from the pin, or contains files that must not be captured.
@@ -112,7 +112,9 @@ def _staged(target: Path, tracked: TrackedDataset) -> tuple[SourceFile, ...]:
     return pinned_files.below(target, tracked.path) or ()
 
 
-def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -> tuple[Dataset, trees.Written] | None:
+def _known(
+    place: DatasetLocations, tracked: TrackedDataset, files: Sequence[SourceFile]
+) -> tuple[Dataset, trees.Written] | None:
     """Return the dataset if these files were checked before and have not changed. Costs a stat per file."""
     marks = [mark for mark in place.index.marks(_MARK) if mark.startswith(f"{_name(place, tracked)}:")]
     if not marks:
@@ -126,12 +128,12 @@ def _known(place: Place, tracked: TrackedDataset, files: Sequence[SourceFile]) -
     return None
 
 
-def _remember(place: Place, tracked: TrackedDataset, seen: Digest, tree: Digest) -> None:
+def _remember(place: DatasetLocations, tracked: TrackedDataset, seen: Digest, tree: Digest) -> None:
     marks = {mark for mark in place.index.marks(_MARK) if not mark.startswith(f"{_name(place, tracked)}:")}
     place.index.remember_marks(_MARK, marks | {f"{_name(place, tracked)}:{seen}:{tree}"})
 
 
-def _name(place: Place, tracked: TrackedDataset) -> str:
+def _name(place: DatasetLocations, tracked: TrackedDataset) -> str:
     return f"{tracked.path.hex()}:{place.allowed}:{tracked.hash}:{int(tracked.executable)}"
 
 
@@ -147,7 +149,7 @@ def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked
     return changed
 
 
-def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
+def _kept(place: DatasetLocations, tracked: TrackedDataset) -> ReusedDataset | None:
     """Return the dataset of a published snapshot if the store has all of its objects, else None."""
     name = os.fsdecode(tracked.path)
     for snapshot_id in _snapshots_with(place, name, tracked.hash):
@@ -155,16 +157,16 @@ def _kept(place: Place, tracked: TrackedDataset) -> Kept | None:
             if (dataset.kind, dataset.name, dataset.hash) != ("dvc", name, tracked.hash):
                 continue
             if (files := _whole(place.repo, dataset.tree)) is not None:
-                return Kept(tracked=tracked, dataset=dataset, files=files)
+                return ReusedDataset(tracked=tracked, dataset=dataset, files=files)
     return None
 
 
-def _snapshots_with(place: Place, name: str, pin: str) -> list[Digest]:
+def _snapshots_with(place: DatasetLocations, name: str, pin: str) -> list[Digest]:
     """Return the snapshots that have a dataset with this pin. Each snapshot of the store is read once on a machine."""
     known = {mark[:_ID]: mark for mark in place.index.marks(_SNAPSHOTS)}
     ids = snapshots.ids(place.repo)
     new = [snapshot_id for snapshot_id in ids if snapshot_id not in known]
-    for snapshot_id, snapshot in zip(new, concurrency.each(partial(snapshots.load, place.repo), new), strict=True):
+    for snapshot_id, snapshot in zip(new, concurrency.for_each(partial(snapshots.load, place.repo), new), strict=True):
         pins = (_pin(place, one.name, one.hash) for one in snapshot.datasets if one.kind == "dvc" and one.hash)
         known[snapshot_id] = " ".join((snapshot_id, *pins))
     place.index.remember_marks(_SNAPSHOTS, set(known.values()))
@@ -172,7 +174,7 @@ def _snapshots_with(place: Place, name: str, pin: str) -> list[Digest]:
     return [snapshot_id for snapshot_id in ids if wanted in known[snapshot_id][_ID:].split()]
 
 
-def _pin(place: Place, name: str, pin: str) -> str:
+def _pin(place: DatasetLocations, name: str, pin: str) -> str:
     return place.repo.objects.digest(f"{name}\0{pin}".encode(errors="surrogateescape"))[:16]
 
 

@@ -25,7 +25,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _POINTER_BYTES = range(len(_POINTER), 1024)
 
 
-class NotTheContent(M5Error):
+class LfsContentMissing(M5Error):
     """Files are Git LFS pointers, and their content is missing."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class NotTheContent(M5Error):
         self.hint = "Run `git lfs pull`, or exclude the files: [code] exclude in m5ws.toml."
 
 
-class LinksOutside(M5Error):
+class LinksEscapeWorkspace(M5Error):
     """Links lead to existing files that are not captured: a run would read files that no snapshot pins."""
 
     def __init__(self, links: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class LinksOutside(M5Error):
         )
 
 
-class Seen(msgspec.Struct, frozen=True):
+class InspectedFiles(msgspec.Struct, frozen=True):
     """Inspected files, with their stamps at that time."""
 
     files: tuple[SourceFile, ...]
@@ -57,8 +57,10 @@ class Seen(msgspec.Struct, frozen=True):
                 raise FileChanged(f"{os.fsdecode(file.path)} was changed while it was captured")
 
 
-def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, index: Index, allow: Sequence[str]) -> Seen:
-    """Check code and config files. Raises SecretsFound, NotTheContent, LinksOutside."""
+def inspect_code(
+    root: Path, files: Sequence[SourceFile], objects: Objects, index: Index, allow: Sequence[str]
+) -> InspectedFiles:
+    """Check code and config files. Raises SecretsFound, LfsContentMissing, LinksEscapeWorkspace."""
     stats = [os.lstat(file.location) for file in files]
     _refuse_links_outside(root, files, stats)
     clean, passed = index.marks(f"clean/{SEARCH_RULES}"), set[str]()
@@ -93,11 +95,11 @@ def inspect_code(root: Path, files: Sequence[SourceFile], objects: Objects, inde
         raise secret_scan.SecretsFound(findings)
     _refuse_pointers(pointers)
     index.remember_marks(f"clean/{SEARCH_RULES}", passed)
-    return Seen(tuple(files), tuple(map(stamp, stats)))
+    return InspectedFiles(tuple(files), tuple(map(stamp, stats)))
 
 
 def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
-    """Check names, and the content of small files, that are pinned by content. Raises SecretsFound, NotTheContent."""
+    """Check names, and the content of small files, that are pinned by content. Raises as `inspect_code`."""
     findings: list[secret_scan.SecretMatch] = []
     pointers: list[str] = []
     allowed = patterns.naming(allow)
@@ -125,7 +127,7 @@ def _read(file: SourceFile) -> bytes:
 
 def _refuse_pointers(names: Sequence[str]) -> None:
     if names:
-        raise NotTheContent(names)
+        raise LfsContentMissing(names)
 
 
 def _refuse_links_outside(root: Path, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> None:
@@ -138,7 +140,7 @@ def _refuse_links_outside(root: Path, files: Sequence[SourceFile], stats: Sequen
         if os.path.isabs(target) or not Path(location).is_relative_to(root):
             outside.append(f"{os.fsdecode(file.path)} -> {target}")
     if outside:
-        raise LinksOutside(outside)
+        raise LinksEscapeWorkspace(outside)
 
 
 def _listed(lines: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
 from m5ws.records.base import Digest
 from m5ws.records.environment import Origin
-from m5ws.snapshot.context import Look
+from m5ws.snapshot.context import CaptureContext
 
 _PASSED = "local"
 
@@ -31,7 +31,7 @@ class LocalInstalls(M5Error):
         )
 
 
-def refuse(look: Look, observer: Observer, installation: Digest) -> None:
+def refuse(look: CaptureContext, observer: Observer, installation: Digest) -> None:
     """Raise LocalInstalls for local installs. The index remembers the `installation` (a digest) that passed."""
     wanted = look.settings.environment
     mark = look.repo.objects.digest(repr((installation, wanted.allow_local, wanted.image)).encode())

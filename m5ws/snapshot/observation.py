@@ -15,7 +15,7 @@ from m5ws.records.environment import Observed
 from m5ws.snapshot.sources.interface import Glance, SourceControl, SourceState
 
 
-class Ahead:
+class BackgroundSource:
     """`SourceControl` that starts a glance at `root` at once.
 
     `seen`: the workspace was captured before. Otherwise no glance can be used, and the full state is started too.

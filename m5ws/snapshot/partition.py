@@ -21,7 +21,7 @@ from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
 _INTERNAL = (b".dvc/cache/", b".dvc/tmp/", b".dvc/config.local")
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class PinnedPath(msgspec.Struct, frozen=True, kw_only=True):
     """Files under `path` that are pinned by content, and the dataset if another tool tracks them."""
 
     path: bytes
@@ -32,13 +32,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return path == self.path or path.startswith(self.path + b"/")
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """Every captured file, by part. `datasets` have the files that no other part has."""
 
     code: tuple[SourceFile, ...]
     config: tuple[SourceFile, ...]
     tokenizer: tuple[SourceFile, ...] | None
-    datasets: tuple[Claim, ...]
+    datasets: tuple[PinnedPath, ...]
     dirty: bool
 
 
@@ -67,9 +67,9 @@ def roots(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes,
     return (*(dataset.path for dataset in datasets), *data_paths(settings, datasets), *own)
 
 
-def divide(
-    root: Path, settings: Settings, state: SourceState, tokenizer: Claim | None, claims: Sequence[Claim]
-) -> Parts:
+def partition_files(
+    root: Path, settings: Settings, state: SourceState, tokenizer: PinnedPath | None, claims: Sequence[PinnedPath]
+) -> Partition:
     """Return every captured file, by part. `claims` are datasets; tracked ones come before [data] paths.
 
     Raises NotFound if m5ws.toml names a config file that does not exist.
@@ -86,12 +86,14 @@ def divide(
         own = [path for path in own if not excluded(path)]
         changed = [path for path in changed if not excluded(path)]
     held, left = pinned(tokenizer, claims)
-    return Parts(
+    return Partition(
         code=_sources(root, own, state.stats), config=config, tokenizer=held, datasets=left, dirty=bool(changed)
     )
 
 
-def pinned(tokenizer: Claim | None, claims: Sequence[Claim]) -> tuple[tuple[SourceFile, ...] | None, tuple[Claim, ...]]:
+def pinned(
+    tokenizer: PinnedPath | None, claims: Sequence[PinnedPath]
+) -> tuple[tuple[SourceFile, ...] | None, tuple[PinnedPath, ...]]:
     """Return the tokenizer's files, and the datasets without files of other parts. Raises NotFound."""
     ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
     return _tokenizer_files(tokenizer, ordered), tuple(_datasets(tokenizer, ordered))
@@ -105,7 +107,7 @@ def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_r
     )
 
 
-def _tokenizer_files(tokenizer: Claim | None, pinned: Sequence[Claim]) -> tuple[SourceFile, ...] | None:
+def _tokenizer_files(tokenizer: PinnedPath | None, pinned: Sequence[PinnedPath]) -> tuple[SourceFile, ...] | None:
     """Return the tokenizer's files, also those in datasets. Raises NotFound if there is none."""
     if tokenizer is None:
         return None
@@ -119,9 +121,9 @@ def _tokenizer_files(tokenizer: Claim | None, pinned: Sequence[Claim]) -> tuple[
     return tuple(files[path] for path in sorted(files))
 
 
-def _datasets(tokenizer: Claim | None, pinned: Sequence[Claim]) -> Iterable[Claim]:
+def _datasets(tokenizer: PinnedPath | None, pinned: Sequence[PinnedPath]) -> Iterable[PinnedPath]:
     """Yield each dataset with the files that no earlier part has. A dataset that loses all of its files is omitted."""
-    before: list[Claim] = [tokenizer] if tokenizer is not None else []
+    before: list[PinnedPath] = [tokenizer] if tokenizer is not None else []
     for claim in pinned:
         left = tuple(file for file in claim.files if not any(part.holds(file.path) for part in before))
         if left or not claim.files:

@@ -16,7 +16,7 @@ from m5ws.repository.files.index import Index
 from m5ws.repository.objects import Objects
 
 
-class Rehashed(msgspec.Struct, frozen=True, kw_only=True):
+class RehashResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of `files` that were read, and paths of the `stale` ones, whose content differs from the index."""
 
     files: int = 0
@@ -24,7 +24,7 @@ class Rehashed(msgspec.Struct, frozen=True, kw_only=True):
     stale: tuple[str, ...] = ()
 
 
-def read(objects: Objects, index_path: Path, progress: Progress | None = None) -> Rehashed:
+def read(objects: Objects, index_path: Path, progress: Progress | None = None) -> RehashResult:
     """Read each file in the index at `index_path` that still has its recorded stamp."""
     files, size_bytes, stale = 0, 0, list[str]()
     with Index(index_path) as index:
@@ -38,7 +38,7 @@ def read(objects: Objects, index_path: Path, progress: Progress | None = None) -
         files, size_bytes = files + 1, size_bytes + seen[0]
         if not same:
             stale.append(location.decode("utf-8", "backslashreplace"))
-    return Rehashed(files=files, size_bytes=size_bytes, stale=tuple(stale))
+    return RehashResult(files=files, size_bytes=size_bytes, stale=tuple(stale))
 
 
 def _is_same(objects: Objects, location: bytes, seen: Stamp, known: Digest | tuple[Slice, ...]) -> bool | None:

@@ -28,7 +28,7 @@ from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
-from m5ws.snapshot.context import Contents, Look
+from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
@@ -37,7 +37,7 @@ _ANNOTATED = "annotated"
 _ANNOTATED_LIMIT = 256
 
 
-class Captured(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot whose bytes are durable (not on a dry run), and its annotation.
 
     `new_bytes` is the size of the objects that the store did not have. `annotated`: the annotation is published.
@@ -64,13 +64,13 @@ def take(
     index_path: Path,
     message: str | None = None,
     progress: Progress | None = None,
-) -> Captured:
+) -> CapturedSnapshot:
     """Capture the workspace, publish the snapshot and return it. Raises as `capture` does.
 
     A published snapshot gets another annotation only with new information.
     """
 
-    def attempt() -> Captured:
+    def attempt() -> CapturedSnapshot:
         captured = capture(
             root, settings, repo, source, datasets, tokenizer_probe, observer, index_path, message, False, progress
         )
@@ -94,17 +94,17 @@ def capture(
     message: str | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> Captured:
+) -> CapturedSnapshot:
     """Make all parts of the workspace at `root` durable, and return the snapshot, which is not published.
 
-    A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound, LinksOutside,
-    NotTheContent, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace keeps
+    A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound, LinksEscapeWorkspace,
+    LfsContentMissing, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace keeps
     changing.
     """
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
     with Index(index_path) as index, _staging(index_path.parent) as staging:
-        look = Look(
+        look = CaptureContext(
             root=Path(os.path.realpath(root)),
             settings=settings,
             repo=repo,
@@ -145,7 +145,9 @@ def _staging(parent: Path) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _captured(look: Look, observer: Observer, contents: Contents, message: str | None) -> Captured:
+def _captured(
+    look: CaptureContext, observer: Observer, contents: CaptureResult, message: str | None
+) -> CapturedSnapshot:
     snapshot = Snapshot(
         code=Code(commit=contents.state.commit, dirty=contents.dirty, tree=contents.code),
         config=contents.config,
@@ -156,7 +158,7 @@ def _captured(look: Look, observer: Observer, contents: Contents, message: str |
     )
     snapshot_id = look.repo.objects.digest(codec.encode(snapshot))
     published = None if message else _published_annotation(look, snapshot_id, snapshot)
-    return Captured(
+    return CapturedSnapshot(
         id=snapshot_id,
         snapshot=snapshot,
         annotation=published or _annotation(look, contents, message, snapshot_id),
@@ -168,13 +170,13 @@ def _captured(look: Look, observer: Observer, contents: Contents, message: str |
     )
 
 
-def _declared(look: Look, observer: Observer) -> Declared:
+def _declared(look: CaptureContext, observer: Observer) -> Declared:
     wanted = look.settings.environment
     declared = observer.declare(look.root, wanted.locks, wanted.image)
     return msgspec.structs.replace(declared, wanted={**declared.wanted, **wanted.wanted})
 
 
-def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id: Digest) -> Annotation:
+def _annotation(look: CaptureContext, contents: CaptureResult, message: str | None, snapshot_id: Digest) -> Annotation:
     """Return a new annotation, with credentials masked. The observed environment is made durable."""
     from m5ws import secret_scan
 
@@ -195,7 +197,7 @@ def _annotation(look: Look, contents: Contents, message: str | None, snapshot_id
     )
 
 
-def _published_annotation(look: Look, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
+def _published_annotation(look: CaptureContext, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
     """Return the newest annotation of a snapshot that this workspace took with the same installed distributions.
 
     None if its packings are not the current ones: lost packs may have been replaced. An observation of the machine
@@ -216,7 +218,7 @@ def _published_annotation(look: Look, snapshot_id: Digest, snapshot: Snapshot) -
     return newest if not presence.missing(look.repo.objects, needed) else None
 
 
-def _installation(look: Look) -> Digest:
+def _installation(look: CaptureContext) -> Digest:
     """Return a digest of the interpreter, the times of its package folders, and the kernel release."""
     folders = [
         (path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages") and os.path.isdir(path)

@@ -18,7 +18,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import KnownTree
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot import partition
-from m5ws.snapshot.context import Contents, Look
+from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.sources.interface import Glance, SourceState, TrackedDataset
 
 _NOTE = "glance"
@@ -26,7 +26,7 @@ _INDEX_TICK_NS = 2_000_000_000
 """git compares whole seconds; the coarsest file system's are two."""
 
 
-class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
+class _CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
     """State of the workspace at the glance and with the settings whose digest is `key`."""
 
     key: Digest
@@ -37,7 +37,7 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
     config: tuple[tuple[bytes, str], ...]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class CachedCapture(msgspec.Struct, frozen=True, kw_only=True):
     """Stored code and config of an earlier capture, and the state of source control then, without file names."""
 
     state: SourceState
@@ -48,12 +48,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     config_files: tuple[SourceFile, ...]
 
 
-def recall(look: Look, glance: Glance | None) -> Kept | None:
+def recall(look: CaptureContext, glance: Glance | None) -> CachedCapture | None:
     """Return the earlier capture of the unchanged workspace if the store has all of it, else None."""
     if glance is None or not (note := look.index.note(_NOTE)):
         return None
     try:
-        known = msgspec.msgpack.decode(note, type=_Remembered)
+        known = msgspec.msgpack.decode(note, type=_CacheEntry)
     except codec.UNREADABLE:
         return None
     if known.key != _key(look, glance):
@@ -67,15 +67,15 @@ def recall(look: Look, glance: Glance | None) -> Kept | None:
     if written is None:
         return None
     code, config_tree = written
-    return Kept(
+    return CachedCapture(
         state=known.state, dirty=known.dirty, pins=known.pins, code=code, config=config_tree, config_files=config
     )
 
 
 def remember(
-    look: Look,
-    contents: Contents,
-    divided: partition.Parts,
+    look: CaptureContext,
+    contents: CaptureResult,
+    divided: partition.Partition,
     glance: Glance,
     pins: Sequence[TrackedDataset],
     began_ns: int,
@@ -91,7 +91,7 @@ def remember(
         return
     if code is None or code.digest != contents.code or look.source.glance(look.root)() != glance:
         return
-    remembered = _Remembered(
+    remembered = _CacheEntry(
         key=_key(look, glance),
         state=msgspec.structs.replace(contents.state, files=(), changed=(), stats={}),
         dirty=contents.dirty,
@@ -102,13 +102,13 @@ def remember(
     look.index.remember_note(_NOTE, msgspec.msgpack.encode(remembered))
 
 
-def _covered(look: Look, divided: partition.Parts, pins: Sequence[TrackedDataset]) -> bool:
+def _covered(look: CaptureContext, divided: partition.Partition, pins: Sequence[TrackedDataset]) -> bool:
     """Return True if no config file and no pin is a link to a file that a glance does not cover."""
     links = any(os.path.islink(os.path.join(look.root, os.fsdecode(pin.pin))) for pin in pins)
     return not links and all(os.fspath(file.location) == _place(look, file.path) for file in divided.config)
 
 
-def _config(look: Look, known: _Remembered) -> tuple[SourceFile, ...] | None:
+def _config(look: CaptureContext, known: _CacheEntry) -> tuple[SourceFile, ...] | None:
     """Return the config files if they are the remembered ones, else None."""
     names = tuple(path for path, _ in known.config)
     try:
@@ -121,10 +121,10 @@ def _config(look: Look, known: _Remembered) -> tuple[SourceFile, ...] | None:
     return files if same else None
 
 
-def _place(look: Look, path: bytes) -> str:
+def _place(look: CaptureContext, path: bytes) -> str:
     return os.path.join(look.root, os.fsdecode(path))
 
 
-def _key(look: Look, glance: Glance) -> Digest:
+def _key(look: CaptureContext, glance: Glance) -> Digest:
     settings = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
     return look.repo.objects.digest(codec.encode_plain((*settings, glance.outputs)))

@@ -5,7 +5,7 @@ from typing import Protocol
 from m5ws.records.verdict import JointVerdict, Verdict
 
 
-class Following(Protocol):
+class FollowedRun(Protocol):
     """A run that a process delivers to a tracker. It cannot fail or delay the run."""
 
     def wake(self) -> None:
@@ -28,10 +28,10 @@ class Tracker(Protocol):
     def environment(self) -> dict[str, str]:
         """Return the variables by which a script's own logging uses the same tracker."""
 
-    def follow(self, run: str) -> Following:
+    def follow(self, run: str) -> FollowedRun:
         """Deliver a run's ledger as it grows."""
 
-    def catch_up(self, run: str) -> Following:
+    def catch_up(self, run: str) -> FollowedRun:
         """Deliver a run's existing ledger, once."""
 
     def write_verdict(self, verdict: Verdict) -> None:

@@ -26,7 +26,7 @@ from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
 from m5ws.training.runtime import context, facts, imports, isolation
-from m5ws.training.runtime.stop import Stop
+from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     isolation.activate()
     isolation.watch()
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
-    stop = Stop(Path(orders.spool_dir) / "stop", world)
+    stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
     if orders.copies:
         repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
     loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
-    active = context.Active(orders, repo, spool, stop, rank, world, _facts(orders), loads)
+    active = context.ActiveRank(orders, repo, spool, stop, rank, world, _facts(orders), loads)
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     stop.install()
@@ -84,7 +84,7 @@ def read_context() -> Context:
     return codec.decode(Path(path).read_bytes(), Context, path)
 
 
-def _run(arguments: Sequence[str], active: context.Active) -> tuple[int, str | None]:
+def _run(arguments: Sequence[str], active: context.ActiveRank) -> tuple[int, str | None]:
     """Run the script; return the exit status and its error, which is in the log in full."""
     try:
         if portable.is_asked(active.context.determinism):

@@ -146,7 +146,7 @@ def test_a_whole_attempt_that_is_gone_is_found_by_verify_and_by_fsck_if_others_f
     assert f"runs/{RUN}/ledger/0001/0" in _findings(repo, statement)
     assert _damage(repo) == []
     started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
-    ledger.Writer(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
+    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
     assert f"runs/{RUN}/ledger/0001" in _damage(repo)
 
 
@@ -157,18 +157,18 @@ def _observed(statement: Statement) -> str:
 
 def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Statement) -> None:
     started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
-    ledger.Writer(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
+    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
     checked = verify.check(repo, statement, read_data=False)
     assert checked.findings == () and "newer attempts: 2" in checked.notes[0]
     later = attest.build(repo, RUN)
-    ledger.Writer(repo, RUN, 2, "0").append([codec.encode(started)])
+    ledger.ChainWriter(repo, RUN, 2, "0").append([codec.encode(started)])
     assert claims.contradictions(later) == []
     repo.store.delete(f"runs/{RUN}/ledger/0002/0/00000000")
     noticed = batches(repo, RUN, LAUNCHER)[-1][0]
-    ledger.Writer(repo, RUN, 2, LAUNCHER).append([noticed])
+    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([noticed])
     assert verify.check(repo, later, read_data=False).notes == (f"runs/{RUN}/ledger/0002/launcher has 1 newer events",)
     # An attempt that has ended records nothing more.
-    ledger.Writer(repo, RUN, 1, LAUNCHER).append([noticed])
+    ledger.ChainWriter(repo, RUN, 1, LAUNCHER).append([noticed])
     assert _findings(repo, statement) == [f"runs/{RUN}/ledger/0001/launcher"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.bisect import bisect
-from m5ws.bisect.bisect import Report
+from m5ws.bisect.bisect import BisectReport
 from m5ws.bisect.trials import Trial, TrialListeners
 from m5ws.errors import UsageError
 from m5ws.records import codec
@@ -171,7 +171,7 @@ class Lab:
             raise UsageError("no such version")
         return there.ports
 
-    def bisect(self, max_runs: int = 100, *, rebuild: bool = False) -> Report:
+    def bisect(self, max_runs: int = 100, *, rebuild: bool = False) -> BisectReport:
         task = bisect.plan(self.ports, self.good, self.bad, rebuilt=rebuild)
         trials: list[Trial] = []
         shown = TrialListeners(
@@ -314,7 +314,7 @@ def test_a_cause_that_was_found_is_told_where_the_runs_are_spent(lab: Lab) -> No
 def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
     lab.train("abcd", _differs_if("b"))
     lab.ranks.launched, lab.ranks.stop_at = 0, 3
-    with pytest.raises(reproduce.Interrupted):
+    with pytest.raises(reproduce.ReplayInterrupted):
         lab.bisect()
     report = lab.bisect()
     assert report.causes == (("code b.py",),) and sum(trial.known for trial in report.trials) == 2

@@ -16,7 +16,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.config.merge import Unmixable
+from m5ws.snapshot.config.merge import MergeConflict
 
 _GOOD = {
     "code": {"train.py": "good", "gone.py": "good", "same.py": "same"},
@@ -147,7 +147,7 @@ def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repos
     good, bad = _run(repo, tmp_path, _GOOD, "good"), _run(repo, tmp_path, moved, "gone")
     elements, _ = differences.between(repo, good, bad)
     by_name = {element.name: element for element in elements}
-    with pytest.raises(Unmixable, match="twice"):
+    with pytest.raises(MergeConflict, match="twice"):
         hybrids.make(repo, good, bad, elements, [by_name["data data"]])
     both = hybrids.make(repo, good, bad, elements, [by_name["data data"], by_name["code same.py"]])
     assert [entry.path for entry in trees.located(repo.objects, repo.locations, both.snapshot.code.tree).entries] == [

@@ -14,7 +14,7 @@ from m5ws.repository.files import materialise, trees
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, prefetch
-from m5ws.store.cache.cache import Cached
+from m5ws.store.cache.cache import CachedStore
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -85,7 +85,7 @@ def test_a_run_starts_from_its_newest_checkpoint(made: Any, home: Repository) ->
 def test_all_that_starts_from_a_run_is_in_the_cache(made: Any, home: Repository, tmp_path: Path) -> None:
     blob = _blob(home, made, 7)
     far = CountingStore(home.store)
-    repo = Repository.open(Cached(far, tmp_path / "near", 2**30))
+    repo = Repository.open(CachedStore(far, tmp_path / "near", 2**30))
     prefetch.apply(repo, prefetch.plan(repo, "run", made.run))
     # References are always read from the store. Nothing else is.
     far.gets.clear()
@@ -100,7 +100,7 @@ def test_all_that_starts_from_a_run_is_in_the_cache(made: Any, home: Repository,
 
 def test_one_that_was_interrupted_goes_on_where_it_stopped(made: Any, home: Repository, tmp_path: Path) -> None:
     far = CountingStore(home.store)
-    repo = Repository.open(Cached(far, tmp_path / "near", 2**30))
+    repo = Repository.open(CachedStore(far, tmp_path / "near", 2**30))
     planned = prefetch.plan(repo, "snapshot", made.snapshot)
     first = next(iter(planned.fetch))
     repo.objects.get(first)
@@ -115,7 +115,7 @@ def _references(far: CountingStore) -> list[str]:
 
 def test_a_cache_that_keeps_nothing_is_an_error(made: Any, home: Repository, tmp_path: Path) -> None:
     (tmp_path / "near").write_text("in the way")
-    repo = Repository.open(Cached(home.store, tmp_path / "near", 2**30))
+    repo = Repository.open(CachedStore(home.store, tmp_path / "near", 2**30))
     with pytest.raises(M5Error, match=r"cache .*objects"):
         prefetch.apply(repo, prefetch.plan(repo, "snapshot", made.snapshot))
 

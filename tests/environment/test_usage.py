@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from m5ws.environment import usage
 from m5ws.environment.drift import drift
-from m5ws.environment.usage import Side, Usage
+from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.records.environment import Observed
 
 _PLACES = st.sampled_from(["a", "b", "shared/a", "shared/b", "shared/a_c", "a.libs", "/lib/liba.so"])
@@ -19,7 +19,7 @@ _environments = st.builds(
 _usages = st.none() | st.builds(Usage, places=st.frozensets(_PLACES | st.sampled_from(["shared"])))
 
 
-def _rate(old: Side, new: Side) -> dict[str, str]:
+def _rate(old: EnvironmentSide, new: EnvironmentSide) -> dict[str, str]:
     changes = usage.judged(drift(old.observed, new.observed), old, new)
     return {change.name.removeprefix("distribution."): change.rating for change in changes}
 
@@ -29,7 +29,7 @@ def test_only_what_is_known_not_to_have_been_loaded_is_harmless(
     old: Observed, new: Observed, first: Usage | None, second: Usage | None
 ) -> None:
     before = {change.name.removeprefix("distribution."): change.rating for change in drift(old, new)}
-    after = _rate(Side(observed=old, usage=first), Side(observed=new, usage=second))
+    after = _rate(EnvironmentSide(observed=old, usage=first), EnvironmentSide(observed=new, usage=second))
     assert before.keys() == after.keys()
     loaded = set[str]() if second is None else set(second.places)
     for name, rating in after.items():
@@ -46,7 +46,7 @@ def test_a_part_of_a_shared_folder_is_not_the_other_part() -> None:
     provides: dict[str, tuple[str, ...]] = {"google-auth": ("google/auth",), "protobuf": ("google/protobuf",)}
     versions = [Observed(distributions=dict.fromkeys(provides, version), provides=provides) for version in "12"]
     ran = Usage(places=frozenset({"google/protobuf"}))
-    assert _rate(Side(observed=versions[0], usage=ran), Side(observed=versions[1])) == {
+    assert _rate(EnvironmentSide(observed=versions[0], usage=ran), EnvironmentSide(observed=versions[1])) == {
         "google-auth": "cannot",
         "protobuf": "can",
     }
@@ -56,7 +56,7 @@ def test_a_new_distribution_that_brings_what_was_imported_can_change_bits() -> N
     old = Observed(distributions={"yaml": "1"}, provides={"yaml": ("yaml",)})
     new = Observed(distributions={"yaml": "1", "other": "1"}, provides={"yaml": ("yaml",), "other": ("yaml",)})
     ran = Usage(places=frozenset({"yaml"}))
-    assert _rate(Side(observed=old, usage=ran), Side(observed=new)) == {"other": "can"}
+    assert _rate(EnvironmentSide(observed=old, usage=ran), EnvironmentSide(observed=new)) == {"other": "can"}
 
 
 _NETWORK = ["libfabric", "efa.driver", "efa.installer", "aws-ofi-nccl", "variable.FI_PROVIDER", "variable.OFI_NCCL_X"]
@@ -67,7 +67,9 @@ def test_the_network_of_a_cloud_counts_where_ranks_loaded_it(name: str) -> None:
     old, new = Observed(facts={name: None}), Observed(facts={name: "1"})
     library = "loaded.aws-ofi-nccl" if "ofi" in name.lower() else "loaded.libfabric"
     unused, used = Usage(), Usage(libraries=frozenset({library}))
-    assert _rate(Side(observed=old, usage=unused), Side(observed=new)) == {name: "cannot"}
-    assert _rate(Side(observed=old, usage=used), Side(observed=new)) == {name: "can"}
-    assert _rate(Side(observed=old, usage=unused), Side(observed=new, usage=used)) == {name: "can"}
-    assert _rate(Side(observed=old), Side(observed=new, usage=unused)) == {name: "can"}
+    assert _rate(EnvironmentSide(observed=old, usage=unused), EnvironmentSide(observed=new)) == {name: "cannot"}
+    assert _rate(EnvironmentSide(observed=old, usage=used), EnvironmentSide(observed=new)) == {name: "can"}
+    assert _rate(EnvironmentSide(observed=old, usage=unused), EnvironmentSide(observed=new, usage=used)) == {
+        name: "can"
+    }
+    assert _rate(EnvironmentSide(observed=old), EnvironmentSide(observed=new, usage=unused)) == {name: "can"}

@@ -11,7 +11,7 @@ import pytest
 
 from m5ws.errors import Misplaced
 from m5ws.records import codec
-from m5ws.records.base import Placed
+from m5ws.records.base import KeyedRecord
 from m5ws.records.gc import Garbage
 from m5ws.records.run import Parent, Segment
 from m5ws.records.summary import AttemptSummary
@@ -314,7 +314,7 @@ def test_a_store_of_an_earlier_build_is_clean_and_what_it_can_show_is_reported(w
     bound = {"snapshots/<id>/<time>-<nonce>", "runs/<run>/joint/<time>-<nonce>", "gc/<plan>/garbage/<n>"}
     # Earlier builds wrote no summaries.
     kinds = [(pattern, kind) for pattern, kind, _ in bindings.KEYS if kind is not AttemptSummary]
-    placed = {pattern: kind for pattern, kind in kinds if issubclass(kind, Placed)}
+    placed = {pattern: kind for pattern, kind in kinds if issubclass(kind, KeyedRecord)}
     assert bound < placed.keys()
     for pattern, kind in placed.items():
         for key in world.of(ROWS[pattern]):

@@ -11,7 +11,7 @@ import pytest
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptStarted
 from m5ws.repository import checkpoints, gc_plans, publishing, snapshots
 from m5ws.repository.fsck import fsck
@@ -32,11 +32,11 @@ from tests.support.workspace.workspaces import make_workspace
 RUN = "a" * 12
 
 
-def _collect(repo: Repository, rules: Rules | None = None) -> None:
+def _collect(repo: Repository, rules: RetentionRules | None = None) -> None:
     """Plan and execute, without grace period, until there is nothing to delete."""
     while (due := execute.due(repo, 0.0)) is not None:
         execute.execute(repo, due.plan, "lock", grace_s=0.0)
-    while (plan := gc.plan(repo, rules or Rules(), 0.0).id) is not None:
+    while (plan := gc.plan(repo, rules or RetentionRules(), 0.0).id) is not None:
         execute.execute(repo, plan, "lock", grace_s=0.0)
 
 
@@ -57,7 +57,7 @@ def _filled() -> Repository:
 def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_objects: int) -> None:
     repo = _filled()
     unreachable = fsck.check(repo).unreachable
-    planned = gc.plan(repo, Rules(last=2), 0.0, part_objects=part_objects)
+    planned = gc.plan(repo, RetentionRules(last=2), 0.0, part_objects=part_objects)
     assert planned.id is not None
     head = gc_plans.head(repo.store, planned.id)
     assert head == planned.plan
@@ -79,7 +79,7 @@ def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
     repo = _filled()
     _collect(repo)
     before = repo.store.names("gc/")
-    assert gc.plan(repo, Rules(), 0.0).id is None
+    assert gc.plan(repo, RetentionRules(), 0.0).id is None
     assert gc_plans.look(repo.store).open == frozenset() and set(before) <= set(repo.store.names("gc/"))
 
 
@@ -87,7 +87,7 @@ def test_what_is_younger_than_asked_stays() -> None:
     repo = _filled()
     young = repo.objects.put(b"young")
     # The store's clock counts creates: gc's own object is created right after `young`, all others before.
-    planned = gc.plan(repo, Rules(), 1.5)
+    planned = gc.plan(repo, RetentionRules(), 1.5)
     assert planned.plan.young_objects == 1 and planned.plan.objects > 0
     execute.execute(repo, str(planned.id), "lock", grace_s=0.0)
     assert repo.objects.has(young)
@@ -110,12 +110,12 @@ def test_gc_survives_a_crash_after_every_single_write_and_delete() -> None:
         dying = Repository(_DyingToo(repo.store, lives), repo.format)
         died = False
         try:
-            planned = gc.plan(dying, Rules(last=1), 0.0, part_objects=2, workers=Serial)
+            planned = gc.plan(dying, RetentionRules(last=1), 0.0, part_objects=2, workers=Serial)
             execute.execute(dying, str(planned.id), "lock", grace_s=0.0, workers=Serial)
         except Died:
             died = True
         assert fsck.check(repo).clean
-        _collect(repo, Rules(last=1))
+        _collect(repo, RetentionRules(last=1))
         report = fsck.check(repo)
         assert report.clean and report.unreachable == 0
         assert checkpoints.names(repo, RUN) == [checkpoints.name(3, 1)]
@@ -144,7 +144,7 @@ def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_pat
 
 def test_what_a_writer_asked_to_keep_stays_though_its_reference_comes_late() -> None:
     repo = _filled()
-    plan = str(gc.plan(repo, Rules(), 0.0).id)
+    plan = str(gc.plan(repo, RetentionRules(), 0.0).id)
     asleep = SleepingStore(
         repo.store, "snapshots/", lambda: execute.execute(repo, plan, "lock", grace_s=0.0, workers=Serial)
     )
@@ -157,7 +157,7 @@ def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> N
     observed = Observed(facts={"machine": "another"})
     asleep = Repository(SleepingStore(repo.store, f"runs/{RUN}/ledger/", lambda: _collect(repo)), repo.format)
     started = AttemptStarted(attempt=2, host="h", observed=asleep.objects.put_record(observed))
-    writer = ledger.Writer(asleep, RUN, 2, ledger.LAUNCHER)
+    writer = ledger.ChainWriter(asleep, RUN, 2, ledger.LAUNCHER)
     writer.append([codec.encode(started)], repair=lambda: asleep.objects.put_record(observed))
     assert writer.seq == 1 and fsck.check(repo).clean
     assert repo.objects.get_record(started.observed, Observed) == observed
@@ -165,7 +165,7 @@ def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> N
 
 def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
     repo = _filled()
-    plan = str(gc.plan(repo, Rules(), 0.0).id)
+    plan = str(gc.plan(repo, RetentionRules(), 0.0).id)
     repo.store.create(gc_plans.executing_key(plan), b"never ends")
     # Another process has not seen that the plan is done, so it waits.
     other = Repository(repo.store, repo.format)

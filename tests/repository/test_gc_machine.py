@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from m5ws.errors import M5Error
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.repository.gc import execute as gc_execute
 from m5ws.repository.gc import gc
 from m5ws.repository.repository import Repository
@@ -39,7 +39,7 @@ class Collecting(RuleBasedStateMachine):
     def plan(self) -> None:
         def act(actor: Actor) -> None:
             repo = Repository(TurnStore(self.world.store, actor), self.world.repo.format)
-            gc.plan(repo, Rules(), 0.0, workers=Serial, part_objects=2)
+            gc.plan(repo, RetentionRules(), 0.0, workers=Serial, part_objects=2)
 
         if sum(not actor.ended for actor in self.planners) < 2:
             self.planners.append(Actor(f"planner {len(self.planners)}", act))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.store import Format
 from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
@@ -40,7 +40,7 @@ def _collect_all(repo: Repository, home: Path) -> None:
     with execute.alone(home) as holder:
         while (due := execute.due(repo, 0.0)) is not None:
             execute.execute(repo, due.plan, holder, grace_s=0.0)
-        while (plan := gc.plan(repo, Rules(), 0.0).id) is not None:
+        while (plan := gc.plan(repo, RetentionRules(), 0.0).id) is not None:
             execute.execute(repo, plan, holder, grace_s=0.0)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.gc import Garbage, GcPlan, PlanPart, Retirements, Rules
+from m5ws.records.gc import Garbage, GcPlan, PlanPart, RetentionRules, Retirements
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Batch, Step
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
@@ -246,7 +246,9 @@ def _plan(world: World, digests: bytes, **fields: object) -> None:
     part = PlanPart(
         first=digests[:32].hex() or "0" * 64, last=digests[-32:].hex() or "f" * 64, objects=len(digests) // 32
     )
-    head = GcPlan(older_than_s=0.0, rules=Rules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,))
+    head = GcPlan(
+        older_than_s=0.0, rules=RetentionRules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,)
+    )
     world.place(f"gc/{PLAN}.plan", codec.sealed(packed(plain(head) | fields)))
 
 

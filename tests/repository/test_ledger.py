@@ -35,13 +35,13 @@ def _spool(path: Path, first: int, last: int) -> SpoolWriter:
 
 
 def test_batches_form_a_chain_that_goes_on(repo: Repository) -> None:
-    ledger.Writer(repo, "r", 1, "0").append(_steps(1, 3))
-    ledger.Writer(repo, "r", 1, "0").append(_steps(4, 5))
+    ledger.ChainWriter(repo, "r", 1, "0").append(_steps(1, 3))
+    ledger.ChainWriter(repo, "r", 1, "0").append(_steps(4, 5))
     assert _numbers(repo) == [1, 2, 3, 4, 5]
 
 
 def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
-    first, second = ledger.Writer(repo, "r", 1, "0"), ledger.Writer(repo, "r", 1, "0")
+    first, second = ledger.ChainWriter(repo, "r", 1, "0"), ledger.ChainWriter(repo, "r", 1, "0")
     first.append(_steps(1, 1))
     with pytest.raises(Fenced):
         second.append(_steps(1, 1))
@@ -50,7 +50,7 @@ def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
 @pytest.mark.parametrize("harm", ["drop", "edit", "swap", "foreign", "restart"])
 def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
     for first in (1, 3, 5):
-        ledger.Writer(repo, "r", 1, "0").append(_steps(first, first + 1))
+        ledger.ChainWriter(repo, "r", 1, "0").append(_steps(first, first + 1))
     prefix = Path(repo.store.url) / "runs/r/ledger/0001/0"
     one, two = prefix / "00000001", prefix / "00000002"
     if harm == "drop":
@@ -72,7 +72,7 @@ def test_tampering_breaks_the_chain(repo: Repository, harm: str) -> None:
         two.unlink()
         two.write_bytes(codec.encode(msgspec.structs.replace(batch, previous=previous, head=head)))
     else:
-        ledger.Writer(repo, "other", 1, "0").append(_steps(1, 2))
+        ledger.ChainWriter(repo, "other", 1, "0").append(_steps(1, 2))
         one.unlink()
         one.write_bytes((Path(repo.store.url) / "runs/other/ledger/0001/0/00000000").read_bytes())
     with pytest.raises(CorruptObject):

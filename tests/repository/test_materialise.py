@@ -16,7 +16,7 @@ from m5ws.repository.files import materialise, trees, verified_copy
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
-from m5ws.store.cache.cache import Cached
+from m5ws.store.cache.cache import CachedStore
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -46,10 +46,10 @@ def _stores(base: Path) -> dict[str, ObjectStore]:
     return {
         "directory": directory,
         "far": far,
-        "cache": Cached(far, base / "cache", 2**30),
+        "cache": CachedStore(far, base / "cache", 2**30),
         "flowing": flowing,
-        "flowing-cache": Cached(flowing, base / "cache", 2**30),
-        "flowing-cache-too-small": Cached(flowing, base / "cache", 1000),
+        "flowing-cache": CachedStore(flowing, base / "cache", 2**30),
+        "flowing-cache-too-small": CachedStore(flowing, base / "cache", 1000),
     }
 
 
@@ -78,7 +78,7 @@ def test_the_umask_takes_nothing_from_a_mode(repo: Repository, tmp_path: Path) -
 def test_once_in_the_cache_nothing_is_asked_of_the_store(tmp_path: Path) -> None:
     far = CountingStore(LocalStore(tmp_path / "store"))
     tree, contents = _written(Repository.create(far, _SMALL), tmp_path / "source")
-    repo = Repository.open(Cached(far, tmp_path / "cache", 2**30))
+    repo = Repository.open(CachedStore(far, tmp_path / "cache", 2**30))
     materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "first")
     far.gone = True
     materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "second")
@@ -117,7 +117,7 @@ def test_what_is_damaged_as_it_arrives_is_read_again(
     store = _stores(tmp_path)[kind]
     repo = Repository.create(store, _SMALL)
     tree, contents = _written(repo, tmp_path / "source")
-    flowing = store if isinstance(store, FlowingStore) else cast(Cached, store)._store
+    flowing = store if isinstance(store, FlowingStore) else cast(CachedStore, store)._store
     assert isinstance(flowing, FlowingStore)
     # Chunks are fetched again: `create` caches small objects, which would not be streamed.
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)

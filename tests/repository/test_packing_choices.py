@@ -10,7 +10,7 @@ import pytest
 
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.tree import Entry, Pack, Packing, Tree
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
@@ -63,7 +63,7 @@ class Two(Workspace):
 
 
 def _reached(repo: Repository) -> set[bytes]:
-    return roots.read(Repository.open(repo.store), Rules(), lambda *_: False).reach.digests
+    return roots.read(Repository.open(repo.store), RetentionRules(), lambda *_: False).reach.digests
 
 
 @pytest.mark.parametrize("lost", ["a pack", "the packing"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.base import Digest
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.tree import Entry, Pack, Packing, Tree
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
@@ -170,12 +170,12 @@ def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path)
     for digest in (written.packing, lost.object):
         here.repo.store.delete(f"objects/{str(digest)[:2]}/{digest}")
     with pytest.raises(NotFound):
-        roots.read(here.repo, Rules(), lambda *_: False)
+        roots.read(here.repo, RetentionRules(), lambda *_: False)
     again = here.write()
     planted.publish(here.repo, planted.snapshot(again.digest), created_s=2.0)
     fresh = Repository.open(here.repo.store)
     assert fsck.check(fresh).clean
-    reach = roots.read(fresh, Rules(), lambda *_: False).reach.digests
+    reach = roots.read(fresh, RetentionRules(), lambda *_: False).reach.digests
     assert {bytes.fromhex(pack.object) for pack in here.packing(again).packs} <= reach
     assert again.packing in closure.closure(fresh, "snapshot", snapshot)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.checkpoint import Content
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptEnded
 from m5ws.records.tree import Tree
 from m5ws.records.verdict import Divergence, Recheck, Verdict
@@ -38,7 +38,7 @@ def save(repo: Repository, step: int, kind: str = "dcp/1") -> None:
     planted.checkpoint(repo, RUN, step, Content(format=kind, world=step))  # type: ignore[arg-type]
 
 
-def steps(repo: Repository, rules: Rules) -> list[int]:
+def steps(repo: Repository, rules: RetentionRules) -> list[int]:
     """Return the steps of the retired checkpoints."""
     found = roots.read(repo, rules, lambda *_: True).retired
     return [checkpoints.step_of(str(one.checkpoint)) for one in found]
@@ -47,7 +47,7 @@ def steps(repo: Repository, rules: Rules) -> list[int]:
 @given(count=st.integers(0, 20), last=st.none() | st.integers(1, 25), every=st.none() | st.integers(1, 50))
 def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int | None, every: int | None) -> None:
     labels = [checkpoints.name(10 * number, 1) for number in range(1, count + 1)]
-    kept = roots.retained(labels, Rules(last=last, every=every))
+    kept = roots.retained(labels, RetentionRules(last=last, every=every))
     assert set(labels[-1:]) <= kept <= set(labels)
     if last is None and every is None:
         assert kept == set(labels)
@@ -56,17 +56,17 @@ def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int |
 
 
 def test_by_default_nothing_is_retired(trained: Repository) -> None:
-    assert steps(trained, Rules()) == []
+    assert steps(trained, RetentionRules()) == []
 
 
 def test_the_last_and_every_nth_stay(trained: Repository) -> None:
-    assert steps(trained, Rules(last=2, every=40)) == [10, 20, 30, 50, 60, 70]
+    assert steps(trained, RetentionRules(last=2, every=40)) == [10, 20, 30, 50, 60, 70]
 
 
 def test_what_is_kept_by_name_stays_and_fsck_knows_it(trained: Repository) -> None:
     checkpoints.keep(trained, RUN, _LABELS[0])
     checkpoints.keep(trained, RUN, _LABELS[0])
-    assert steps(trained, Rules(last=8)) == [20]
+    assert steps(trained, RetentionRules(last=8)) == [20]
     assert fsck.check(trained).clean
     digest = checkpoints.digest(trained, RUN, _LABELS[0])
     trained.store.delete(key(digest))
@@ -84,15 +84,15 @@ def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository)
 
 def test_what_a_live_attempt_resumed_from_stays_until_it_has_ended(trained: Repository) -> None:
     planted.begin(trained, RUN, 2, inherits=tuple(_LABELS), resume=_LABELS[3])
-    assert 40 not in steps(trained, Rules(last=1))
+    assert 40 not in steps(trained, RetentionRules(last=1))
     planted.append(trained, RUN, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
-    assert 40 in steps(trained, Rules(last=1))
+    assert 40 in steps(trained, RetentionRules(last=1))
 
 
 def test_files_that_a_script_wrote_are_never_retired(trained: Repository) -> None:
     save(trained, 101, kind="files/1")
     save(trained, 102, kind="files/1")
-    assert steps(trained, Rules(last=1)) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert steps(trained, RetentionRules(last=1)) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
 def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
@@ -100,7 +100,7 @@ def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
     planted.run(trained, "b" * 12, snapshot, reproduces=RUN)
     first = Divergence(step=20, rank=0, quantity="loss", original="1", replayed="2", tensor_step=30)
     runs.publish_verdict(trained, Verdict(run=RUN, replay="b" * 12, outcome="diverged", first=first))
-    assert {20, 30}.isdisjoint(steps(trained, Rules(last=1)))
+    assert {20, 30}.isdisjoint(steps(trained, RetentionRules(last=1)))
 
 
 def test_a_replay_is_copied_with_the_second_one_that_its_verdict_rests_on(trained: Repository) -> None:
@@ -118,4 +118,4 @@ def test_a_replay_is_copied_with_the_second_one_that_its_verdict_rests_on(traine
 def test_nothing_is_said_of_a_store_that_is_damaged(trained: Repository) -> None:
     trained.store.delete(key(checkpoints.digest(trained, RUN, _LABELS[0])))
     with pytest.raises(NotFound):
-        roots.read(trained, Rules(), lambda *_: True)
+        roots.read(trained, RetentionRules(), lambda *_: True)

@@ -30,7 +30,7 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import Created, Ended, Facts
+from m5ws.repository.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.runs import listing, state
 from m5ws.runs.delivery import Delivery
 from m5ws.store.local import LocalStore
@@ -61,7 +61,7 @@ def _train(repo: Repository, run: str, steps: int, *ends: Event, attempt: int = 
     """Publish an attempt with a batch of two ranks for each step, and its launcher's `ends`."""
     planted.begin(repo, run, attempt)
     for rank in range(2):
-        writer = ledger.Writer(repo, run, attempt, str(rank))
+        writer = ledger.ChainWriter(repo, run, attempt, str(rank))
         begin = [RankStarted(rank=rank, world=2, pid=1, facts={"threads": "1"}), Imported(rank=rank, modules=("m",))]
         writer.append([codec.encode(event) for event in begin])
         for step in range(1, steps + 1):
@@ -96,10 +96,10 @@ def test_facts_are_read_back_from_the_names_that_they_are_written_as(
     run: str, created_s: float, snapshot: str, reproduces: str | None, parent: str | None, name: str | None
 ) -> None:
     none = {"-"} & {reproduces, parent}
-    fact = Created(created_s=created_s, snapshot=snapshot, reproduces=reproduces, parent=parent, name=name)
+    fact = RunCreation(created_s=created_s, snapshot=snapshot, reproduces=reproduces, parent=parent, name=name)
     key = run_index.created_key(run, fact)
     assert key is not None
-    facts = Facts()
+    facts = RunFacts()
     assert run_index.add(facts, run, key.rpartition("/")[2])
     assert facts.created == fact or none
 
@@ -107,20 +107,20 @@ def test_facts_are_read_back_from_the_names_that_they_are_written_as(
 @pytest.mark.parametrize("total", [None, 90])
 @pytest.mark.parametrize("outcome", ["finished", "failed", "interrupted", "unsaved"])
 def test_ends_are_read_back_and_a_finished_one_replaces_an_unsaved_one(outcome: str, total: int | None) -> None:
-    final = Ended(attempt=2, is_final=True, outcome="finished", last_step=9, total_steps=total)
-    end = Ended(attempt=2, is_final=outcome == "finished", outcome=outcome, last_step=9, total_steps=total)
+    final = AttemptEnd(attempt=2, is_final=True, outcome="finished", last_step=9, total_steps=total)
+    end = AttemptEnd(attempt=2, is_final=outcome == "finished", outcome=outcome, last_step=9, total_steps=total)
     for order in ((end, final), (final, end)):
-        facts = Facts()
+        facts = RunFacts()
         for fact in order:
             assert run_index.add(facts, "run", (run_index.ended_key("run", fact) or "").rpartition("/")[2])
         assert facts.ended == final
 
 
 def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None:
-    key = run_index.ended_key("a", Ended(attempt=1, is_final=True, outcome="finished", last_step=7)) or ""
+    key = run_index.ended_key("a", AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=7)) or ""
     name = key.rpartition("/")[2]
     for run, text in (("b", name), ("a", name.replace(".7.", ".8.")), ("a", "ended"), ("a", "")):
-        assert not run_index.add(Facts(), run, text)
+        assert not run_index.add(RunFacts(), run, text)
 
 
 def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None:
@@ -233,8 +233,10 @@ def test_fsck_names_a_key_and_a_summary_that_do_not_match_the_ledger(repo: Repos
     reindex.fill(repo)
     run = f"{1:012x}"
     false = [
-        run_index.ended_key(run, Ended(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)),
-        run_index.created_key(run, Created(created_s=1.0, snapshot="0" * 64)),
+        run_index.ended_key(
+            run, AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)
+        ),
+        run_index.created_key(run, RunCreation(created_s=1.0, snapshot="0" * 64)),
         run_index.verdict_key("d" * 12, "reproduced"),
         run_index.verdict_key("f" * 12, "reproduced"),
         f"{run_index.PREFIX}{run}/ended.1.finished.2.90.{'0' * 16}",
@@ -259,7 +261,7 @@ def _attempt(repo: Repository, spools: Path, run: Run) -> None:
         runs.publish(repo, run)
     started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
     if not ledger.attempts(repo, run.id):
-        ledger.Writer(repo, run.id, 1, ledger.LAUNCHER).append([codec.encode(started)])
+        ledger.ChainWriter(repo, run.id, 1, ledger.LAUNCHER).append([codec.encode(started)])
     chains: dict[str, tuple[AnyEvent, ...]] = {
         ledger.LAUNCHER: (started, _FINISHED),
         "0": (RankStarted(rank=0, world=1, pid=1), Step(step=1, quantities={}, total=1), RankEnded(rank=0)),

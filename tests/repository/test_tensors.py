@@ -12,7 +12,7 @@ from m5ws.errors import CorruptObject, UnknownSchema
 from m5ws.records.checkpoint import Shard, Tensor
 from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
-from m5ws.repository.tensors import Box, Layout, Parts, Reader, layout
+from m5ws.repository.tensors import Box, Layout, PartCache, TensorReader, layout
 from tests.support.stores.memory_store import MemoryStore
 
 
@@ -60,7 +60,7 @@ def test_any_boxes_and_parts_give_the_bytes_of_the_whole(
         parts = stored(repo, piece, data.draw(st.lists(st.integers(1, 200), max_size=4)))
         shards.append(Shard(offsets=offsets, sizes=sizes, parts=parts))
     record = Tensor(name="t", dtype=dtype[0], shape=shape, shards=tuple(shards))
-    reader = Reader(Parts(repo.objects, held_bytes=64), layout(record))
+    reader = TensorReader(PartCache(repo.objects, held_bytes=64), layout(record))
     expected = whole.tobytes()
     windows = reader.windows()
     assert b"".join(reader.read(start, end) for start, end in windows) == expected
@@ -80,7 +80,9 @@ def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository)
         Box(offsets=(0,), sizes=(5,), parts=parts, skip_bytes=4 * 30),
         Box(offsets=(5,), sizes=(7,), parts=parts, skip_bytes=4 * 2),
     )
-    reader = Reader(Parts(repo.objects), Layout(name="t", dtype="float32", shape=(3, 4), grid=(12,), boxes=spans))
+    reader = TensorReader(
+        PartCache(repo.objects), Layout(name="t", dtype="float32", shape=(3, 4), grid=(12,), boxes=spans)
+    )
     expected = np.concatenate([flat[30:35], flat[2:9]]).tobytes()
     assert b"".join(reader.read(*window) for window in reader.windows()) == expected
     assert reader.read(16, 24) == expected[16:24]
@@ -89,7 +91,9 @@ def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository)
 def test_a_tensor_of_equal_parts_is_known_without_being_read(repo: Repository) -> None:
     data = bytes(range(120))
     shard = Shard(offsets=(0,), sizes=(120,), parts=stored(repo, data, [60]))
-    reader = Reader(Parts(repo.objects), layout(Tensor(name="t", dtype="uint8", shape=(120,), shards=(shard,))))
+    reader = TensorReader(
+        PartCache(repo.objects), layout(Tensor(name="t", dtype="uint8", shape=(120,), shards=(shard,)))
+    )
     assert reader.windows() == [(0, 60), (60, 120)]
     assert reader.digest(0, 60) == repo.objects.digest(data[:60])
     assert reader.digest(0, 61) is None and reader.digest(10, 60) is None
@@ -103,7 +107,9 @@ def test_shards_that_do_not_fill_their_tensor_are_an_error(repo: Repository) -> 
         with pytest.raises(CorruptObject, match="outside"):
             layout(Tensor(name="t", dtype="float32", shape=(4,), shards=(wrong,)))
     half = Box(offsets=(0,), sizes=(4,), parts=shard.parts)
-    reader = Reader(Parts(repo.objects), Layout(name="t", dtype="float32", shape=(8,), grid=(8,), boxes=(half,)))
+    reader = TensorReader(
+        PartCache(repo.objects), Layout(name="t", dtype="float32", shape=(8,), grid=(8,), boxes=(half,))
+    )
     with pytest.raises(CorruptObject, match="fill"):
         reader.read(0, 32)
     with pytest.raises(UnknownSchema, match="'float3'"):

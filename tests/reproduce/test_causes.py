@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.environment.drift import rated
-from m5ws.records.explanation import Phase, Place
+from m5ws.records.explanation import FirstDifference, Phase
 from m5ws.records.ledger import Step
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Change
 from m5ws.reproduce.explain.causes import Evidence, find_causes, kind, of_changes
 from m5ws.reproduce.explain.locate import TraceView
@@ -30,15 +30,15 @@ def evidence(
     alone: bool = False,
     same: bool = False,
     controlled: bool = False,
-    one: list[Seen] | None = None,
-    two: list[Seen] | None = None,
+    one: list[TraceEntry] | None = None,
+    two: list[TraceEntry] | None = None,
     batches: tuple[str, str] = ("a", "b"),
 ) -> Evidence:
     before, after = (History(steps={}, states={}, contents={}, facts={}, notices=[]) for _ in range(2))
     before.add("0", Step(step=2, quantities={}, batch="b" * 64))
     before.add("0", Step(step=3, quantities={}, batch=batches[0] * 64))
     after.add("0", Step(step=3, quantities={}, batch=batches[1] * 64))
-    where = Place(
+    where = FirstDifference(
         step=3, rank=0, phase=phase, quantity=quantity, original="x", replayed="y", words="it differs",
         module="block.drop", what=what, alone=alone,
     )  # fmt: skip
@@ -98,13 +98,13 @@ def test_the_order_of_data() -> None:
     rows = {"batch": "x", "sample 0": "p", "sample 1": "q"}
     turned = {"batch": "y", "sample 0": "q", "sample 1": "p"}
     others = {"batch": "y", "sample 0": "q", "sample 1": "z"}
-    one = [Seen(step=3, kind="batch", given=rows)]
-    same_samples = [Seen(step=3, kind="batch", given=turned)]
-    part = [Seen(step=3, kind="batch", given=others)]
+    one = [TraceEntry(step=3, kind="batch", given=rows)]
+    same_samples = [TraceEntry(step=3, kind="batch", given=turned)]
+    part = [TraceEntry(step=3, kind="batch", given=others)]
     assert kinds(evidence("batch", "batch", one=one, two=same_samples, batches=("a", "c"))) == [("data order", True)]
     assert kinds(evidence("batch", "batch", one=one, two=part, batches=("a", "c"))) == [("data order", False)]
     # The samples are equal, and another part of the batch differs.
-    besides = [Seen(step=3, kind="batch", given={**rows, "batch": "y"})]
+    besides = [TraceEntry(step=3, kind="batch", given={**rows, "batch": "y"})]
     assert kinds(evidence("batch", "batch", one=one, two=besides, batches=("a", "c"))) == [("changed data", False)]
     # The replay's batch of step 3 was the original's batch of step 2.
     assert kinds(evidence("batch", "batch")) == [("data order", True)]
@@ -114,8 +114,10 @@ def test_the_order_of_data() -> None:
 
 def test_a_generator_that_a_dropout_draws_from_next() -> None:
     two = [
-        Seen(step=3, kind="enter", name="block.drop", given={"generator torch": "y"}),
-        Seen(step=3, kind="leave", name="block.drop", what="torch.nn.modules.dropout.Dropout(p=0.1)", drew=("torch",)),
+        TraceEntry(step=3, kind="enter", name="block.drop", given={"generator torch": "y"}),
+        TraceEntry(
+            step=3, kind="leave", name="block.drop", what="torch.nn.modules.dropout.Dropout(p=0.1)", drew=("torch",)
+        ),
     ]
     assert kinds(evidence("random numbers", "generator torch", two=two, alone=True)) == [("dropout RNG", True)]
     assert kinds(evidence("random numbers", "generator torch", alone=True)) == [("random numbers", True)]
@@ -135,9 +137,9 @@ def test_a_module_with_other_settings() -> None:
 
 
 def test_a_kernel_is_certain_only_where_torch_names_it() -> None:
-    left = Seen(step=3, kind="leave", name="block.drop", op="IndexAddBackward0", made={"output 0": "x"})
+    left = TraceEntry(step=3, kind="leave", name="block.drop", op="IndexAddBackward0", made={"output 0": "x"})
     right = msgspec.structs.replace(left, made={"output 0": "y"})
-    warned = Seen(step=3, kind="warning", name="block.drop", op="index_add_cuda_ does not have a deterministic …")
+    warned = TraceEntry(step=3, kind="warning", name="block.drop", op="index_add_cuda_ does not have a deterministic …")
     quiet = evidence("forward", alone=True, same=True, one=[left], two=[right])
     warning = evidence("forward", alone=True, same=True, one=[left, warned], two=[right])
     assert kinds(quiet) == [("nondeterministic kernel", False)]

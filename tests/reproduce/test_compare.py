@@ -15,7 +15,7 @@ from m5ws.records.ledger import (
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.verdict import judgement
 from m5ws.runs.history import History
-from m5ws.runs.supervise import Result
+from m5ws.runs.supervise import AttemptResult
 
 _LAST = 6
 
@@ -198,7 +198,7 @@ def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
 
 
 def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
-    ended = Result(run="r", attempt=1, outcome="finished", exit_code=0)
+    ended = AttemptResult(run="r", attempt=1, outcome="finished", exit_code=0)
     losses: list[AnyEvent] = [event for event in _events(0) if not isinstance(event, State)]
     for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
         comparison = _compared(_history(events), events)

@@ -10,11 +10,11 @@ import pytest
 from m5ws.launch.interface import Process
 from m5ws.launch.local import LaunchFailed
 from m5ws.records.environment import Declared, Observed, Origin
-from m5ws.records.explanation import Explanation, Side
+from m5ws.records.explanation import Explanation, TracedReplay
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.ledger import State, Step
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
@@ -42,7 +42,7 @@ def case(states: list[int], step: int = STEP) -> ExplainContext:
     spec = LaunchSpec(command=("x.py",))
     replay = Run(id="b", snapshot="0" * 64, spec=spec, purpose="reproduce", reproduces="a")
     directory = Path("/nowhere")
-    planned = run.Plan(
+    planned = run.AttemptPlan(
         run=replay,
         attempt=1,
         directory=directory,
@@ -75,17 +75,17 @@ def test_the_steps_after_the_last_state_that_is_equal(states: list[int], step: i
 
 def looked(side: Any, output: str, loss: str = "other") -> ReplayResult:
     seen = [
-        Seen(step=STEP, kind="enter", name="mix", what="model.Mix()", given={"input 0": "i"}),
-        Seen(
+        TraceEntry(step=STEP, kind="enter", name="mix", what="model.Mix()", given={"input 0": "i"}),
+        TraceEntry(
             step=STEP, kind="leave", name="mix", what="model.Mix()", made={"output 0": output}, op="IndexAddBackward0"
         ),
     ]
-    made = Side(side=side, replay=side, agrees=True)
+    made = TracedReplay(side=side, replay=side, agrees=True)
     return ReplayResult(side=made, look=TraceView(history=history([STEP - 1], loss), seen={0: seen}))
 
 
 def none(side: Any, problem: str = "why not") -> ReplayResult:
-    return ReplayResult(side=Side(side=side, problem=problem))
+    return ReplayResult(side=TracedReplay(side=side, problem=problem))
 
 
 def causes(explanation: Explanation) -> list[tuple[str, bool]]:

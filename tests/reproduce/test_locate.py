@@ -3,34 +3,35 @@
 import msgspec
 import pytest
 
-from m5ws.records.explanation import Place
+from m5ws.records.explanation import FirstDifference
 from m5ws.records.ledger import State, Step
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.reproduce.explain.locate import TraceView, first
 from m5ws.runs.history import History
 
 STEPS = [3]
 
 
-def passed() -> list[Seen]:
+def passed() -> list[TraceEntry]:
     """Return the trace of one step of a model with a block of two layers, forward and backward."""
     return [
-        Seen(step=3, kind="batch", given={"batch": "b"}),
-        Seen(step=3, kind="enter", name="", given={"input 0": "b", "generator torch": "r0"}),
-        Seen(step=3, kind="enter", name="block", given={"input 0": "b", "generator torch": "r0"}),
-        Seen(step=3, kind="enter", name="block.up", given={"input 0": "b", "parameter weight": "w"}),
-        Seen(step=3, kind="leave", name="block.up", what="Linear()", made={"output 0": "u"}),
-        Seen(step=3, kind="enter", name="block.down", given={"input 0": "r", "generator torch": "r0"}),
-        Seen(step=3, kind="leave", name="block.down", what="Linear()", made={"output 0": "d"}),
-        Seen(step=3, kind="leave", name="block", made={"output 0": "o"}),
-        Seen(step=3, kind="leave", name="", made={"output 0": "o"}),
-        Seen(step=3, kind="backward", name="block.down", op="Addmm", given={"gradient 0": "g"},
+        TraceEntry(step=3, kind="batch", given={"batch": "b"}),
+        TraceEntry(step=3, kind="enter", name="", given={"input 0": "b", "generator torch": "r0"}),
+        TraceEntry(step=3, kind="enter", name="block", given={"input 0": "b", "generator torch": "r0"}),
+        TraceEntry(step=3, kind="enter", name="block.up", given={"input 0": "b", "parameter weight": "w"}),
+        TraceEntry(step=3, kind="leave", name="block.up", what="Linear()", made={"output 0": "u"}),
+        TraceEntry(step=3, kind="enter", name="block.down", given={"input 0": "r", "generator torch": "r0"}),
+        TraceEntry(step=3, kind="leave", name="block.down", what="Linear()", made={"output 0": "d"}),
+        TraceEntry(step=3, kind="leave", name="block", made={"output 0": "o"}),
+        TraceEntry(step=3, kind="leave", name="", made={"output 0": "o"}),
+        TraceEntry(step=3, kind="backward", name="block.down", op="Addmm", given={"gradient 0": "g"},
              made={"gradient 1": "h"}),
-        Seen(step=3, kind="backward", name="block", op="Relu", given={"gradient 0": "h"}, made={"gradient 0": "i"}),
-        Seen(step=3, kind="backward", name="block.up", op="Addmm", given={"gradient 0": "i"},
+        TraceEntry(step=3, kind="backward", name="block", op="Relu", given={"gradient 0": "h"},
+             made={"gradient 0": "i"}),
+        TraceEntry(step=3, kind="backward", name="block.up", op="Addmm", given={"gradient 0": "i"},
              made={"gradient of block.up.weight": "j"}),
-        Seen(step=3, kind="gradient", name="block.up.weight", made={"gradient": "j"}),
-        Seen(step=3, kind="update", given={"gradient of block.up.weight": "j", "setting lr of group 0": "0.1"}),
+        TraceEntry(step=3, kind="gradient", name="block.up.weight", made={"gradient": "j"}),
+        TraceEntry(step=3, kind="update", given={"gradient of block.up.weight": "j", "setting lr of group 0": "0.1"}),
     ]  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def history(loss: str = "l", batch: str = "a" * 64, tensors: str = "t", random: 
     return made
 
 
-def place(changed: list[Seen], **recorded: str) -> Place | None:
+def place(changed: list[TraceEntry], **recorded: str) -> FirstDifference | None:
     return first(
         TraceView(history=history(), seen={0: passed()}),
         TraceView(history=history(**recorded), seen={0: changed}),
@@ -50,7 +51,7 @@ def place(changed: list[Seen], **recorded: str) -> Place | None:
     )
 
 
-def from_(position: int, what: str = "given", name: str = "input 0") -> list[Seen]:
+def from_(position: int, what: str = "given", name: str = "input 0") -> list[TraceEntry]:
     """Return a trace that differs at one position, and everywhere after it."""
     rows = passed()
     for number, row in enumerate(rows[position:], position):
@@ -86,7 +87,7 @@ def from_(position: int, what: str = "given", name: str = "input 0") -> list[See
     ],
 )
 def test_what_differs_of_equal_things_is_named(
-    changed: list[Seen], phase: str, module: str | None, quantity: str, alone: bool
+    changed: list[TraceEntry], phase: str, module: str | None, quantity: str, alone: bool
 ) -> None:
     difference = place(changed, loss="other", tensors="other")
     assert difference is not None
@@ -129,9 +130,9 @@ def test_other_operations_are_no_comparison_of_values() -> None:
 
 def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
     rows = passed()
-    rows.insert(4, Seen(step=3, kind="warning", op="says torch"))
+    rows.insert(4, TraceEntry(step=3, kind="warning", op="says torch"))
     assert place(rows) is None
-    short = [*passed()[:5], Seen(step=3, kind="cut")]
+    short = [*passed()[:5], TraceEntry(step=3, kind="cut")]
     difference = first(
         TraceView(history=history(), seen={0: short}), TraceView(history=history(), seen={0: short}), STEPS
     )

@@ -18,7 +18,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import output_files
-from m5ws.reproduce.outputs.output_files import Report
+from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.reproduce.outputs.surroundings import Surroundings
 
 Files = dict[str, bytes]
@@ -142,7 +142,7 @@ def _content(repo: Repository, folder: Path, files: Files) -> Digest:
     return repo.objects.put_record(Content(format="files/1", world=1, tree=written.digest, packing=written.packing))
 
 
-def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tuple[Files, Files]) -> Report:
+def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tuple[Files, Files]) -> OutputReport:
     contents = _content(repo, folder, files[0]), _content(repo, folder, files[1])
     return output_files.compare(repo, contents, (sides[0].place, sides[1].place))
 

@@ -65,8 +65,8 @@ def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
     assert (judged.reason or "").startswith(_DIVERGED.reason or "-") and "no space left" in (judged.reason or "")
 
 
-def _result(outcome: str) -> supervise.Result:
-    return supervise.Result(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
+def _result(outcome: str) -> supervise.AttemptResult:
+    return supervise.AttemptResult(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
 
 
 def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:

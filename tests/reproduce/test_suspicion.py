@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from m5ws.cli.terminal import explanation
 from m5ws.environment.drift import rated
-from m5ws.records.explanation import Explanation, Place, Side
+from m5ws.records.explanation import Explanation, FirstDifference, TracedReplay
 from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
@@ -116,13 +116,13 @@ def test_what_recorded_replays_show_does_not_contradict_the_verdict(
 ) -> None:
     recorded = recorded_traces.load(name)
     one, two = recorded.evidence.one, recorded.evidence.two
-    place = cast(Place, recorded.judged()[0])
+    place = cast(FirstDifference, recorded.judged()[0])
     first = Divergence(step=place.step, rank=0, quantity="loss", original="a", replayed="b")
     parted = before if before is None or before.repeats is not False else msgspec.structs.replace(before, first=first)
     verdict = _verdict(first, _CHANGES, None, parted)
-    replay = ReplayResult(side=Side(side="replay"), look=two)
-    again = ReplayResult(side=Side(side="again"), look=two if repeated else one)
-    nothing = ReplayResult(side=Side(side="original", problem="not replayed"))
+    replay = ReplayResult(side=TracedReplay(side="replay"), look=two)
+    again = ReplayResult(side=TracedReplay(side="again"), look=two if repeated else one)
+    nothing = ReplayResult(side=TracedReplay(side="original", problem="not replayed"))
     explained = explain.combine_sides(_case(recorded, verdict), (recorded.first, recorded.last), replay, again, nothing)
     judged = recheck.judge_traces(msgspec.structs.replace(verdict, explanation=explained), explained)
     assert explained.repeats is repeated

@@ -112,7 +112,7 @@ def test_from_elsewhere_nothing_is_written_into_a_living_attempt(
     if name == "planned":
         assert recovery.elsewhere(repo, _RUN, other) is None
     else:
-        with pytest.raises(recovery.Running, match=_HOST) as refused:
+        with pytest.raises(recovery.RunAlive, match=_HOST) as refused:
             recovery.refuse_elsewhere(repo, _RUN, other)
         assert "--take-over" in refused.value.hint
         found = recovery.elsewhere(repo, _RUN, other)

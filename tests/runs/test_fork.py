@@ -8,7 +8,7 @@ import pytest
 from m5ws.checkpoints import resolve
 from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.run import Run
 from m5ws.repository import checkpoints, lineage, runs
 from m5ws.repository.fsck import fsck
@@ -50,7 +50,7 @@ def _fork(repo: Repository, text: str, **request: object) -> Run:
 
 def _collect(repo: Repository) -> None:
     """Retire all checkpoints but the newest, and delete unneeded objects."""
-    while (plan := gc.plan(repo, Rules(last=1), 0.0).id) is not None:
+    while (plan := gc.plan(repo, RetentionRules(last=1), 0.0).id) is not None:
         execute.execute(repo, plan, "lock", grace_s=0.0)
 
 
@@ -83,14 +83,14 @@ def test_a_fork_goes_on_as_its_parent_but_for_what_is_said(repo: Repository, par
     same = _fork(repo, f"{parent.id}@8")
     assert (same.snapshot, same.spec) == (parent.snapshot, parent.spec)
     assert same.parent is not None and same.parent.settings == "checkpoint"
-    options = run.Options(nproc=4, checkpoint_every=2)
+    options = run.RunOptions(nproc=4, checkpoint_every=2)
     other = _fork(repo, f"{parent.id}@4", overrides=("train.lr=0.1",), options=options, restart=("data",))
     assert (other.spec.nproc, other.spec.seed, other.spec.checkpoint_every) == (4, parent.spec.seed, 2)
     assert other.parent is not None
     assert (other.parent.settings, other.parent.restart) == ("script", ("data",))
     assert [change.name for change in fork.changes(repo, other)] == ["train.lr", "nproc", "checkpoint_every"]
     with pytest.raises(UsageError, match="secret"):
-        _fork(repo, parent.id, options=run.Options(command=("train.py", "--token=ghp_" + "a1B2" * 9)))
+        _fork(repo, parent.id, options=run.RunOptions(command=("train.py", "--token=ghp_" + "a1B2" * 9)))
 
 
 def test_gc_keeps_what_a_fork_starts_from_and_its_name(repo: Repository, parent: Run) -> None:

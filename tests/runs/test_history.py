@@ -37,7 +37,7 @@ def _attempt(
     resume = f"{steps[0] - 1:010d}-{attempt - 1:04d}" if steps[0] > 1 else None
     planted.begin(repo, run, attempt, resume=resume)
     for rank in range(ranks):
-        writer, late = ledger.Writer(repo, run, attempt, str(rank)), list[State]()
+        writer, late = ledger.ChainWriter(repo, run, attempt, str(rank)), list[State]()
         writer.append([codec.encode(RankStarted(rank=rank, world=ranks, pid=1))])
         for begin in range(0, len(steps), batch):
             part = steps[begin : begin + batch]
@@ -112,7 +112,7 @@ def test_a_batch_that_is_exchanged_after_it_was_checked_is_refused(repo: Reposit
     key = f"runs/{RUN}/ledger/0001/0/00000002"
     batch = codec.decode(repo.store.get(key), Batch)
     planted.run(repo, OTHER)
-    forged = ledger.Writer(repo, OTHER, 1, "0")
+    forged = ledger.ChainWriter(repo, OTHER, 1, "0")
     forged.append([codec.encode(_step(5, 7))])
     other = codec.decode(repo.store.get(f"runs/{OTHER}/ledger/0001/0/00000000"), Batch)
     repo.store.delete(key)
@@ -142,7 +142,7 @@ def test_a_comparison_by_ledger_is_that_of_histories_in_memory(repo: Repository,
     planted.begin(repo, OTHER)
     for rank in range(2):
         told = [_step(step, rank, 1 if differs is None or step < differs else 2) for step in range(1, 61)]
-        ledger.Writer(repo, OTHER, 1, str(rank)).append([codec.encode(event) for event in told])
+        ledger.ChainWriter(repo, OTHER, 1, str(rank)).append([codec.encode(event) for event in told])
     steps, states = _held(repo, RUN)
     held = Comparison(History(steps=steps, states=states, outcome="finished"))  # type: ignore[arg-type]
     streamed = Comparison(history.load(repo, RUN), (repo, OTHER))

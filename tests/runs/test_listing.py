@@ -25,7 +25,7 @@ def _train(repo: Repository, run_id: str, steps: int, *after: Event) -> None:
     """Publish a run whose rank 0 told each of its steps in a batch of its own, and `after` them in another."""
     planted.run(repo, run_id)
     planted.begin(repo, run_id)
-    rank = ledger.Writer(repo, run_id, 1, "0")
+    rank = ledger.ChainWriter(repo, run_id, 1, "0")
     for step in range(1, steps + 1):
         rank.append([codec.encode(Step(step=step, total=90, quantities={}, seconds=0.1))])
     if after:

@@ -96,7 +96,7 @@ def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repositor
         fcntl.flock(held, fcntl.LOCK_EX)
         recovery.deliver(repo, tmp_path)
         assert state.load(repo, _RUN).standing == "running" and not (directory / DELIVERED).exists()
-        with pytest.raises(recovery.Running), recovery.alone(directory.parent, wait_s=0.0):
+        with pytest.raises(recovery.RunAlive), recovery.alone(directory.parent, wait_s=0.0):
             pass
 
 
@@ -130,13 +130,13 @@ def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) ->
 
 
 def test_two_processes_cannot_begin_the_same_attempt(repo: Repository) -> None:
-    first = ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER)
-    second = ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER)
+    first = ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER)
+    second = ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER)
     started = codec.encode(AttemptStarted(attempt=1, host="h", observed="0" * 64))
     first.append([started])
     with pytest.raises(Fenced):
         second.append([started])
-    assert ledger.Writer(repo, _RUN, 1, ledger.LAUNCHER).seq == 1
+    assert ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER).seq == 1
 
 
 def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from m5ws.checkpoints import listing
 from m5ws.errors import Fenced, Misplaced
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
@@ -38,11 +38,11 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 0.0) -> restored_outputs.Copying:
+def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 0.0) -> restored_outputs.OutputCopier:
     def files() -> list[SourceFile]:
         return [SourceFile(path=b"out/" + path.name.encode(), location=path) for path in written.iterdir()]
 
-    return restored_outputs.Copying(repo, run, 1, minutes, files)
+    return restored_outputs.OutputCopier(repo, run, 1, minutes, files)
 
 
 def test_copies_are_made_when_something_changed_and_found_until_the_end(
@@ -61,7 +61,7 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     assert stored is not None and not stored.final
     restored_outputs.restore(Repository.open(LocalStore(Path(repo.store.url))), stored, tmp_path / "work")
     assert (tmp_path / "work" / "out" / "log.txt").read_text() == "two"
-    needed = roots.read(repo, Rules(), lambda *_: True).reach.digests
+    needed = roots.read(repo, RetentionRules(), lambda *_: True).reach.digests
     for name in outputs.names(repo, _RUN):
         content = outputs.find(repo, _RUN, name)[1].content
         # Of two copies the newer one alone is needed.
@@ -108,7 +108,7 @@ def begun(repo: Repository, tmp_path: Path) -> Repository:
     return repo
 
 
-def _collect(repo: Repository, rules: Rules) -> tuple[int, int]:
+def _collect(repo: Repository, rules: RetentionRules) -> tuple[int, int]:
     """Plan and delete with no grace; return how many checkpoints and copies were deleted."""
     planned = gc.plan(repo, rules, -60.0)
     if planned.id is None:
@@ -118,9 +118,9 @@ def _collect(repo: Repository, rules: Rules) -> tuple[int, int]:
     return done.checkpoints, done.copies
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(last=1)])
+@pytest.mark.parametrize("rules", [RetentionRules(), RetentionRules(last=1)])
 def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
-    begun: Repository, tmp_path: Path, rules: Rules
+    begun: Repository, tmp_path: Path, rules: RetentionRules
 ) -> None:
     copies = [_publish(begun, tmp_path, number) for number in range(3)]
     assert _collect(begun, rules) == (0, 2)
@@ -144,7 +144,7 @@ def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
 def test_a_copy_that_became_the_newest_since_a_plan_named_it_stays(begun: Repository, tmp_path: Path) -> None:
     for number in range(2):
         _publish(begun, tmp_path, number)
-    planned = str(gc.plan(begun, Rules(), -60.0).id)
+    planned = str(gc.plan(begun, RetentionRules(), -60.0).id)
     begun.store.delete(outputs.key(_RUN, "0001-000001"))
     assert execute.execute(begun, planned, "lock", grace_s=0.0).copies == 0
     assert outputs.names(begun, _RUN) == ["0001-000000"] and fsck.check(begun).clean
@@ -168,7 +168,7 @@ def test_output_files_of_older_builds_are_read_and_are_no_checkpoints(begun: Rep
     assert [row.step for row in listing.list_checkpoints(begun, _RUN)] == [30]
     assert history.load(begun, _RUN).outputs == content
     assert fsck.check(begun, read_data=True).clean
-    assert _collect(begun, Rules(last=1)) == (0, 0)
+    assert _collect(begun, RetentionRules(last=1)) == (0, 0)
     # An attempt of this build comes later.
     planted.begin(begun, _RUN, 2, inherits=tuple(checkpoints.valid(begun, _RUN)))
     newer = _publish(begun, tmp_path, None, attempt=2)

@@ -20,11 +20,11 @@ _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
 )
 def test_secrets_in_what_a_run_is_told_are_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="secret"):
-        run.spec(RunSettings(), run.Options(command=command))
+        run.spec(RunSettings(), run.RunOptions(command=command))
     with pytest.raises(UsageError, match=r"environment\.WANDB_API_KEY"):
-        run.spec(RunSettings(environment={"WANDB_API_KEY": "0123456789abcdef"}), run.Options(command=("t.py",)))
+        run.spec(RunSettings(environment={"WANDB_API_KEY": "0123456789abcdef"}), run.RunOptions(command=("t.py",)))
     ordinary = RunSettings(environment={"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false"})
-    assert run.spec(ordinary, run.Options(command=("t.py", "--lr=1e-3"))).environment == ordinary.environment
+    assert run.spec(ordinary, run.RunOptions(command=("t.py", "--lr=1e-3"))).environment == ordinary.environment
 
 
 @pytest.mark.parametrize("script", ["missing.py", "python", "/etc/train.py", "../train.py"])
@@ -35,7 +35,7 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     taken = snapshot.take(
         here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
     )
-    new = run.new_run(taken.id, run.spec(here.settings.run, run.Options(command=(script,))))
+    new = run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions(command=(script,))))
     with pytest.raises(UsageError) as raised:
         run.plan(repo, new, here.home, here.root, {})
     assert raised.value.hint
@@ -49,7 +49,7 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
     before = [found.key for found in repo.store.list("")]
     environment = {"PYTHONPATH": f"{here.root}/lib:{tmp_path}/elsewhere"}
     planned = run.plan(
-        repo, run.new_run(taken.id, run.spec(here.settings.run, run.Options())), here.home, here.root, environment
+        repo, run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions())), here.home, here.root, environment
     )
     assert (planned.attempt, planned.resume, planned.request.argv[-1]) == (1, None, "train.py")
     # The checkout is removed from the path, or ranks would import unpinned code.
@@ -71,10 +71,10 @@ def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
     taken = snapshot.take(
         here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
     )
-    new = run.new_run(taken.id, run.spec(settings, run.Options(command=("train.py",))))
+    new = run.new_run(taken.id, run.spec(settings, run.RunOptions(command=("train.py",))))
     with pytest.raises(UsageError, match=names) as raised:
         run.plan(repo, new, here.home, here.root, {})
     assert raised.value.hint
-    plain = run.new_run(taken.id, run.spec(RunSettings(environment={"A": "b"}), run.Options(command=("train.py",))))
+    plain = run.new_run(taken.id, run.spec(RunSettings(environment={"A": "b"}), run.RunOptions(command=("train.py",))))
     planned = run.plan(repo, plain, here.home, here.root, {})
     assert planned.request.environment["ATEN_CPU_CAPABILITY"] == "avx2"

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from m5ws.config.flatten import parse
 from m5ws.snapshot.config import merge
-from m5ws.snapshot.config.merge import Keys, Unmixable, differing, merged
+from m5ws.snapshot.config.merge import Keys, MergeConflict, differing, merged
 
 _NAMES = st.sampled_from(["lr", "steps", "model", "betas", "on", "x.y"])
 _VALUES = st.one_of(
@@ -54,7 +54,7 @@ def test_a_merge_has_at_each_key_the_value_of_one_side(
     taken = data.draw(st.sets(st.sampled_from(sorted(places, key=repr))))
     try:
         mixed = merged(name, before, after, taken)
-    except Unmixable:
+    except MergeConflict:
         # In TOML, keys after a table belong to it: such a merge is refused.
         assert suffix == "toml" and 1 < len(taken) < len(places)
         return
@@ -108,7 +108,7 @@ def test_files_that_cannot_be_merged_have_no_differing_keys(name: str, old: byte
 
 
 def test_a_merge_that_would_change_another_key_is_refused() -> None:
-    with pytest.raises(Unmixable, match="share"):
+    with pytest.raises(MergeConflict, match="share"):
         merged("c.yaml", b"a: &x {v: 1}\nb: *x\n", b"a: {v: 2}\nb: {v: 1}\n", [("a", "v")])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.bisect.bisect import BisectPlan, Report
+from m5ws.bisect.bisect import BisectPlan, BisectReport
 from m5ws.cli import bisect
 from m5ws.diff import commit_history
 from m5ws.records.commit import CommitsBetween
@@ -163,4 +163,4 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
     )
     expected = f"commits from {'a' * 12} to {'b' * 12}:\n  {commits[0]}"
     assert expected in bisect.plan_text(plan)
-    assert expected in bisect.text(Report(outcome="unfinished", plan=plan, reason="why"))
+    assert expected in bisect.text(BisectReport(outcome="unfinished", plan=plan, reason="why"))

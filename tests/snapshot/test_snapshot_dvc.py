@@ -15,7 +15,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.snapshot import Captured
+from m5ws.snapshot.snapshot import CapturedSnapshot
 from m5ws.snapshot.sources.dvc import DatasetModified, Dvc
 from m5ws.snapshot.sources.interface import TrackedDataset
 from m5ws.store.local import LocalStore
@@ -84,7 +84,7 @@ def clone(root: Path) -> Path:
     return root.parent / "clone"
 
 
-def take(root: Path, repo: Repository, dvc: Dvc | None = None, **sections: Mapping[str, object]) -> Captured:
+def take(root: Path, repo: Repository, dvc: Dvc | None = None, **sections: Mapping[str, object]) -> CapturedSnapshot:
     return captures.take(root, repo, captures.make_settings(**sections), datasets=dvc or Dvc())
 
 

@@ -8,7 +8,7 @@ import pytest
 from m5ws.repository import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_scan import SecretsFound
-from m5ws.snapshot.inspection import LinksOutside, NotTheContent
+from m5ws.snapshot.inspection import LfsContentMissing, LinksEscapeWorkspace
 from tests.support.workspace.captures import SECRET, make_settings, names, take
 from tests.support.workspace.checkouts import write
 
@@ -108,10 +108,10 @@ def test_code_in_utf_16_is_searched(root: Path, repo: Repository) -> None:
 def test_pointers_of_git_lfs_are_not_content(root: Path, repo: Repository) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 5\n"
     write(root, {"model.bin": pointer})
-    with pytest.raises(NotTheContent, match=r"model\.bin"):
+    with pytest.raises(LfsContentMissing, match=r"model\.bin"):
         take(root, repo)
     write(root, {"model.bin": "x", "data/a.bin": pointer})
-    with pytest.raises(NotTheContent, match=r"data/a\.bin"):
+    with pytest.raises(LfsContentMissing, match=r"data/a\.bin"):
         take(root, repo, make_settings(data={"paths": ["data"]}))
 
 
@@ -120,7 +120,7 @@ def test_links_to_files_outside_are_refused(root: Path, repo: Repository, tmp_pa
     (root / "out").symlink_to("../outside.py")
     (root / "absolute").symlink_to(root / "train.py")
     (root / "dangling").symlink_to("/nonexistent/x")
-    with pytest.raises(LinksOutside) as raised:
+    with pytest.raises(LinksEscapeWorkspace) as raised:
         take(root, repo)
     assert str(raised.value).count("->") == 2
     code = names(repo, take(root, repo, make_settings(code={"exclude": ["absolute", "out"]})))["code"]

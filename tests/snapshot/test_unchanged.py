@@ -38,7 +38,9 @@ class Place(NamedTuple):
     root: Path
     repo: Repository
 
-    def take(self, settings: Settings = SAID, index: str = "index", source: Git | None = None) -> snapshot.Captured:
+    def take(
+        self, settings: Settings = SAID, index: str = "index", source: Git | None = None
+    ) -> snapshot.CapturedSnapshot:
         home = self.root / ".m5ws"
         datasets = Dvc()
         return snapshot.take(self.root, settings, self.repo, source or Git(), datasets, None, Machine(), home / index)

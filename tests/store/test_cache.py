@@ -14,7 +14,7 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
 from m5ws.store.cache import cache
-from m5ws.store.cache.cache import Cached, cached
+from m5ws.store.cache.cache import CachedStore, cached
 from m5ws.store.interface import Buffer, CachingStore, FileBacked
 from m5ws.store.local import LocalStore, TemporaryFile
 from tests.support.stores.counting_store import CountingStore
@@ -30,12 +30,12 @@ def far(tmp_path: Path) -> CountingStore:
 
 
 @pytest.fixture
-def near(far: CountingStore, tmp_path: Path) -> Cached:
-    return Cached(far, tmp_path / "cache", 64 * _MIB)
+def near(far: CountingStore, tmp_path: Path) -> CachedStore:
+    return CachedStore(far, tmp_path / "cache", 64 * _MIB)
 
 
 @pytest.fixture
-def objects(near: Cached) -> Objects:
+def objects(near: CachedStore) -> Objects:
     return Objects(near, Format())
 
 
@@ -49,7 +49,7 @@ def _entry(tmp_path: Path, digest: str) -> Path:
     return path
 
 
-def test_it_is_what_the_optional_ports_ask_for(near: Cached, far: CountingStore, tmp_path: Path) -> None:
+def test_it_is_what_the_optional_ports_ask_for(near: CachedStore, far: CountingStore, tmp_path: Path) -> None:
     directory: object = LocalStore(tmp_path)
     assert all(isinstance(near, port) for port in (CachingStore, FileBacked))
     assert isinstance(directory, FileBacked) and not isinstance(directory, CachingStore)
@@ -62,7 +62,7 @@ def test_an_object_is_fetched_once(far: CountingStore, objects: Objects) -> None
     assert far.gets == [key(digest)]
 
 
-def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near: Cached) -> None:
+def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near: CachedStore) -> None:
     far.create("runs/r/run", b"1")
     assert [near.get("runs/r/run") for _ in range(2)] == [b"1"] * 2
     assert near.refetch("runs/r/run") == b"1"
@@ -87,7 +87,7 @@ def test_a_part_of_a_pack_brings_all_of_it_and_a_part_of_a_large_object_that_par
         assert len(far.gets) == fetches
 
 
-def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Objects, near: Cached) -> None:
+def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Objects, near: CachedStore) -> None:
     data = os.urandom(cache.WHOLE_BYTES + 1)
     digest = _put(far, data)
     part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
@@ -113,7 +113,7 @@ def test_whether_an_object_is_there_is_asked_of_the_store(far: CountingStore, ob
     assert objects.put(b"record") == digest and objects.has(digest)
 
 
-def test_what_gc_deletes_leaves_the_cache_too(far: CountingStore, near: Cached, objects: Objects) -> None:
+def test_what_gc_deletes_leaves_the_cache_too(far: CountingStore, near: CachedStore, objects: Objects) -> None:
     digest = objects.put(b"record")
     near.delete(key(digest))
     with pytest.raises(NotFound):
@@ -122,7 +122,7 @@ def test_what_gc_deletes_leaves_the_cache_too(far: CountingStore, near: Cached, 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "extend", "directory"])
 def test_a_damaged_entry_is_replaced_and_never_an_error(
-    far: CountingStore, objects: Objects, near: Cached, tmp_path: Path, damage: str
+    far: CountingStore, objects: Objects, near: CachedStore, tmp_path: Path, damage: str
 ) -> None:
     data = os.urandom(5000)
     digest = _put(far, data)
@@ -183,7 +183,7 @@ def _age(tmp_path: Path, digests: list[str]) -> None:
 
 
 def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_path: Path) -> None:
-    near = Cached(far, tmp_path / "cache", 16 * _MIB)
+    near = CachedStore(far, tmp_path / "cache", 16 * _MIB)
     objects = Objects(near, Format())
     digests = _fill(far, objects, 16)
     _age(tmp_path, digests)
@@ -195,7 +195,7 @@ def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_pat
     assert held == [True] * 4 + [False] * 2 + [True] * 10
 
 
-def test_an_entry_that_is_being_read_may_be_dropped(far: CountingStore, near: Cached, objects: Objects) -> None:
+def test_an_entry_that_is_being_read_may_be_dropped(far: CountingStore, near: CachedStore, objects: Objects) -> None:
     digest = _put(far, b"content")
     objects.get(digest)
     descriptor = near.descriptor(key(digest))
@@ -207,14 +207,14 @@ def test_an_entry_that_is_being_read_may_be_dropped(far: CountingStore, near: Ca
 
 
 def test_an_object_larger_than_the_cache_is_read_and_not_kept(far: CountingStore, tmp_path: Path) -> None:
-    near = Cached(far, tmp_path / "cache", _MIB)
+    near = CachedStore(far, tmp_path / "cache", _MIB)
     digest = _put(far, bytes(2 * _MIB))
     assert Objects(near, Format()).get(digest) == bytes(2 * _MIB)
     assert near.cached_size(key(digest)) is None
 
 
 def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: CountingStore, tmp_path: Path) -> None:
-    near = Cached(far, tmp_path / "cache", 8 * _MIB)
+    near = CachedStore(far, tmp_path / "cache", 8 * _MIB)
     objects = Objects(near, Format())
     digests = _fill(far, objects, 6)
     usage = tmp_path / "cache" / "usage"
@@ -247,7 +247,7 @@ def test_threads_that_miss_one_object_fetch_it_once(far: CountingStore, objects:
 
 
 def test_one_that_hangs_while_it_fetches_is_not_waited_for_long(
-    far: CountingStore, near: Cached, objects: Objects, monkeypatch: pytest.MonkeyPatch
+    far: CountingStore, near: CachedStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.05)
     digest = _put(far, b"content")
@@ -273,12 +273,12 @@ def test_a_directory_that_cannot_be_made_is_said_once_and_no_error(
     assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
-def test_what_killed_processes_left_is_swept(far: CountingStore, near: Cached, tmp_path: Path) -> None:
+def test_what_killed_processes_left_is_swept(far: CountingStore, near: CachedStore, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "tmp" / "left-by-a-kill"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
-    Cached(far, tmp_path / "cache", _MIB)
+    CachedStore(far, tmp_path / "cache", _MIB)
     assert not left.exists()
 
 
@@ -304,7 +304,7 @@ def _poured(objects: Objects, digest: str, size: int) -> bytes:
 
 
 def test_what_flows_is_kept_as_it_arrives_and_read_from_the_disk_then(flowing: FlowingStore, tmp_path: Path) -> None:
-    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
     data = os.urandom(cache.WHOLE_BYTES + 1)
     digest = _put(flowing, data)
     for _ in range(2):
@@ -316,7 +316,7 @@ def test_what_flows_is_kept_as_it_arrives_and_read_from_the_disk_then(flowing: F
 
 
 def test_what_is_damaged_as_it_flows_is_never_kept(flowing: FlowingStore, tmp_path: Path) -> None:
-    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
     data = os.urandom(50_000)
     digest = _put(flowing, data)
     flowing.damage = lambda found: found[:-1] + bytes([found[-1] ^ 1])
@@ -344,7 +344,7 @@ def _refuse_at(size: int) -> Callable[[Buffer], object]:
 def test_a_full_disk_under_what_flows_is_no_failure(
     flowing: FlowingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    near = Cached(flowing, tmp_path / "cache", 64 * _MIB)
+    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
     data = os.urandom(50_000)
     digest = _put(flowing, data)
 

@@ -14,7 +14,7 @@ from m5ws.records.store import Format
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.cache import cache
-from m5ws.store.cache.cache import Cached
+from m5ws.store.cache.cache import CachedStore
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 from tests.support.paths import ROOT
@@ -96,7 +96,7 @@ def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pyte
     # A process waiting for a dead one would hang here.
     monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
     (digest,) = _far(tmp_path, 1)
-    near = Cached(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)
+    near = CachedStore(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)
     child = os.fork()
     if child == 0:
         with near._alone(key(digest)):
@@ -145,7 +145,7 @@ def test_an_entry_torn_by_a_power_failure_is_read_again(tmp_path: Path) -> None:
 
 def test_every_format_of_store_has_its_own_hash(tmp_path: Path) -> None:
     far = LocalStore(tmp_path / "far")
-    repo = Repository.create(Cached(far, tmp_path / "cache", 2**30), Format(hash="sha256"))
+    repo = Repository.create(CachedStore(far, tmp_path / "cache", 2**30), Format(hash="sha256"))
     digest = repo.objects.put(b"content")
     entry = tmp_path / "cache" / key(digest)
     entry.chmod(0o644)

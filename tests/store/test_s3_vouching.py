@@ -16,7 +16,7 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Pack, Packing, Tree
 from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
-from m5ws.repository.fsck.damage import Report
+from m5ws.repository.fsck.damage import FsckReport
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ChecksumListing
 from m5ws.store.local import LocalStore
@@ -91,7 +91,7 @@ def _flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 4])
 
 
-def _named(report: Report) -> list[tuple[str, str]]:
+def _named(report: FsckReport) -> list[tuple[str, str]]:
     return [(one.kind, one.key) for one in report.damage]
 
 

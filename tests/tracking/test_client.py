@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import Change, Course, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, DivergenceSummary, JointVerdict, Recheck, Verdict
 from m5ws.repository import runs
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.client import TrackerError
@@ -155,7 +155,7 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
         outcome="nondeterministic",
         first=first,
         recheck=Recheck(replay=two.id, last=2, repeats=False, first=parted),
-        course=Course(compared=3, differ=2, last=3, by={"loss": 2}),
+        course=DivergenceSummary(compared=3, differ=2, last=3, by={"loss": 2}),
         created_s=2.0,
     )
     runs.publish_verdict(repo, verdict)

@@ -23,7 +23,7 @@ from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import context
-from m5ws.training.runtime.stop import Stop
+from m5ws.training.runtime.stop import StopRequest
 from tests.support.ranks import forks, zero_lab
 from tests.support.ranks.orders import orders
 from tests.support.records import planted
@@ -154,9 +154,9 @@ class InProcess:
         orders, directory = self.runner.context(spec, resume)
         orders = msgspec.structs.replace(orders, **orders_more)
         spool = SpoolWriter(directory / "spool" / "0.spool", genesis(orders.run, orders.attempt, "0"))
-        stop = Stop(directory / "spool" / "stop", 1)
+        stop = StopRequest(directory / "spool" / "stop", 1)
         error: BaseException | None = None
-        context.activate(context.Active(orders, repo or self.runner.repo, spool, stop, 0, 1))
+        context.activate(context.ActiveRank(orders, repo or self.runner.repo, spool, stop, 0, 1))
         try:
             script()
         except (Exception, SystemExit) as raised:  # noqa: BLE001  the test looks at whatever it is

@@ -13,9 +13,9 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.runtime.context import Active
-from m5ws.training.runtime.stop import Stop
-from m5ws.training.state.staging import Buffers
+from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.runtime.stop import StopRequest
+from m5ws.training.state.staging import HostBuffers
 from tests.support.ranks.orders import orders
 from tests.support.records import planted
 from tests.support.stores.dying_store import Died, DyingStore
@@ -41,10 +41,10 @@ def _save(repo: Repository, folder: Path) -> bool:
     optimizer.step()
     context = orders(folder, store=repo.store.url, run=_RUN, snapshot=repo.objects.digest(b"none"))
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
-    active = Active(context=context, repo=repo, spool=spool, stop=Stop(folder / "stop", 1), rank=0, world=1)
+    active = ActiveRank(context=context, repo=repo, spool=spool, stop=StopRequest(folder / "stop", 1), rank=0, world=1)
     backend = FsdpBackend(model, optimizer)
     moment = checkpointing.TrainingState(step=1, common={}, rank={"generators": {}}, head=spool.head)
-    return checkpointing.save(active, backend.stage(Buffers()), backend.format, None, moment)
+    return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment)
 
 
 def _damage(repo: Repository) -> list[fsck.Damage]:

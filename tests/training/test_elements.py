@@ -6,11 +6,11 @@ import struct
 import pytest
 import torch
 
-from m5ws.records.verdict import Elements
+from m5ws.records.verdict import ElementDifferences
 from m5ws.training.tools import compare_bits
 
 
-def compare(a: torch.Tensor, b: torch.Tensor, first: int = 0) -> Elements:
+def compare(a: torch.Tensor, b: torch.Tensor, first: int = 0) -> ElementDifferences:
     one, other = (bytearray(side.contiguous().view(-1).view(torch.uint8).numpy().tobytes()) for side in (a, b))
     return compare_bits.compare(one, other, str(a.dtype).removeprefix("torch."), first)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.repository import checkpoints
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
@@ -21,7 +21,7 @@ def test_a_checkpoint_that_slept_through_a_grace_period_is_saved_again(tmp_path:
     planted.run(repo, _RUN, planted.publish(repo, planted.snapshot(tree)))
 
     def meanwhile() -> None:
-        plan = gc.plan(repo, Rules(), 0.0)
+        plan = gc.plan(repo, RetentionRules(), 0.0)
         done = execute.execute(repo, str(plan.id), "lock", grace_s=0.0)
         assert done.objects > 2
 

@@ -18,10 +18,10 @@ from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import content_check
 from m5ws.training.state.plain_state import RestoreError, decode
-from m5ws.training.state.staging import Live
+from m5ws.training.state.staging import NoCopyStager
 from tests.support.records import planted
 
 _HUGE = 2**40
@@ -42,7 +42,7 @@ class Loader:
         with torch.no_grad():
             self.model.weight.fill_(1.0)
         self.backend = FsdpBackend(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1))
-        saved = self.backend.stage(Live()).save(repo.objects, None, {})
+        saved = self.backend.stage(NoCopyStager()).save(repo.objects, None, {})
         self.common = {"backend": saved.common, "fingerprints": {}}
         self.rank = {"backend": saved.rank}
         self.sound = Content(
@@ -64,7 +64,7 @@ class Loader:
             from m5ws.training.runtime import context
 
             active = context.active()
-            assert isinstance(active, Active)
+            assert isinstance(active, ActiveRank)
             checkpointing.load(active, self.backend, None, digest)
 
         error: BaseException | None = self._in_process(script)[1]

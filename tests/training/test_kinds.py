@@ -16,7 +16,7 @@ from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import Buffers, Live
+from m5ws.training.state.staging import HostBuffers, NoCopyStager
 from tests.support.records import kinds
 
 BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -38,9 +38,9 @@ def bits(backend: FsdpBackend) -> dict[str, str]:
     return fingerprint.fingerprints(backend.tensors(), None)
 
 
-@pytest.mark.parametrize("copier", [Buffers, Live])
+@pytest.mark.parametrize("copier", [HostBuffers, NoCopyStager])
 def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
-    repo: Repository, copier: Callable[[], Buffers | Live]
+    repo: Repository, copier: Callable[[], HostBuffers | NoCopyStager]
 ) -> None:
     model = Kinds(1)
     backend = FsdpBackend(model, None)
@@ -58,7 +58,7 @@ def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
         assert (back.stride(), back.is_conj(), back.is_neg()) == (buffer.stride(), buffer.is_conj(), buffer.is_neg())
         # The stored values are those of the tensor as it reads, also for readers without m5ws.
         record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
-        reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(record))
+        reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(record))
         assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()
 
 
@@ -85,7 +85,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
         return model
 
     model, other = tied(1), tied(2)
-    saved = FsdpBackend(model, None).stage(Live()).save(repo.objects, None, {})
+    saved = FsdpBackend(model, None).stage(NoCopyStager()).save(repo.objects, None, {})
     assert [tensor.name for tensor in saved.tensors] == ["model.0.weight"]
     FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
     assert other[1].weight is other[0].weight
@@ -240,7 +240,7 @@ def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repos
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     backend = FsdpBackend(model, optimizer)
-    saved = backend.stage(Live()).save(repo.objects, None, bits(backend))
+    saved = backend.stage(NoCopyStager()).save(repo.objects, None, bits(backend))
     other = torch.nn.Linear(3, 2)
     loaded = Masters(other.parameters())
     FsdpBackend(other, loaded).load(repo.objects, content(saved), saved.common, None, None)
@@ -265,5 +265,5 @@ def test_one_tensor_of_more_than_2_to_the_31_bytes_and_elements(repo: Repository
     assert large[marks].tolist() == list(range(1, len(marks) + 1))
     assert int(large.count_nonzero()) == len(marks)
     assert fingerprint.fingerprints([Piece("t", large)], None) == written
-    reader = tensors.Reader(tensors.Parts(repo.objects), tensors.layout(found[0]))
+    reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(found[0]))
     assert bytes(reader.read(2**31 - 1, 2**31 + 2)) == bytes([4, 5, 6])

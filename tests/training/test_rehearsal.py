@@ -150,4 +150,4 @@ def test_a_tensor_that_is_made_of_tensors_is_taken_apart_and_put_together_and_a_
     assert subclasses.parts(torch.ones(2)) is None and subclasses.parts(torch.nn.Parameter(torch.ones(2))) is None
     for kind in ("antigravity:Tensor", "os:system", "torch:Tensor", f"{__name__}:Own"):
         with pytest.raises(LookupError):
-            subclasses.join(subclasses.Parts(kind, parts.inner, [], (3,), (1,), None))
+            subclasses.join(subclasses.TensorParts(kind, parts.inner, [], (3,), (1,), None))

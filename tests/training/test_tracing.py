@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 import m5ws
 from m5ws.records import codec
 from m5ws.records.launch import Trace
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.training.trace import values
 
 
-def seen(attempt: Any, rank: int = 0) -> list[Seen]:
+def seen(attempt: Any, rank: int = 0) -> list[TraceEntry]:
     path = Path(attempt.directory) / "spool" / f"{rank}.trace"
-    return [codec.decode(event, Seen) for event in SpoolReader(path).read()]
+    return [codec.decode(event, TraceEntry) for event in SpoolReader(path).read()]
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])

@@ -12,7 +12,7 @@ import pytest
 
 from m5ws.checkpoints import resolve
 from m5ws.errors import UsageError
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import gc
@@ -97,4 +97,4 @@ def _judge(repo: Repository, accepted: dict[str, list[str]]) -> None:
     assert late
     report = fsck.check(repo)
     assert report.clean, report.damage
-    assert gc.plan(repo, Rules(last=100), 0.0, dry_run=True).plan.checkpoints == late
+    assert gc.plan(repo, RetentionRules(last=100), 0.0, dry_run=True).plan.checkpoints == late

@@ -19,7 +19,7 @@ import msgspec
 from m5ws import fresh_directory
 from m5ws.checkpoints import plain_state
 from m5ws.checkpoints.export import huggingface, safetensors_files
-from m5ws.checkpoints.resolve import Named
+from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.errors import UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -27,7 +27,7 @@ from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.tree import Entry
 from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
-from m5ws.repository.tensors import Layout, Parts, layout
+from m5ws.repository.tensors import Layout, PartCache, layout
 
 Format = Literal["safetensors", "dcp", "deepspeed", "hf"]
 What = Literal["weights", "all"]
@@ -43,7 +43,9 @@ Rebuild = Callable[[Objects, Content], tuple[list[Layout], list[str]]]
 class WriteTensors(Protocol):
     """Writes tensors into an empty directory (training/tools/export_dcp.py)."""
 
-    def __call__(self, layouts: Sequence[Layout], parts: Parts, directory: Path, progress: Progress | None) -> None: ...
+    def __call__(
+        self, layouts: Sequence[Layout], parts: PartCache, directory: Path, progress: Progress | None
+    ) -> None: ...
 
 
 class WriteFiles(Protocol):
@@ -88,7 +90,7 @@ class ExportPlan(msgspec.Struct, frozen=True, kw_only=True):
     planned: ExportRecord
     content: Content
     layouts: tuple[Layout, ...]
-    files: tuple[safetensors_files.File, ...]
+    files: tuple[safetensors_files.PlannedFile, ...]
     small: dict[str, bytes]
     companions: dict[str, Entry]
 
@@ -100,7 +102,7 @@ class ExportPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     repo: Repository,
-    which: Named,
+    which: CheckpointRef,
     form: Format,
     what: What | None,
     tools: Tools,
@@ -170,13 +172,13 @@ def _tag(step: int) -> str:
     return f"global_step{step}"
 
 
-def _parts(repo: Repository, plan: ExportPlan) -> Parts:
+def _parts(repo: Repository, plan: ExportPlan) -> PartCache:
     """Return a reader of parts. It holds all chunks of the tensor with the most pieces."""
     widest = max((len(tensor.boxes) for tensor in plan.layouts), default=1)
-    return Parts(repo.objects, max(_HELD_BYTES, 2 * widest * repo.objects.format.chunk_bytes))
+    return PartCache(repo.objects, max(_HELD_BYTES, 2 * widest * repo.objects.format.chunk_bytes))
 
 
-def _check(content: Content, form: Format, what: What, which: Named) -> None:
+def _check(content: Content, form: Format, what: What, which: CheckpointRef) -> None:
     if content.format == "files/1":
         raise UsageError(
             f"checkpoint {which} has no tensors, only files of the script",
@@ -254,7 +256,7 @@ def _state_left_out(objects: Objects, content: Content, form: Format) -> Iterato
 def _file_names(
     content: Content,
     form: Format,
-    files: Sequence[safetensors_files.File],
+    files: Sequence[safetensors_files.PlannedFile],
     small: dict[str, bytes],
     companions: dict[str, Entry],
     step: int,

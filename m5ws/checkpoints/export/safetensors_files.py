@@ -12,8 +12,8 @@ import msgspec
 
 from m5ws.errors import UsageError
 from m5ws.progress import Progress
-from m5ws.repository.concurrency import Job, fly
-from m5ws.repository.tensors import Layout, Parts, Reader
+from m5ws.repository.concurrency import Job, bounded_map
+from m5ws.repository.tensors import Layout, PartCache, TensorReader
 
 FILE_BYTES = 5 * 10**9
 """Largest size of a file, unless a single tensor is larger."""
@@ -42,7 +42,7 @@ _TYPES = {
 }
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One planned file: its tensors in order, and the bytes before them."""
 
     name: str
@@ -54,7 +54,9 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.head) + sum(tensor.size_bytes for tensor in self.tensors)
 
 
-def plan(layouts: Sequence[Layout], stem: str, metadata: Mapping[str, str], file_bytes: int = FILE_BYTES) -> list[File]:
+def plan(
+    layouts: Sequence[Layout], stem: str, metadata: Mapping[str, str], file_bytes: int = FILE_BYTES
+) -> list[PlannedFile]:
     """Return the files for `layouts`, with `metadata` in each header.
 
     Raises UsageError for a type of element that the format does not have.
@@ -72,7 +74,7 @@ def plan(layouts: Sequence[Layout], stem: str, metadata: Mapping[str, str], file
     return [_file(name, group, metadata) for name, group in zip(names, groups, strict=True)]
 
 
-def index(files: Sequence[File], stem: str) -> dict[str, bytes]:
+def index(files: Sequence[PlannedFile], stem: str) -> dict[str, bytes]:
     """Return the index file, by its name: which file has which tensor. A single file needs none."""
     if len(files) < 2:
         return {}
@@ -84,21 +86,21 @@ def index(files: Sequence[File], stem: str) -> dict[str, bytes]:
     return {f"{stem}.safetensors.index.json": json.dumps(document, indent=2).encode() + b"\n"}
 
 
-def write(files: Sequence[File], parts: Parts, directory: Path, progress: Progress | None) -> None:
+def write(files: Sequence[PlannedFile], parts: PartCache, directory: Path, progress: Progress | None) -> None:
     """Write files into a directory. Raises NotFound, CorruptObject."""
     done, total = 0, sum(file.size_bytes for file in files)
     for file in files:
         with open(directory / file.name, "wb") as stream:
             done += stream.write(file.head)
-            for data in fly(_reads(file, parts), _THREADS, _BUDGET_BYTES):
+            for data in bounded_map(_reads(file, parts), _THREADS, _BUDGET_BYTES):
                 done += stream.write(data)
                 if progress:
                     progress("writing tensors", done, total)
 
 
-def _reads(file: File, parts: Parts) -> Iterator[Job[bytearray]]:
+def _reads(file: PlannedFile, parts: PartCache) -> Iterator[Job[bytearray]]:
     for tensor in file.tensors:
-        reader = Reader(parts, tensor)
+        reader = TensorReader(parts, tensor)
         for start, end in reader.windows():
             # Memory: a window, and the parts that it consists of.
             yield 2 * (end - start), lambda reader=reader, start=start, end=end: reader.read(start, end)  # type: ignore[misc]
@@ -115,7 +117,7 @@ def _split(layouts: Sequence[Layout], file_bytes: int) -> Iterator[list[Layout]]
         yield group
 
 
-def _file(name: str, group: Sequence[Layout], metadata: Mapping[str, str]) -> File:
+def _file(name: str, group: Sequence[Layout], metadata: Mapping[str, str]) -> PlannedFile:
     # Large elements first, so that each tensor begins at a multiple of its element's size.
     ordered = sorted(group, key=lambda tensor: -tensor.item_bytes)
     header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
@@ -126,4 +128,4 @@ def _file(name: str, group: Sequence[Layout], metadata: Mapping[str, str]) -> Fi
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return File(name=name, tensors=tuple(ordered), head=len(text).to_bytes(8, "little") + text)
+    return PlannedFile(name=name, tensors=tuple(ordered), head=len(text).to_bytes(8, "little") + text)

@@ -10,7 +10,7 @@ from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
     from m5ws.checkpoints.diff import CheckpointDiff, TensorChange
-    from m5ws.records.verdict import Elements
+    from m5ws.records.verdict import ElementDifferences
 
 _DIFFERENT = 1
 
@@ -47,7 +47,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     return 0 if found.equal else _DIFFERENT
 
 
-def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "Elements":
+def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "ElementDifferences":
     """Compare elements with torch, which is imported only if there are elements to compare."""
     from m5ws import workspace
 
@@ -61,7 +61,7 @@ def _lines(found: "CheckpointDiff") -> Iterator[output.Line]:
     for leaf in found.state:
         if leaf.where != where:
             where = leaf.where
-            yield (output.Styled(f"state of {where}", bold=True),)
+            yield (output.StyledText(f"state of {where}", bold=True),)
         yield f"  {leaf.path or '(all)'}: {_side(leaf.a)} → {_side(leaf.b)}"
     for file in found.files:
         yield f"file {file.name}: {_side(file.a)} → {_side(file.b)}"
@@ -78,7 +78,7 @@ def _side(value: str | None) -> str:
 
 
 def _tensor(change: "TensorChange") -> Iterator[output.Line]:
-    yield output.Styled(change.name, bold=True), f"  {change.a or change.b}"
+    yield output.StyledText(change.name, bold=True), f"  {change.a or change.b}"
     if change.kind in {"type", "shape"}:
         yield f"  {change.kind}: {change.a} → {change.b}"
     elif change.elements is None:
@@ -89,7 +89,7 @@ def _tensor(change: "TensorChange") -> Iterator[output.Line]:
         yield f"  {place}{change.elements.first_a} → {change.elements.first_b}"
 
 
-def _elements(found: "Elements") -> str:
+def _elements(found: "ElementDifferences") -> str:
     parts = [f"{found.differing:,} of {found.compared:,} elements"]
     if found.max_absolute is not None and found.max_relative is not None:
         parts.append(f"by at most {output.number(found.max_absolute)}, relatively {output.number(found.max_relative)}")

@@ -8,7 +8,7 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.checkpoints.listing import CheckpointRow
+    from m5ws.checkpoints.listing import CheckpointInfo
 
 
 @click.command("ls")
@@ -41,7 +41,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     return None
 
 
-def _row(row: "CheckpointRow") -> tuple[str, ...]:
+def _row(row: "CheckpointInfo") -> tuple[str, ...]:
     if row.problem:
         return str(row.step), str(row.attempt), output.moment(row.when_s), "-", "-", "-", "-", row.problem
     marks = [word for word, applies in (("kept", row.kept), ("not counted", not row.counts)) if applies]

@@ -10,7 +10,7 @@ from m5ws.records.run import Trainer
 
 
 class LaunchArguments(TypedDict):
-    """The values of `options`, by their names in `runs.run.Options`."""
+    """The values of `options`, by their names in `runs.run.RunOptions`."""
 
     trainer: Trainer | None
     nproc: int | None

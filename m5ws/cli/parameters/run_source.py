@@ -18,7 +18,7 @@ from m5ws.errors import UsageError
 if TYPE_CHECKING:
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import Options
+    from m5ws.runs.run import RunOptions
     from m5ws.workspace import Workspace
 
 _WITH_RESUME = frozenset(("resume", "take_over", "from_scratch", "env", "detach", "dry_run", "no_progress", "as_json"))
@@ -59,7 +59,7 @@ class RunArguments(TypedDict):
     planned: Path | None
 
 
-def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "Options") -> "Run":
+def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions") -> "Run":
     """Return the run to execute. Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot."""
     from m5ws.runs import recovery
     from m5ws.runs import run as operation
@@ -78,7 +78,7 @@ def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "
     return operation.new_run(snapshot, spec, name=launch.name)
 
 
-def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Options") -> "Run":
+def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions") -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.runs import fork
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from m5ws.records.verdict import Change, Verdict
     from m5ws.repository.repository import Repository
     from m5ws.reproduce.reproduce import ReplayRequest
-    from m5ws.reproduce.segments import Joint
+    from m5ws.reproduce.segments import JointResult
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
@@ -108,7 +108,7 @@ class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(
     here: "Workspace", ports: "Ports", request: "ReplayRequest", wanted: "list[Segment]", parallel: int
-) -> "Joint":
+) -> "JointResult":
     """Replay segments, each as a run of its own, and return their joint result. Ctrl-C stops them all."""
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.reproduce import reproduce, segments
@@ -127,7 +127,7 @@ def replay(
 
     def one(segment: "Segment") -> "Verdict":
         if stopped.is_set():
-            raise reproduce.Interrupted("stopped before a verdict")
+            raise reproduce.ReplayInterrupted("stopped before a verdict")
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, here.home, here.root)
         output.print_note(f"replaying {segment} of {request.original} as {plan.run.id}")
@@ -168,7 +168,7 @@ def several(
     return joint.exit_code
 
 
-def text(joint: "Joint") -> str:
+def text(joint: "JointResult") -> str:
     """Return a joint result for people: the result first, then each segment."""
     from m5ws.cli.terminal import verdict
 

@@ -12,7 +12,7 @@ from m5ws.errors import UsageError
 if TYPE_CHECKING:
     from m5ws.repository.ids import Kind
     from m5ws.repository.repository import Repository
-    from m5ws.repository.transfer.transfer import Copied
+    from m5ws.repository.transfer.transfer import CopyCounts
 
 
 def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: str) -> Callable[[Command], Command]:
@@ -53,7 +53,7 @@ def copy(
     return output.print_json(copied) if as_json else output.echo(_text(copied, target.store.url, dry_run))
 
 
-def _text(copied: "Copied", url: str, dry_run: bool) -> str:
+def _text(copied: "CopyCounts", url: str, dry_run: bool) -> str:
     new = f"{copied.new_objects:,} objects ({output.size(copied.new_bytes)}) and {copied.references:,} references"
     held = f"{copied.snapshots} snapshots and {copied.runs} runs with {copied.objects:,} objects"
     verb = "would be copied" if dry_run else "copied"

@@ -17,9 +17,11 @@ def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line
         return ["no difference"]
     found: list[output.Line] = []
     for part, group in groupby(changes, key=lambda change: change.part):
-        found.append((output.Styled(part, bold=True),))
+        found.append((output.StyledText(part, bold=True),))
         for change in group:
             found.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
             if change.detail and "\n" in change.detail and not brief:
-                found += [("    ", output.Styled(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()]
+                found += [
+                    ("    ", output.StyledText(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()
+                ]
     return found

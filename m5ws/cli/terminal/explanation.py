@@ -1,7 +1,7 @@
 """The explanation of a divergence, as lines for a terminal."""
 
 from m5ws.cli.terminal import output
-from m5ws.records.explanation import Cause, Explanation, Place, Side
+from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
 from m5ws.records.run import Segment
 
 _SIDES = {
@@ -11,7 +11,7 @@ _SIDES = {
 }
 
 
-def print_side(side: Side, steps: Segment) -> None:
+def print_side(side: TracedReplay, steps: Segment) -> None:
     """Print on stderr that a side is replayed."""
     output.print_note(f"explaining: {steps} {_SIDES[side.side]}, as {side.replay}")
 
@@ -42,7 +42,7 @@ def _finding(found: Explanation) -> str:
     return f"{sides} first differ in step {place.step}, rank {place.rank}{ranks}"
 
 
-def _place(place: Place, sides: tuple[str, str]) -> list[str]:
+def _place(place: FirstDifference, sides: tuple[str, str]) -> list[str]:
     lines = [f"  where     {place.words}"]
     if place.module is not None:
         lines.append(f"  module    {place.module or '(the model)'}{f': {place.what}' if place.what else ''}")

@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 separators, bidirectional controls, lone surrogates."""
 
 
-class Styled(msgspec.Struct, frozen=True):
+class StyledText(msgspec.Struct, frozen=True):
     """Text with a style for terminals."""
 
     text: str
@@ -30,7 +30,7 @@ class Styled(msgspec.Struct, frozen=True):
     bold: bool = False
 
 
-Line = str | tuple[str | Styled, ...]
+Line = str | tuple[str | StyledText, ...]
 """A line for people. It is in pieces if their styles differ."""
 
 

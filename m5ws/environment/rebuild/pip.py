@@ -33,7 +33,7 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
     python = str(place / "venv" / "bin" / "python")
     # -I: distributions on PYTHONPATH do not count as installed. pip's variables and files still apply.
     pip = [python, "-I", "-m", "pip"]
-    shown = _Shown(progress, len(recipe.requirements))
+    shown = _InstallCounter(progress, len(recipe.requirements))
     for number, part in enumerate(_parts(recipe)):
         lines = place / f"requirements-{number}.txt"
         lines.write_text("".join(f"{requirement.line}\n" for requirement in part if not requirement.path))
@@ -52,7 +52,7 @@ def _parts(recipe: Recipe) -> list[list[Requirement]]:
     return [part for part in (hashed, bare) if part]
 
 
-class _Shown:
+class _InstallCounter:
     """Counts the distributions that pip has begun with, by its output."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -74,7 +74,7 @@ def _run(
     log: Path,
     program: str,
     base: Path,
-    shown: _Shown | None = None,
+    shown: _InstallCounter | None = None,
 ) -> None:
     """Run a command and log its output. Raises NotInstalled with the line that has the reason."""
     output: list[str] = []

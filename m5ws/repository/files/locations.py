@@ -99,7 +99,7 @@ class PackLocations:
         store = self._objects.store
         keys = [f"snapshots/{snapshot}/{name}" for name in store.names(f"snapshots/{snapshot}/")]
         errors: list[M5Error | OSError] = []
-        packings_read = concurrency.each(partial(self._annotation, errors), _newest_first(keys))
+        packings_read = concurrency.for_each(partial(self._annotation, errors), _newest_first(keys))
         annotated = [by_tree for by_tree in packings_read if by_tree is not None]
         if errors:
             self._errors[snapshot] = errors[0]

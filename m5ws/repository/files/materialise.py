@@ -16,7 +16,7 @@ from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Slice, Tree, path_text
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import verified_copy
 from m5ws.repository.files.locations import PackLocations
 from m5ws.repository.files.trees import read_elsewhere
@@ -62,7 +62,7 @@ def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress:
     _make_folders(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
-    for size in fly(writer.jobs(entries), _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(writer.jobs(entries), _THREADS, _BUDGET_BYTES):
         done += size
         if progress:
             progress("materialising", done, total)

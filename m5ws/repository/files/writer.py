@@ -150,7 +150,7 @@ class TreeWriter:
         """
         packs = self._all_packs()
         records: list[Record] = [tree, *([Packing(packs=packs)] if packs else [])]
-        digest, *packing = concurrency.each(lambda record: self.put(codec.encode(record)), records)
+        digest, *packing = concurrency.for_each(lambda record: self.put(codec.encode(record)), records)
         return digest, packing[0] if packing else None
 
     def _all_packs(self) -> tuple[Pack, ...]:

@@ -33,7 +33,7 @@ class ChecksumOnly(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a check, and the damage found.
 
     `read_objects` were read completely, the `vouched` ones not. `distrusted` is True if the server had a checksum of a

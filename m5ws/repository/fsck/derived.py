@@ -8,7 +8,7 @@ from m5ws.repository import run_index
 from m5ws.repository.ledger import summaries
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.run_index import Ended
+from m5ws.repository.run_index import AttemptEnd
 
 
 def matches(summary: AttemptSummary, chains: Mapping[str, Chain]) -> bool:
@@ -18,7 +18,7 @@ def matches(summary: AttemptSummary, chains: Mapping[str, Chain]) -> bool:
     return summary.chains == {rank: chain.telling.stored for rank, chain in chains.items()}
 
 
-def ends(attempt: int, chains: Mapping[str, Chain]) -> tuple[Ended, ...]:
+def ends(attempt: int, chains: Mapping[str, Chain]) -> tuple[AttemptEnd, ...]:
     """Return each end that an attempt has had: `unsaved` may be followed by `finished`."""
     events = chains[LAUNCHER].telling.events
     last = summaries.last_step(chains["0"].telling.events) if "0" in chains else None

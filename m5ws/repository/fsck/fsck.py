@@ -7,19 +7,19 @@ Unreferenced objects are not damage: a killed writer leaves them, and a repeated
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.repository import gc_plans
-from m5ws.repository.fsck.damage import Damage, Report, Trouble
+from m5ws.repository.fsck.damage import Damage, FsckReport, Trouble
 from m5ws.repository.fsck.objects import Holdings
 from m5ws.repository.fsck.records import Records
 from m5ws.repository.fsck.references import FOREIGN, References
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 
-__all__ = ["Damage", "Report", "check"]
+__all__ = ["Damage", "FsckReport", "check"]
 
 _LOOKS = 4
 
 
-def check(repo: Repository, progress: Progress | None = None, *, read_data: bool = False) -> Report:
+def check(repo: Repository, progress: Progress | None = None, *, read_data: bool = False) -> FsckReport:
     """Check the whole store and return a report; with `read_data`, read every byte of every object.
 
     Damage raises no error. Raises M5Error if the store does not respond. Objects deleted by gc during the check look
@@ -34,7 +34,7 @@ def check(repo: Repository, progress: Progress | None = None, *, read_data: bool
     return _check_once(repo, say, read_data)
 
 
-def _check_once(repo: Repository, progress: Progress, read_data: bool) -> Report:
+def _check_once(repo: Repository, progress: Progress, read_data: bool) -> FsckReport:
     records = Records(repo.objects)
     references = References(repo, records)
     references.read(progress)
@@ -42,7 +42,7 @@ def _check_once(repo: Repository, progress: Progress, read_data: bool) -> Report
     holdings.check(progress)
     needed = records.needed
     damage = [*references.damage, *_damage(references, records, holdings, needed)]
-    return Report(
+    return FsckReport(
         clean=not damage,
         objects=len(holdings.sizes),
         size_bytes=sum(holdings.sizes.values()),

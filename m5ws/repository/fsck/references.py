@@ -12,7 +12,7 @@ from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
-from m5ws.records.gc import Done, Executing, Garbage, GcPlan, Keep, PlanPart, Retirements
+from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
@@ -22,7 +22,7 @@ from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, checkpoints, outputs, run_index, runs
 from m5ws.repository import gc_plans as plans
-from m5ws.repository.concurrency import each
+from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import packings, trees
 from m5ws.repository.fsck import derived
 from m5ws.repository.fsck.damage import Damage, Kind
@@ -32,7 +32,7 @@ from m5ws.repository.ledger.chains import Chain, gap
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import Ended, Facts
+from m5ws.repository.run_index import AttemptEnd, RunFacts
 from m5ws.store.interface import FORMAT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ T = TypeVar("T")
 _READS = 2
 """Damaged data is read again: a bit flip in transit is no damage of the store."""
 FOREIGN = "not written by m5ws; move it out of the store"
-_PLAN_FILES: dict[str, type[Record]] = {"plan": GcPlan, "done": Done, "executing": Executing}
+_PLAN_FILES: dict[str, type[Record]] = {"plan": GcPlan, "done": GcResult, "executing": GcExecution}
 _PLAN_PARTS: dict[str, type[Record]] = {"garbage": Garbage, "retired": Retirements, "keep": Keep}
 
 
@@ -65,7 +65,7 @@ class References:
         self._heads: dict[str, GcPlan] = {}
         self._facts: dict[str, tuple[Run | None, Verdict | None]] = {}
         self._summaries: dict[tuple[str, int], dict[str, AttemptSummary]] = {}
-        self._ends: dict[tuple[str, int], tuple[Ended, ...]] = {}
+        self._ends: dict[tuple[str, int], tuple[AttemptEnd, ...]] = {}
         self._indexed: dict[str, list[str]] = {}
         self._unknown: set[tuple[str, str]] = set()
         self._garbage: list[tuple[str, str, PlanPart]] = []
@@ -299,7 +299,7 @@ class References:
         expected = run_index.expected(run_id, run, ends, verdict.outcome if verdict is not None else None)
         for name in self._indexed[run_id]:
             where = f"{run_index.PREFIX}{run_id}/{name}"
-            if not run_index.add(Facts(), run_id, name):
+            if not run_index.add(RunFacts(), run_id, name):
                 self._add("foreign", where, FOREIGN)
             elif where not in expected and (run_id, name.partition(".")[0]) not in self._unknown:
                 self._add("corrupt", where, "it does not match its original; delete it", f"run {run_id}")
@@ -382,5 +382,5 @@ def _describe(error: Exception) -> str:
 
 def _do(jobs: Iterable[Callable[[], None]], what: str, progress: Progress) -> None:
     waiting = list(jobs)
-    for position, _ in enumerate(each(lambda job: job(), waiting)):
+    for position, _ in enumerate(for_each(lambda job: job(), waiting)):
         progress(what, position, len(waiting))

@@ -17,7 +17,7 @@ import msgspec
 from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
-from m5ws.records.gc import Done, Executing
+from m5ws.records.gc import GcExecution, GcResult
 from m5ws.repository import bindings, gc_plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.gc import store_now
@@ -40,7 +40,7 @@ class ExecutedElsewhere(M5Error):
     """A plan is being executed from another workspace or machine, or its process there was killed."""
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class DuePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A published plan that is not done. `wait_s` is the rest of its grace period, 0 once it is over."""
 
     plan: str
@@ -48,16 +48,16 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     begun: bool
 
 
-def due(repo: Repository, grace_s: float) -> Due | None:
+def due(repo: Repository, grace_s: float) -> DuePlan | None:
     """Return the oldest plan that is not done; one in progress comes first.
 
     Creates an object to read the store's clock.
     """
     state = gc_plans.look(repo.store)
     for name in sorted(state.executing):
-        return Due(plan=name, wait_s=0.0, begun=True)
+        return DuePlan(plan=name, wait_s=0.0, begun=True)
     for name in sorted(state.open):
-        return Due(plan=name, wait_s=_wait_s(repo, name, grace_s), begun=False)
+        return DuePlan(plan=name, wait_s=_wait_s(repo, name, grace_s), begun=False)
     return None
 
 
@@ -101,7 +101,7 @@ def execute(
     take_over: bool = False,
     progress: Progress | None = None,
     workers: Workers = threads,
-) -> Done:
+) -> GcResult:
     """Delete the objects of `plan` that nothing needs, and return a summary. `holder` is the name of the lock `alone`.
 
     `take_over` confirms that another process with this plan is dead. Raises UsageError before the end of the grace
@@ -143,7 +143,7 @@ def execute(
         size_bytes += sum(int.from_bytes(size, "little") for _, size in chosen)
     gone = [reference for where, reference in planned.items() if repo.store.stat(where) is None]
     copies = sum(reference.outputs is not None for reference in gone)
-    done = Done(
+    done = GcResult(
         checkpoints=len(gone) - copies,
         copies=copies,
         objects=deleted,
@@ -190,9 +190,9 @@ def _begin(repo: Repository, plan: str, holder: str, take_over: bool) -> None:
         _delete(repo, [probe.key])
     where = gc_plans.executing_key(plan)
     try:
-        bindings.create(repo.store, where, Executing(holder=holder, host=socket.gethostname()))
+        bindings.create(repo.store, where, GcExecution(holder=holder, host=socket.gethostname()))
     except ObjectExists:
-        previous = bindings.record(repo.store, where, Executing)
+        previous = bindings.record(repo.store, where, GcExecution)
         # This workspace's lock is held here, so the previous holder in this workspace has ended.
         if previous.holder != holder and not take_over:
             raise ExecutedElsewhere(

@@ -14,25 +14,34 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.records.base import Digest, Placed
-from m5ws.records.gc import Freed, Garbage, GcPlan, Large, PlanPart, Retired, Retirements, Rules
+from m5ws.records.base import Digest, KeyedRecord
+from m5ws.records.gc import (
+    FreedAmount,
+    Garbage,
+    GcPlan,
+    LargeObject,
+    PlanPart,
+    RetentionRules,
+    RetiredReference,
+    Retirements,
+)
 from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.roots import Workers, threads
 from m5ws.repository.objects import is_digest, key
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 PART_OBJECTS = 2**16
 _REFERENCES = 2**13
 _LARGEST = 10
 
-Emit = Callable[[str, int, Placed], None]
+Emit = Callable[[str, int, KeyedRecord], None]
 """Called with (kind, number, record) for each part of a plan."""
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class DeletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and its name. The name is None for a dry run or an empty plan, which is not published."""
 
     id: str | None
@@ -41,14 +50,14 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     repo: Repository,
-    rules: Rules,
+    rules: RetentionRules,
     older_than_s: float,
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
     part_objects: int = PART_OBJECTS,
     workers: Workers = threads,
-) -> Planned:
+) -> DeletionPlan:
     """Return the objects that can be deleted, and publish the plan unless it is empty or a `dry_run`.
 
     Objects younger than `older_than_s` seconds, by the store's clock, are left out. Raises as `roots.read`: in a
@@ -57,16 +66,16 @@ def plan(
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(4).hex()}"
     now_s = time.time() if dry_run else store_now(repo, name)
 
-    def emit(kind: str, number: int, part: Placed) -> None:
+    def emit(kind: str, number: int, part: KeyedRecord) -> None:
         if not dry_run:
             bindings.create(repo.store, plans.part_key(name, kind, number), part)
 
     scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress, workers)
     head = scan.head(rules, older_than_s)
     if dry_run or not (head.objects or head.checkpoints or head.copies):
-        return Planned(id=None, plan=head)
+        return DeletionPlan(id=None, plan=head)
     # Published from here on: all parts are durable.
-    return Planned(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
+    return DeletionPlan(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
 
 
 def store_now(repo: Repository, name: str) -> float:
@@ -104,7 +113,7 @@ class _Scan:
         self._largest: list[tuple[int, bytes]] = []
         self._young = 0
 
-    def head(self, rules: Rules, older_than_s: float) -> GcPlan:
+    def head(self, rules: RetentionRules, older_than_s: float) -> GcPlan:
         """Emit the parts, and return the head that names them."""
         needed = roots.read(
             self._repo, rules, lambda _, stat: stat.modified_s <= self._cutoff_s, self._say, self._workers
@@ -131,13 +140,13 @@ class _Scan:
             young_objects=self._young,
         )
 
-    def _own(self, retired: tuple[Retired, ...], runs: list[str], needed: Reach) -> None:
+    def _own(self, retired: tuple[RetiredReference, ...], runs: list[str], needed: ReachableObjects) -> None:
         """Record the owner of each object that only retired checkpoints lead to: the first run with such a
         checkpoint.
         """
         for position, reference in enumerate(retired):
             self._say("reading retired checkpoints", position, len(retired))
-            reach = Reach(self._repo.objects)
+            reach = ReachableObjects(self._repo.objects)
             roots.lead(reach, reference)
             owner = runs.index(reference.run)
             for digest in reach.digests - needed.digests:
@@ -190,11 +199,11 @@ class _Scan:
         digests.clear()
         sizes.clear()
 
-    def _freed(self, retired: tuple[Retired, ...], runs: list[str]) -> Iterator[Freed]:
+    def _freed(self, retired: tuple[RetiredReference, ...], runs: list[str]) -> Iterator[FreedAmount]:
         for owner, run in [*enumerate(runs), (-1, None)]:
             own = [reference for reference in retired if reference.run == run]
             if own or self._objects.get(owner):
-                yield Freed(
+                yield FreedAmount(
                     run=run,
                     checkpoints=len(own) - _copies(own),
                     copies=_copies(own),
@@ -202,13 +211,13 @@ class _Scan:
                     size_bytes=self._bytes.get(owner, 0),
                 )
 
-    def _large(self, runs: list[str]) -> Iterator[Large]:
+    def _large(self, runs: list[str]) -> Iterator[LargeObject]:
         for size_bytes, digest in sorted(self._largest, reverse=True):
             owner = self._owners.get(digest)
-            yield Large(digest=_hex(digest), size_bytes=size_bytes, run=None if owner is None else runs[owner])
+            yield LargeObject(digest=_hex(digest), size_bytes=size_bytes, run=None if owner is None else runs[owner])
 
 
-def _copies(retired: Sequence[Retired]) -> int:
+def _copies(retired: Sequence[RetiredReference]) -> int:
     """Return the number of retired copies of output files."""
     return sum(reference.outputs is not None for reference in retired)
 

@@ -14,14 +14,14 @@ from m5ws.errors import NotFound
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.gc import Retired, Rules
+from m5ws.records.gc import RetentionRules, RetiredReference
 from m5ws.records.ledger import AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, checkpoints, outputs, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.reach import Reach
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStat
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 Workers = Callable[[], Executor]
 
-MayRetire = Callable[[Retired, ObjectStat], bool]
+MayRetire = Callable[[RetiredReference, ObjectStat], bool]
 """Called for each reference that could be retired, with its status in the store."""
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
     """The needed objects, and the references to delete, whose objects are not needed."""
 
-    reach: Reach
-    retired: tuple[Retired, ...]
+    reach: ReachableObjects
+    retired: tuple[RetiredReference, ...]
 
 
 def threads() -> Executor:
@@ -48,11 +48,15 @@ def threads() -> Executor:
 
 
 def read(
-    repo: Repository, rules: Rules, may_retire: MayRetire, progress: Progress | None = None, workers: Workers = threads
+    repo: Repository,
+    rules: RetentionRules,
+    may_retire: MayRetire,
+    progress: Progress | None = None,
+    workers: Workers = threads,
 ) -> Roots:
     """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged one."""
-    reach = Reach(repo.objects)
-    retired: list[Retired] = []
+    reach = ReachableObjects(repo.objects)
+    retired: list[RetiredReference] = []
     say = progress or (lambda *_: None)
     with workers() as pool:
 
@@ -69,7 +73,7 @@ def read(
         evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
         origins = _origins(judged)
 
-        def of_run(run: Run) -> list[Retired]:
+        def of_run(run: Run) -> list[RetiredReference]:
             return _run(repo, reach, run, rules, evidence.get(run.id, set()), origins.get(run.id, set()), may_retire)
 
         for references in each("reading ledgers", records, of_run):
@@ -82,19 +86,19 @@ def _drain(work: Iterator[None]) -> None:
         pass
 
 
-def _pins(repo: Repository, reach: Reach, run: str) -> None:
+def _pins(repo: Repository, reach: ReachableObjects, run: str) -> None:
     for label in checkpoints.kept(repo, run):
         _reach(repo, reach, checkpoints.pin_key(run, label))
 
 
-def _reach(repo: Repository, reach: Reach, where: str, digest: Digest | None = None, by: str = "") -> None:
+def _reach(repo: Repository, reach: ReachableObjects, where: str, digest: Digest | None = None, by: str = "") -> None:
     """Add the checkpoint named by the line under a key. Raises NotFound, CorruptObject, Misplaced."""
     digest = digest or bindings.line(repo.store, where)
     # A checkpoint reached by another key is read again, because it must belong under this key too.
     bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint), by)
 
 
-def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
+def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> None:
     annotations = snapshots.annotations(repo, snapshot)
     for annotation in annotations:
         if annotation.observed is not None:
@@ -106,13 +110,13 @@ def _snapshot(repo: Repository, reach: Reach, snapshot: Digest) -> None:
 
 def _run(
     repo: Repository,
-    reach: Reach,
+    reach: ReachableObjects,
     record: Run,
-    rules: Rules,
+    rules: RetentionRules,
     evidence: set[int],
     origins: set[str],
     may_retire: MayRetire,
-) -> list[Retired]:
+) -> list[RetiredReference]:
     """Add a run and its checkpoints, and return the retired ones instead. Forks start from those in `origins`."""
     reach.snapshot(record.snapshot)
     run, parent = record.id, record.parent
@@ -126,7 +130,7 @@ def _run(
     return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 
-def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) -> list[Retired]:
+def _outputs(repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire) -> list[RetiredReference]:
     """Add a run's output files, and return the retired copies instead."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
     labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
@@ -134,7 +138,7 @@ def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) ->
     for label in labels:
         try:
             references.append(
-                Retired(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label)))
+                RetiredReference(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label)))
             )
         except NotFound:
             continue  # Retired by another gc since the listing.
@@ -143,12 +147,12 @@ def _outputs(repo: Repository, reach: Reach, run: str, may_retire: MayRetire) ->
 
 def _sorted_out(
     repo: Repository,
-    reach: Reach,
-    references: Sequence[Retired],
+    reach: ReachableObjects,
+    references: Sequence[RetiredReference],
     past: set[str],
     stats: Mapping[str, ObjectStat],
     may_retire: MayRetire,
-) -> list[Retired]:
+) -> list[RetiredReference]:
     """Return the references in `past` that may be retired, and add all others."""
     retired = []
     for reference in references:
@@ -160,14 +164,14 @@ def _sorted_out(
     return retired
 
 
-def key(reference: Retired) -> str:
+def key(reference: RetiredReference) -> str:
     """Return the key of a reference that can be retired."""
     if reference.outputs is not None:
         return outputs.key(reference.run, reference.outputs)
     return checkpoints.key(reference.run, reference.checkpoint or "")
 
 
-def lead(reach: Reach, reference: Retired) -> None:
+def lead(reach: ReachableObjects, reference: RetiredReference) -> None:
     """Add everything that a reference leads to."""
     if reference.outputs is not None:
         reach.outputs(reference.digest)
@@ -175,16 +179,18 @@ def lead(reach: Reach, reference: Retired) -> None:
         reach.checkpoint(reference.digest)
 
 
-def _references(repo: Repository, run: str) -> Iterator[Retired]:
+def _references(repo: Repository, run: str) -> Iterator[RetiredReference]:
     """Yield all references of a run to checkpoints, except those retired by another gc since the listing."""
     for label in checkpoints.names(repo, run):
         try:
-            yield Retired(run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label)))
+            yield RetiredReference(
+                run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label))
+            )
         except NotFound:
             continue
 
 
-def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
+def _add(repo: Repository, reach: ReachableObjects, reference: RetiredReference) -> None:
     try:
         if reference.outputs is not None:
             bindings.files(repo.objects, key(reference))
@@ -196,12 +202,12 @@ def _add(repo: Repository, reach: Reach, reference: Retired) -> None:
             raise
 
 
-def _retired_meanwhile(repo: Repository, reference: Retired) -> bool:
+def _retired_meanwhile(repo: Repository, reference: RetiredReference) -> bool:
     """Return True if another gc has retired the reference since the listing."""
     return repo.store.stat(key(reference)) is None
 
 
-def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
+def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
     """Add the observed environments of attempts.
 
     Return the checkpoint that the newest one resumed from, if it has not ended.
@@ -218,7 +224,9 @@ def _attempts(repo: Repository, reach: Reach, run: str) -> set[str]:
     return resumed
 
 
-def _past(repo: Repository, run: str, references: Sequence[Retired], rules: Rules, evidence: set[int]) -> set[str]:
+def _past(
+    repo: Repository, run: str, references: Sequence[RetiredReference], rules: RetentionRules, evidence: set[int]
+) -> set[str]:
     """Return the checkpoints that the rules retire: only those that a run could resume from."""
     valid = set(checkpoints.valid(repo, run))
     resumable = [
@@ -229,7 +237,7 @@ def _past(repo: Repository, run: str, references: Sequence[Retired], rules: Rule
     return set(resumable) - kept - set(checkpoints.kept(repo, run))
 
 
-def retained(labels: Sequence[str], rules: Rules) -> set[str]:
+def retained(labels: Sequence[str], rules: RetentionRules) -> set[str]:
     """Return the checkpoints that the rules keep, from labels in order of steps. The newest is always kept."""
     if not rules.retire:
         return set(labels)
@@ -239,7 +247,7 @@ def retained(labels: Sequence[str], rules: Rules) -> set[str]:
     return kept
 
 
-def _resumable(repo: Repository, reference: Retired) -> bool:
+def _resumable(repo: Repository, reference: RetiredReference) -> bool:
     try:
         checkpoint = bindings.named(repo.objects, key(reference), reference.digest)
         return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE

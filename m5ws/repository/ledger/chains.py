@@ -13,7 +13,7 @@ from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Checkpoi
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import chain, genesis
-from m5ws.repository.ledger.summaries import Telling
+from m5ws.repository.ledger.summaries import ChainSummary
 from m5ws.repository.repository import Repository
 
 
@@ -35,7 +35,7 @@ class Chain:
         self.published: list[CheckpointPublished] = []
         self.outputs: list[OutputsStored] = []
         self.passed: dict[Digest, tuple[int, int, str]] = {}
-        self.telling = Telling()
+        self.telling = ChainSummary()
         self._bytes = hashlib.sha256()
 
     @property

@@ -32,7 +32,7 @@ def _prefix(run: str, attempt: int, rank: str) -> str:
     return f"runs/{run}/ledger/{attempt:04d}/{rank}/"
 
 
-class Writer:
+class ChainWriter:
     """Appends batches to one chain, from its end in the store."""
 
     def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
@@ -107,7 +107,7 @@ def read(
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
     # Many callers need the first batch only. The others are fetched in parallel.
-    found = itertools.chain(map(repo.store.get, keys[:1]), concurrency.each(repo.store.get, keys[1:]))
+    found = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
     for key, data in zip(keys, found, strict=True):
         batch = codec.decode(data, Batch, key)
         _check(batch, key, head)

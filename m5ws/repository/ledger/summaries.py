@@ -22,7 +22,7 @@ _MOST_BYTES = 32 * 2**20
 """An attempt with more than this has no summary, and is read from its ledger."""
 
 
-class Telling:
+class ChainSummary:
     """The events of one chain that a summary holds: all but states, and of many steps the last."""
 
     def __init__(self) -> None:
@@ -53,19 +53,19 @@ def key(run: str, attempt: int, batches: int) -> str:
     return f"runs/{run}/summaries/{attempt:04d}-{batches:08d}"
 
 
-def read(repo: Repository, run: str, attempt: int, rank: str) -> Telling:
+def read(repo: Repository, run: str, attempt: int, rank: str) -> ChainSummary:
     """Return the events of a chain that belong to a summary, from the ledger. Raises CorruptObject."""
-    found = Telling()
+    found = ChainSummary()
     for batch in ledger.read(repo, run, attempt, rank):
         for raw in batch.events:
             found.add(bytes(raw), ledger.decode_event(raw))
     return found
 
 
-def write(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Telling]) -> AttemptSummary | None:
+def write(repo: Repository, run: str, attempt: int, ranks: Mapping[str, ChainSummary]) -> AttemptSummary | None:
     """Store the summary of an attempt that has ended, once; None if it has no end. `ranks` are its ranks' chains."""
     batches = [*ledger.read(repo, run, attempt, LAUNCHER)]
-    launcher = Telling()
+    launcher = ChainSummary()
     for raw in (raw for batch in batches for raw in batch.events):
         launcher.add(bytes(raw), ledger.decode_event(raw))
     chains = {rank: telling.stored for rank, telling in ranks.items()} | {LAUNCHER: launcher.stored}

@@ -12,7 +12,7 @@ from m5ws.repository.objects import Objects, R
 from m5ws.repository.reachability.links import named
 
 
-class Reach:
+class ReachableObjects:
     """The objects reachable from the added roots. Thread-safe.
 
     Each record is read once. An unreadable record raises its error, because its needs are unknown.

@@ -63,7 +63,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         if not keys:
             raise NotFound(f"no snapshot {name}")
         # The first annotation publishes the snapshot, so it must be one with packings that the snapshot needs.
-        annotated = dict(zip(keys, concurrency.each(partial(_packings_in, repo), keys), strict=True))
+        annotated = dict(zip(keys, concurrency.for_each(partial(_packings_in, repo), keys), strict=True))
         needed = set(trees.counting(repo.objects, annotated.values(), lenient=True))
         return sorted(keys, key=lambda key: not needed.issuperset(annotated[key].values()))
     keys = [f"runs/{name}/run"]

@@ -10,7 +10,7 @@ import msgspec
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
@@ -27,7 +27,7 @@ class DoesNotFit(M5Error):
     hint = "Increase [store] cache_limit in m5ws.toml."
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PrefetchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that a snapshot or run starts from, and those missing on this machine. `cached`: there is a cache.
 
     Sizes are in bytes. Sizes of packs are minimums.
@@ -49,12 +49,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.capacity_bytes is None or self.size_bytes <= self.capacity_bytes
 
 
-def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
+def plan(repo: Repository, kind: Kind, identifier: str) -> PrefetchPlan:
     """Return the plan of a prefetch. It reads the records, which are in the cache afterwards. Raises NotFound."""
     near = repo.store if isinstance(repo.store, CachingStore) else None
     needs = closure.start(repo, kind, identifier)
     fetch = {} if near is None else {digest: size for digest, size in needs.items() if not _held(near, digest, size)}
-    return Plan(
+    return PrefetchPlan(
         kind=kind,
         id=identifier,
         cached=near is not None,
@@ -67,14 +67,14 @@ def plan(repo: Repository, kind: Kind, identifier: str) -> Plan:
     )
 
 
-def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> None:
+def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = None) -> None:
     """Fetch missing objects, in parallel and verified. Raises DoesNotFit, NotFound, CorruptObject.
 
     Raises M5Error if other work on this machine has evicted the fetched objects.
     """
     check(planned)
     done = 0
-    for size in fly(_jobs(repo, planned), _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(_jobs(repo, planned), _THREADS, _BUDGET_BYTES):
         done += size
         if progress:
             progress("fetching", done, planned.missing_bytes)
@@ -90,7 +90,7 @@ def apply(repo: Repository, planned: Plan, progress: Progress | None = None) -> 
         )
 
 
-def check(planned: Plan) -> None:
+def check(planned: PrefetchPlan) -> None:
     """Raise DoesNotFit if the cache is too small for the plan."""
     if not planned.fits:
         raise DoesNotFit(
@@ -99,7 +99,7 @@ def check(planned: Plan) -> None:
         )
 
 
-def _jobs(repo: Repository, planned: Plan) -> Iterator[Job[int]]:
+def _jobs(repo: Repository, planned: PrefetchPlan) -> Iterator[Job[int]]:
     for digest, size in planned.fetch.items():
         yield size, lambda digest=digest, size=size: _fetch(repo, digest, size)  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageErr
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.repository import gc_plans, presence, publishing
-from m5ws.repository.concurrency import Job, fly
+from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
@@ -34,7 +34,7 @@ class Conflict(M5Error):
     )
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True):
+class CopyCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new ones."""
 
     snapshots: int
@@ -53,7 +53,7 @@ def copy(
     progress: Progress | None = None,
     *,
     dry_run: bool = False,
-) -> Copied:
+) -> CopyCounts:
     """Copy snapshots and runs. Raises UsageError for stores of different formats, Conflict, NotFound, CorruptObject.
 
     Data that a running run publishes meanwhile is left for the next call.
@@ -80,7 +80,7 @@ def copy(
             began=began,
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )
-    return Copied(
+    return CopyCounts(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
         runs=sum(kind == "run" for kind, _ in roots),
         objects=len(needs),
@@ -123,7 +123,7 @@ def copy_objects(
         for digest, size in needs.items()
         if digest in lacking
     ]
-    for size in fly(jobs, _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
         done += size
         if progress:
             progress("copying bytes", done, total)

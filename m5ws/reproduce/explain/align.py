@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from m5ws.records.explanation import Phase, Place
-from m5ws.records.trace import Seen
+from m5ws.records.explanation import FirstDifference, Phase
+from m5ws.records.trace import TraceEntry
 
 _SCRIPT = "the script, outside the model"
 
 
-def inside_step(one: Sequence[Seen], two: Sequence[Seen], rank: int, step: int) -> tuple[int, Place] | None:
+def inside_step(
+    one: Sequence[TraceEntry], two: Sequence[TraceEntry], rank: int, step: int
+) -> tuple[int, FirstDifference] | None:
     """Return the first difference between two traces of a step, and its position; None without traces."""
     open_: list[str] = []
     known: dict[str, str] = {}
@@ -44,11 +46,11 @@ def inside_step(one: Sequence[Seen], two: Sequence[Seen], rank: int, step: int) 
     return None
 
 
-def _key(seen: Seen) -> tuple[str, str, int, str]:
+def _key(seen: TraceEntry) -> tuple[str, str, int, str]:
     return seen.kind, seen.name, seen.call, seen.op if seen.kind == "backward" else ""
 
 
-def _compared(old: Seen, new: Seen, open_: Sequence[str], last: str, rank: int) -> Place | None:
+def _compared(old: TraceEntry, new: TraceEntry, open_: Sequence[str], last: str, rank: int) -> FirstDifference | None:
     """Return the first difference between two trace entries of the same event."""
     for was, now, came in ((old.given, new.given, True), (old.made, new.made, False)):
         for name in _ordered(different(was, now)):
@@ -63,7 +65,7 @@ def _compared(old: Seen, new: Seen, open_: Sequence[str], last: str, rank: int) 
     return None
 
 
-def _tensor(seen: Seen, name: str) -> str | None:
+def _tensor(seen: TraceEntry, name: str) -> str | None:
     """Return the parameter or buffer that a difference belongs to, None if it belongs to none."""
     if seen.kind == "gradient":
         return seen.name
@@ -78,14 +80,14 @@ def _ordered(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: next((n for n, kind in enumerate(order) if name.startswith(kind)), 9))
 
 
-def _inner(old: Seen, name: str, came: bool, open_: Sequence[str]) -> str | None:
+def _inner(old: TraceEntry, name: str, came: bool, open_: Sequence[str]) -> str | None:
     """Return the module whose own code made a different input; None if the entry's own module is meant."""
     if old.kind == "enter" and came and name.startswith(("input", "generator")):
         return open_[-1] if open_ else ""
     return None
 
 
-def _described(old: Seen, name: str, came: bool, open_: Sequence[str], last: str) -> tuple[Phase, str]:
+def _described(old: TraceEntry, name: str, came: bool, open_: Sequence[str], last: str) -> tuple[Phase, str]:
     """Return the phase of a difference, and its description."""
     module = called(old.name)
     match old.kind:
@@ -130,13 +132,13 @@ def called(module: str) -> str:
     return module or "the model"
 
 
-def named(seen: Seen) -> str:
+def named(seen: TraceEntry) -> str:
     """Return the display name of a trace entry."""
     done = {"enter": "begin of ", "leave": "end of ", "backward": f"{seen.op} of ", "gradient": "gradient of "}
     return f"{done.get(seen.kind, f'{seen.kind} ')}{called(seen.name)}{f', time {seen.call}' if seen.call > 1 else ''}"
 
 
-def _other(old: Seen, new: Seen, open_: Sequence[str], rank: int, step: int) -> Place:
+def _other(old: TraceEntry, new: TraceEntry, open_: Sequence[str], rank: int, step: int) -> FirstDifference:
     """Return the place where two traces have different events at one position."""
     backward = "backward" in (old.kind, new.kind)
     same = backward and old.name == new.name
@@ -154,10 +156,10 @@ def place(
     quantity: str,
     values: tuple[str | None, str | None],
     words: str,
-    seen: Seen | None = None,
-) -> Place:
+    seen: TraceEntry | None = None,
+) -> FirstDifference:
     """Return a place, at the module or operation of the trace entry `seen`."""
-    return Place(
+    return FirstDifference(
         step=step,
         rank=rank,
         phase=phase,
@@ -171,7 +173,7 @@ def place(
     )
 
 
-def _module(seen: Seen) -> str | None:
+def _module(seen: TraceEntry) -> str | None:
     if seen.kind == "gradient":
         return seen.name.rpartition(".")[0]
     return seen.name if seen.kind in ("enter", "leave", "backward") else None

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from m5ws.environment import drift
-from m5ws.records.explanation import Cause, CauseKind, Place
-from m5ws.records.trace import Seen
+from m5ws.records.explanation import Cause, CauseKind, FirstDifference
+from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Change
 from m5ws.reproduce.explain.align import called, inside_step
 from m5ws.reproduce.explain.locate import TraceView
@@ -50,7 +50,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     `recorded` is the original's ledger.
     """
 
-    place: Place
+    place: FirstDifference
     one: TraceView
     two: TraceView
     changes: Sequence[Change]
@@ -195,7 +195,7 @@ def _names(warning: str, op: str) -> bool:
 # --- evidence -----------------------------------------------------------------------------------------------------
 
 
-def _warnings(evidence: Evidence, step: int) -> list[Seen]:
+def _warnings(evidence: Evidence, step: int) -> list[TraceEntry]:
     every = [*evidence.one.seen.values(), *evidence.two.seen.values()]
     return [entry for trace in every for entry in trace if entry.kind == "warning" and entry.step == step]
 
@@ -208,7 +208,7 @@ def _operations(evidence: Evidence) -> list[str]:
     return seen[position[0]].op.replace("Backward0", "").split() if position is not None else []
 
 
-def _samples(look: TraceView, place: Place) -> list[str]:
+def _samples(look: TraceView, place: FirstDifference) -> list[str]:
     """Return the digests of the samples of all batches of a step."""
     batches = [entry for entry in look.in_step(place.rank, place.step) if entry.kind == "batch"]
     return [digest for batch in batches for name, digest in batch.given.items() if name.startswith("sample ")]
@@ -219,7 +219,7 @@ def _batch(history: History, rank: int, step: int) -> str | None:
     return event.batch if event is not None else None
 
 
-def _next_drawing(evidence: Evidence, place: Place) -> Seen | None:
+def _next_drawing(evidence: Evidence, place: FirstDifference) -> TraceEntry | None:
     """Return the first module that draws from the different generator, at its place or later."""
     generator = place.quantity.removeprefix("generator ")
     begun = False

@@ -15,10 +15,10 @@ from m5ws.diff import diff
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records import codec
-from m5ws.records.explanation import Cause, Explanation, Place, Side
+from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
 from m5ws.records.launch import Trace
 from m5ws.records.run import Run, Segment
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger.spool import SpoolReader
@@ -37,7 +37,7 @@ _NO_ORIGINAL = (
 _STOPPED = "not replayed: the user stopped before"
 _NOTHING = "not replayed: the diverged replay failed, so there is nothing to compare with"
 
-OnSide = Callable[[Side, Segment], None]
+OnSide = Callable[[TracedReplay, Segment], None]
 """Called with a side and its steps, when its replay starts."""
 
 
@@ -45,7 +45,7 @@ class ExplainContext(msgspec.Struct, frozen=True, kw_only=True):
     """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains."""
 
     ports: supervise.Ports
-    replay: run.Plan
+    replay: run.AttemptPlan
     comparison: Comparison
     verdict: Verdict
     first: Divergence
@@ -58,7 +58,7 @@ class ExplainContext(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """A replayed side; `look` is None if the replay failed."""
 
-    side: Side
+    side: TracedReplay
     look: TraceView | None = None
 
 
@@ -93,7 +93,7 @@ def _replay_sides(
     sides: list[ReplayResult] = []
     # The original comes last: without a replay that shows the difference it has no counterpart.
     for name, base in (("replay", case.replay.run), ("again", case.replay.run), ("original", original)):
-        side = Side(side=name)  # type: ignore[arg-type]
+        side = TracedReplay(side=name)  # type: ignore[arg-type]
         if missing is None and name == "original" and not _changed(case, original):
             missing = _NO_ORIGINAL
         if missing is not None:
@@ -132,7 +132,7 @@ def _variables(verdict: Verdict) -> dict[str, str | None]:
 
 def _replayed(
     case: ExplainContext,
-    side: Side,
+    side: TracedReplay,
     base: Run,
     steps: tuple[int, int],
     listeners: tuple[supervise.Watch | None, Progress | None, OnSide | None],
@@ -158,7 +158,7 @@ def _replayed(
     return ReplayResult(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
 
 
-def _plan(case: ExplainContext, side: Side, base: Run, steps: tuple[int, int]) -> run.Plan:
+def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int, int]) -> run.AttemptPlan:
     """Return the plan for one side, from the newest checkpoint of `base` before the traced steps."""
     home, author_dir = case.replay.directory.parent.parent.parent, Path(case.replay.context.author_dir)
     new = run.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
@@ -173,7 +173,7 @@ def _plan(case: ExplainContext, side: Side, base: Run, steps: tuple[int, int]) -
     return _put_back(planned, _variables(case.verdict)) if side.side == "original" else planned
 
 
-def _put_back(planned: run.Plan, variables: dict[str, str | None]) -> run.Plan:
+def _put_back(planned: run.AttemptPlan, variables: dict[str, str | None]) -> run.AttemptPlan:
     """Return the plan with the original's environment variables, except those that the launch sets itself."""
     request = planned.request
     others = {name: value for name, value in variables.items() if name not in request.environment}
@@ -195,16 +195,16 @@ def _segment(repo: Repository, base: Run, first: int, last: int) -> Segment:
     return msgspec.structs.replace(whole, last=last)
 
 
-def _sights(planned: run.Plan) -> dict[int, list[Seen]]:
+def _sights(planned: run.AttemptPlan) -> dict[int, list[TraceEntry]]:
     """Return the trace of each rank of an attempt."""
     folder = Path(planned.context.spool_dir)
     return {
-        int(path.stem): [codec.decode(event, Seen, str(path)) for event in SpoolReader(path).read()]
+        int(path.stem): [codec.decode(event, TraceEntry, str(path)) for event in SpoolReader(path).read()]
         for path in sorted(folder.glob("*.trace"))
     }
 
 
-def _unlike(case: ExplainContext, side: Side, replay: Run, look: TraceView) -> str | None:
+def _unlike(case: ExplainContext, side: TracedReplay, replay: Run, look: TraceView) -> str | None:
     """Return the difference between a traced replay and its side's records, as text; None if it is equal."""
     segment = replay.segment
     assert segment is not None
@@ -265,7 +265,7 @@ def _with(
     case: ExplainContext,
     made: Explanation,
     between: str,
-    place: Place,
+    place: FirstDifference,
     looks: tuple[TraceView, TraceView],
     *,
     repeats: bool | None,

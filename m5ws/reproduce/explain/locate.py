@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records.explanation import Phase, Place
-from m5ws.records.trace import Seen
+from m5ws.records.explanation import FirstDifference, Phase
+from m5ws.records.trace import TraceEntry
 from m5ws.reproduce.explain.align import different, inside_step, place
 from m5ws.runs.history import History
 
@@ -19,14 +19,14 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     """The records of one run, and the traces of the traced steps, by rank."""
 
     history: History
-    seen: Mapping[int, Sequence[Seen]] = {}
+    seen: Mapping[int, Sequence[TraceEntry]] = {}
 
-    def in_step(self, rank: int, step: int) -> list[Seen]:
+    def in_step(self, rank: int, step: int) -> list[TraceEntry]:
         """Return the trace of a rank in a step, without warnings, which change nothing."""
         return [entry for entry in self.seen.get(rank, ()) if entry.step == step and entry.kind != "warning"]
 
 
-def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> Place | None:
+def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> FirstDifference | None:
     """Return the first place in `steps` where `two` differs from `one`, or None if all common records are equal."""
     ranks = sorted(one.history.steps.keys() & two.history.steps.keys())
     for step in steps:
@@ -37,7 +37,7 @@ def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> Place | None:
     return None
 
 
-def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> Iterator[tuple[tuple[int, int], Place]]:
+def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> Iterator[tuple[tuple[int, int], FirstDifference]]:
     """Yield the first difference of a rank in a step, if any, with its position in the step."""
     before = _state(one.history, two.history, rank, step, "state")
     if before is not None:
@@ -59,7 +59,9 @@ def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> Iterator[t
 # --- records around a step ----------------------------------------------------------------------------------------
 
 
-def _state(one: History, two: History, rank: int, step: int, phase: Literal["state", "update"]) -> Place | None:
+def _state(
+    one: History, two: History, rank: int, step: int, phase: Literal["state", "update"]
+) -> FirstDifference | None:
     """Return the first difference of the states before or after a step. Generators, one set per rank, come first."""
     after = step if phase == "update" else step - 1
     old, new = one.states.get(rank, {}).get(after), two.states.get(rank, {}).get(after)
@@ -88,7 +90,7 @@ def _tensors(history: History, after: int) -> dict[str, str]:
     return known.tensors if known is not None else {}
 
 
-def _quantity(one: History, two: History, rank: int, step: int) -> Place | None:
+def _quantity(one: History, two: History, rank: int, step: int) -> FirstDifference | None:
     old, new = one.steps.get(rank, {}).get(step), two.steps.get(rank, {}).get(step)
     if old is None or new is None:
         return None

@@ -27,7 +27,7 @@ _SHOWN = 200
 _ELSEWHERE = "the run's place or time in names"
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class OutputDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A judged difference. `name` is the file's path, with `:key` for a value in the file."""
 
     name: str
@@ -36,14 +36,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     tensor: bool = False
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
 
     `clocks` names the files that differ in unjudged values alone, `places` those that differ in the run's own path
     alone.
     """
 
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[OutputDifference, ...] = ()
     equal: dict[str, int] = {}
     unjudged: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
@@ -51,18 +51,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = ()
 
     @property
-    def first(self) -> Difference | None:
+    def first(self) -> OutputDifference | None:
         """The difference to name before all others: one of tensors, if there is one."""
         return min(self.differences, key=lambda difference: not difference.tensor, default=None)
 
 
-class _Found(msgspec.Struct):
+class _FileResult(msgspec.Struct):
     """Result of the comparison of one file: the first judged difference, and the names of unjudged values.
 
     `clock`: one of these is ignored by its key. `values` counts the equal ones.
     """
 
-    difference: Difference | None = None
+    difference: OutputDifference | None = None
     ignored: list[str] = []
     clock: bool = False
     tensors: int = 0
@@ -75,12 +75,12 @@ def compare(
     sides: tuple[Digest | None, Digest | None],
     places: tuple[Surroundings, Surroundings],
     extra: Sequence[str] = (),
-) -> Report:
+) -> OutputReport:
     """Compare the output files of two runs, with the contents `sides`. Raises NotFound, CorruptObject."""
     rules = (*ignored.DEFAULTS, *extra)
     old, new = (_entries(repo, side) for side in sides)
     earlier = paired_names.pair(old, new, places)
-    equal, differences = Counter[str](), list[Difference]()
+    equal, differences = Counter[str](), list[OutputDifference]()
     logs, layout = list[str](), list[str]()
     clocks, elsewhere = dict[str, str](), dict[str, str]()
     for name in sorted(old.keys() | new.keys(), key=text_files.natural):
@@ -91,7 +91,7 @@ def compare(
             logs.append(name)
         elif before is None or after is None:
             digests = (side.digest if side is not None else None for side in (before, after))
-            differences.append(Difference(name=name, original=next(digests), replayed=next(digests)))
+            differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
             equal["output tensors"] += result.tensors
@@ -102,7 +102,7 @@ def compare(
                 (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored)})"
             elif result.layout:
                 layout.append(name)
-    return Report(
+    return OutputReport(
         differences=tuple(differences),
         equal={kind: count for kind, count in equal.items() if count},
         unjudged=(*_hint(differences), *_words([*clocks.values(), *elsewhere.values()], layout, equal["files"], extra)),
@@ -115,7 +115,7 @@ def compare(
     )
 
 
-def _hint(differences: Sequence[Difference]) -> Iterator[str]:
+def _hint(differences: Sequence[OutputDifference]) -> Iterator[str]:
     """Yield a hint if values differ, but no tensor and no whole file does."""
     if differences and all(":" in difference.name and not difference.tensor for difference in differences):
         rules = ", ".join(f'"{difference.name.replace("TIME", "*")}"' for difference in differences[:3])
@@ -149,15 +149,15 @@ def _compare(
     sides: tuple[Entry, Entry],
     places: tuple[Surroundings, Surroundings],
     rules: Sequence[str],
-) -> _Found:
+) -> _FileResult:
     """Compare two files with different bytes."""
     try:
         old_parts, new_parts = (_parts(repo, name, side) for side in sides)
     except tensor_files.UNREADABLE:
         if _differ_in_place(repo, sides):
-            return _Found(ignored=[_PLACE])
-        return _Found(difference=Difference(name=name, original=sides[0].digest, replayed=sides[1].digest))
-    result = _Found(ignored=[])
+            return _FileResult(ignored=[_PLACE])
+        return _FileResult(difference=OutputDifference(name=name, original=sides[0].digest, replayed=sides[1].digest))
+    result = _FileResult(ignored=[])
     _compare_tensors(result, name, (old_parts.tensors, new_parts.tensors), places)
     values = [_keyed(part.values, place) for part, place in zip((old_parts, new_parts), places, strict=True)]
     for key in sorted(values[0].keys() | values[1].keys(), key=text_files.natural):
@@ -174,7 +174,7 @@ def _compare(
             result.clock = True
             result.ignored.append(key)
         elif result.difference is None:
-            result.difference = Difference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
+            result.difference = OutputDifference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
     if result.difference is None and not result.ignored and _named_otherwise(old_parts, new_parts):
         result.ignored.append(_ELSEWHERE)
     result.layout = not result.ignored
@@ -190,7 +190,10 @@ def _short(text: str | None) -> str | None:
 
 
 def _compare_tensors(
-    result: _Found, name: str, sides: tuple[dict[str, str], dict[str, str]], places: tuple[Surroundings, Surroundings]
+    result: _FileResult,
+    name: str,
+    sides: tuple[dict[str, str], dict[str, str]],
+    places: tuple[Surroundings, Surroundings],
 ) -> None:
     old, new = (_keyed(side, place) for side, place in zip(sides, places, strict=True))
     # A scalar, such as the best loss so far, is named if nothing larger differs.
@@ -200,7 +203,7 @@ def _compare_tensors(
         if before == after:
             result.tensors += 1
         elif result.difference is None:
-            result.difference = Difference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
+            result.difference = OutputDifference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
 
 
 def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
@@ -209,7 +212,7 @@ def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
     return plain if len(plain) == len(values) else values
 
 
-def _named_otherwise(old: tensor_files.Parts, new: tensor_files.Parts) -> bool:
+def _named_otherwise(old: tensor_files.FileParts, new: tensor_files.FileParts) -> bool:
     return old.tensors.keys() != new.tensors.keys() or old.values.keys() != new.values.keys()
 
 
@@ -224,7 +227,7 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.Parts:
+def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:
     """Return the parts of a file. Raises one of `tensor_files.UNREADABLE`."""
     with tempfile.TemporaryFile() as file:
         if entry.link is not None:
@@ -236,4 +239,4 @@ def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.Parts:
             return tensor_files.read(name, file)
         if entry.size_bytes > _TEXT_BYTES:
             raise ValueError("too long for a comparison by keys")
-        return tensor_files.Parts(tensors={}, values=text_files.values(name, file.read()))
+        return tensor_files.FileParts(tensors={}, values=text_files.values(name, file.read()))

@@ -9,7 +9,7 @@ from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import output_files, surroundings
-from m5ws.reproduce.outputs.output_files import Report
+from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.runs import history
 from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs
@@ -35,7 +35,7 @@ def first_difference(
 
 def files_and_metrics(
     repo: Repository, tracker: Tracker | None, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]
-) -> tuple[Divergence | None, Report]:
+) -> tuple[Divergence | None, OutputReport]:
     """Return the first judged difference of two scripts without a session, and the report on their files."""
     report = files(repo, comparison, runs, ignore)
     comparison.equal.update(report.equal)
@@ -72,16 +72,16 @@ def metrics_beside(
     return (f"{metric.quantity} at step {metric.step} differs; the recorded steps decide the verdict",)
 
 
-def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> Report:
+def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> OutputReport:
     """Return the comparison of the output files of two runs, with lines on files that were not stored."""
     sides = {"the original": comparison.original, "the replay": comparison.replay}
     lines = tuple(dict.fromkeys(line for side, done in sides.items() for line in not_kept(side, done)))
     if any(notice.kind == outputs.NOT_STORED for done in sides.values() for notice in done.notices):
-        return Report(not_compared=lines)
+        return OutputReport(not_compared=lines)
     contents = (comparison.original.outputs, comparison.replay.outputs)
     places = (surroundings.load(repo, runs[0]), surroundings.load(repo, runs[1]))
     report = output_files.compare(repo, contents, places, ignore)
-    return Report(
+    return OutputReport(
         differences=report.differences,
         equal=report.equal,
         unjudged=report.unjudged,

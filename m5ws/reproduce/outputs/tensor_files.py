@@ -55,19 +55,19 @@ _REBUILD = "torch._utils._rebuild_tensor_v2"
 _CHANCE = ".data/serialization_id"
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
+class FileParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a file by name: type, shape and digest of each tensor; exact text of each other value."""
 
     tensors: dict[str, str]
     values: dict[str, str]
 
 
-def read(name: str, file: IO[bytes]) -> Parts:
+def read(name: str, file: IO[bytes]) -> FileParts:
     """Return the parts of a file. Raises one of UNREADABLE."""
     if name.endswith(".safetensors"):
         return _safetensors(file)
     if name.endswith(".npy"):
-        return Parts(tensors={"array": _digest(file)}, values={})
+        return FileParts(tensors={"array": _digest(file)}, values={})
     if name.endswith(PICKLES) and not zipfile.is_zipfile(file):
         file.seek(0)
         return _pickle(file)
@@ -76,7 +76,7 @@ def read(name: str, file: IO[bytes]) -> Parts:
         if len(members) != len(archive.infolist()):
             raise ValueError("two members have one name")
         if name.endswith(".npz"):
-            return Parts(tensors={member: _member(archive, member) for member in members}, values={})
+            return FileParts(tensors={member: _member(archive, member) for member in members}, values={})
         return _torch(archive, members)
 
 
@@ -161,7 +161,7 @@ class _Reader(pickle.Unpickler):
         return _Storage(kind=str(storage.title).rpartition(".")[2], key=str(key), elements=int(elements))
 
 
-def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> Parts:
+def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> FileParts:
     (main,) = (name for name in members if name.count("/") == 1 and name.endswith("/data.pkl"))
     top = main.removesuffix("data.pkl")
     if members[main].file_size > _PICKLE_BYTES:
@@ -181,10 +181,10 @@ def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> 
         else:
             values[name] = text(value)
     rest = {f"member {name.removeprefix(top)}": _member(archive, name) for name in members.keys() - used}
-    return Parts(tensors=tensors, values=values | rest)
+    return FileParts(tensors=tensors, values=values | rest)
 
 
-def _pickle(file: IO[bytes]) -> Parts:
+def _pickle(file: IO[bytes]) -> FileParts:
     """Return the values of a pickle alone."""
     data = file.read(_PICKLE_BYTES + 1)
     if len(data) > _PICKLE_BYTES:
@@ -194,7 +194,7 @@ def _pickle(file: IO[bytes]) -> Parts:
     values = unique((name, text(value)) for name, value in flat(_Reader(stream).load()))
     if stream.read(1):
         raise ValueError("bytes come after its pickle")
-    return Parts(tensors={}, values=values)
+    return FileParts(tensors={}, values=values)
 
 
 def _check(data: bytes) -> None:
@@ -288,7 +288,7 @@ def _digest(stream: IO[bytes], size_bytes: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def _safetensors(file: IO[bytes]) -> Parts:
+def _safetensors(file: IO[bytes]) -> FileParts:
     size = int.from_bytes(file.read(8), "little")
     if size > _PICKLE_BYTES:
         raise ValueError("its header is too long")
@@ -303,4 +303,4 @@ def _safetensors(file: IO[bytes]) -> Parts:
         end = after
     if file.read(1):
         raise ValueError("bytes come after its tensors")
-    return Parts(tensors=tensors, values={f"__metadata__.{name}": text(value) for name, value in metadata.items()})
+    return FileParts(tensors=tensors, values={f"__metadata__.{name}": text(value) for name, value in metadata.items()})

@@ -22,7 +22,11 @@ from m5ws.runs.outputs import outputs
 
 
 def judge(
-    ports: supervise.Ports, replay: Run, comparison: Comparison, result: supervise.Result, ignore: Sequence[str] = ()
+    ports: supervise.Ports,
+    replay: Run,
+    comparison: Comparison,
+    result: supervise.AttemptResult,
+    ignore: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
@@ -36,7 +40,7 @@ def judge(
     if not comparison.original.by_steps:
         first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
     elif comparison.original.outputs is not None and comparison.replay.outputs is None:
-        files = output_files.Report(not_compared=("output files: the replay wrote none",))
+        files = output_files.OutputReport(not_compared=("output files: the replay wrote none",))
     else:
         files = results.files(ports.repo, comparison, runs, ignore)
     # The attempt whose record differs, or the first attempt of the run.
@@ -81,7 +85,7 @@ def judge(
 
 
 def _outcome(
-    comparison: Comparison, result: supervise.Result, first: Divergence | None, missing: list[str]
+    comparison: Comparison, result: supervise.AttemptResult, first: Divergence | None, missing: list[str]
 ) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
     if first is not None:
         return "diverged", None
@@ -103,7 +107,7 @@ def _so_far(comparison: Comparison) -> str:
     )
 
 
-def _clocks(comparison: Comparison, files: output_files.Report) -> str | None:
+def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | None:
     """Return the reason if results are equal but files differ in unjudged values; None if no file differs."""
     kinds = {"wall-clock values": files.clocks, "the run's path": files.places}
     parts = [
@@ -124,7 +128,7 @@ def _equal(comparison: Comparison) -> str:
     return "weights and optimizer" if any(name.startswith("optim") for name in tensors) else "the recorded state"
 
 
-def _beside(comparison: Comparison, files: output_files.Report) -> tuple[str, ...]:
+def _beside(comparison: Comparison, files: output_files.OutputReport) -> tuple[str, ...]:
     """Return lines on output files: all that differ. They decide nothing where there are states."""
     differ = [f"differs: {difference.name}" for difference in files.differences]
     if differ and comparison.original.by_steps:

@@ -27,7 +27,7 @@ from m5ws.runs.state import RunState
 _log = logging.getLogger(__name__)
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Output files in the store: their attempt, whether they are final, and the digest of their content."""
 
     run: str
@@ -54,7 +54,7 @@ def listing(repo: Repository, run: str, known: RunState) -> tuple[OutputsRow, ..
     labels = sorted({one.name for attempt in known.attempts for one in attempt.checkpoints if one.outputs})
     of_old = [(label, checkpoints.key(run, label), checkpoints.attempt_of(label)) for label in labels]
     stored = [(label, outputs.key(run, label), outputs.attempt_of(label)) for label in outputs.names(repo, run)]
-    return tuple(concurrency.each(lambda one: _row(repo, *one), sorted([*of_old, *stored], key=lambda one: one[2])))
+    return tuple(concurrency.for_each(lambda one: _row(repo, *one), sorted([*of_old, *stored], key=lambda one: one[2])))
 
 
 def _row(repo: Repository, name: str, where: str, attempt: int) -> OutputsRow:
@@ -72,7 +72,7 @@ def _row(repo: Repository, name: str, where: str, attempt: int) -> OutputsRow:
     )
 
 
-def newest(repo: Repository, run: str) -> Stored | None:
+def newest(repo: Repository, run: str) -> StoredOutputs | None:
     """Return a run's newest output files, or None if it has none. Raises CorruptObject."""
     label = next(reversed(outputs.names(repo, run)), None)
     attempt = outputs.attempt_of(label) if label is not None else 0
@@ -84,13 +84,13 @@ def newest(repo: Repository, run: str) -> Stored | None:
             break
         _, record = checkpoints.find(repo, run, name)
         if repo.objects.get_record(record.content, Content).format == "files/1":
-            return Stored(run=run, attempt=made, final=True, content=record.content)
+            return StoredOutputs(run=run, attempt=made, final=True, content=record.content)
     if label is None:
         return None
-    return Stored(run=run, attempt=attempt, final=final, content=outputs.find(repo, run, label)[1].content)
+    return StoredOutputs(run=run, attempt=attempt, final=final, content=outputs.find(repo, run, label)[1].content)
 
 
-def write(repo: Repository, stored: Stored, target: Path, progress: Progress | None = None) -> Tree:
+def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progress | None = None) -> Tree:
     """Write stored output files into `target`, which is missing or empty, and return their tree.
 
     Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
@@ -101,7 +101,7 @@ def write(repo: Repository, stored: Stored, target: Path, progress: Progress | N
     return tree
 
 
-def restore(repo: Repository, stored: Stored, work: Path) -> str:
+def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     """Restore stored output files into the work directory, over those of the snapshot, and return a message.
 
     Raises the errors of `write`, and OSError.
@@ -116,7 +116,7 @@ def restore(repo: Repository, stored: Stored, work: Path) -> str:
     return f"{files} were restored; the script itself must continue from them"
 
 
-class Copying:
+class OutputCopier:
     """Copies output files to the store every `minutes`, if they have changed; never if None."""
 
     def __init__(

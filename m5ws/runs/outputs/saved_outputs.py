@@ -24,7 +24,7 @@ from m5ws.repository.repository import Repository
 _PIECE_BYTES = 2**24
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class PendingOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Output files that the store did not take: their paths in the attempt's work directory."""
 
     paths: tuple[bytes, ...]
@@ -75,13 +75,13 @@ def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile
 
 def wait(record: Path, files: Sequence[SourceFile]) -> None:
     """Write a list of output files, to be stored later, to the file `record`."""
-    record.write_bytes(msgspec.msgpack.encode(Waiting(paths=tuple(file.path for file in files))))
+    record.write_bytes(msgspec.msgpack.encode(PendingOutputs(paths=tuple(file.path for file in files))))
 
 
 def publish_waiting(repo: Repository, run: Run, attempt: int, record: Path, work: Path) -> bool:
     """Store the files that `wait` listed. Return False if they no longer exist. Raises M5Error, OSError."""
     try:
-        waiting = msgspec.msgpack.decode(record.read_bytes(), type=Waiting)
+        waiting = msgspec.msgpack.decode(record.read_bytes(), type=PendingOutputs)
     except codec.UNREADABLE:
         return False
     files = [SourceFile(path=path, location=os.path.realpath(work / os.fsdecode(path))) for path in waiting.paths]

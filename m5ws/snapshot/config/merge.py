@@ -19,7 +19,7 @@ Keys = tuple[str | int, ...]
 _ABSENT = object()
 
 
-class Unmixable(M5Error):
+class MergeConflict(M5Error):
     """Two versions cannot be merged at the requested keys."""
 
     hint = "Only whole versions of this file can be exchanged between the two runs."
@@ -44,13 +44,13 @@ def differing(name: str, old: bytes, new: bytes) -> dict[Keys, tuple[str | None,
         for keys in values:
             merged(name, old, new, [keys])
         merged(name, old, new, values)
-    except (Unmixable, TypeError, RecursionError):
+    except (MergeConflict, TypeError, RecursionError):
         return None
     return values or None
 
 
 def merged(name: str, old: bytes, new: bytes, places: Iterable[Keys]) -> bytes:
-    """Return `old` with the values of `new` at `places`, which `differing` returned. Raises Unmixable."""
+    """Return `old` with the values of `new` at `places`, which `differing` returned. Raises MergeConflict."""
     before, after = flatten.parse(name, old), flatten.parse(name, new)
     values = {place: _at(after, place) for place in places}
     wanted = _changed(_unshared(before), values)
@@ -61,9 +61,9 @@ def merged(name: str, old: bytes, new: bytes, places: Iterable[Keys]) -> bytes:
         parsed = flatten.parse(name, result)
     except (edit.BadConfigFile, AttributeError, LookupError, TypeError, ValueError) as error:
         # AttributeError: tomlkit, where a table of an array of tables becomes a plain value.
-        raise Unmixable(f"{name} cannot be merged by keys: {error}") from error
+        raise MergeConflict(f"{name} cannot be merged by keys: {error}") from error
     if next(_walk((), parsed, wanted), None) is not None:
-        raise Unmixable(f"{name} cannot be merged by keys: several keys share a value")
+        raise MergeConflict(f"{name} cannot be merged by keys: several keys share a value")
     return result
 
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from m5ws import locks
-from m5ws.store.cache.entry import Filling, filling
-from m5ws.store.cache.limit import Room, open_private
+from m5ws.store.cache.entry import CacheEntry, filling
+from m5ws.store.cache.limit import CacheLimit, open_private
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore, StreamingStore
 from m5ws.store.local import LocalStore, read
 
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore:
     """Return `store` with a cache of at most `limit_bytes` in `directory`; `store` itself for a limit of 0."""
-    return Cached(store, directory, limit_bytes) if limit_bytes > 0 else store
+    return CachedStore(store, directory, limit_bytes) if limit_bytes > 0 else store
 
 
-class Cached:
+class CachedStore:
     """`ObjectStore`, `CachingStore`, `FileBacked` and `StreamingStore` on a store and a directory.
 
     Any number of processes may share the directory, for any stores, because keys are content-addressed. Created objects
@@ -55,7 +55,7 @@ class Cached:
         self._store = store
         self._limit_bytes = limit_bytes
         self._entries = LocalStore(directory, durable=False)
-        self._room = Room(self._entries, limit_bytes)
+        self._room = CacheLimit(self._entries, limit_bytes)
         self._large: set[str] = set()
         self._warned = False
 
@@ -203,7 +203,7 @@ class Cached:
     # --- keeping -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _filling(self, key: str) -> Iterator[Filling]:
+    def _filling(self, key: str) -> Iterator[CacheEntry]:
         """Yield an entry to fill. Logs the first reason why an entry cannot be kept."""
         with filling(self._entries, self._room, key) as entry:
             yield entry

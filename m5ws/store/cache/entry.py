@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from m5ws.errors import ObjectExists
-from m5ws.store.cache.limit import Room
+from m5ws.store.cache.limit import CacheLimit
 from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore, TemporaryFile
 
@@ -18,10 +18,10 @@ _AT_LEAST_BYTES = 64 * 2**20
 """Bytes freed at once on a full disk: the size of the largest object."""
 
 
-class Filling:
+class CacheEntry:
     """An entry in progress: `add` all bytes of an object, then `keep` it."""
 
-    def __init__(self, entries: LocalStore, room: Room, key: str, stack: ExitStack) -> None:
+    def __init__(self, entries: LocalStore, room: CacheLimit, key: str, stack: ExitStack) -> None:
         self._entries = entries
         self._room = room
         self._key = key
@@ -70,7 +70,7 @@ class Filling:
 
 
 @contextmanager
-def filling(entries: LocalStore, room: Room, key: str) -> Iterator[Filling]:
+def filling(entries: LocalStore, room: CacheLimit, key: str) -> Iterator[CacheEntry]:
     """Yield an entry to fill. An entry that was not kept is deleted at the end."""
     with ExitStack() as stack:
-        yield Filling(entries, room, key, stack)
+        yield CacheEntry(entries, room, key, stack)

@@ -19,7 +19,7 @@ _SPARE = 16
 """A trim leaves this fraction (1/16) free, so that trims are rare."""
 
 
-class Room:
+class CacheLimit:
     """The size limit of a cache directory, shared by all processes that use it."""
 
     def __init__(self, entries: LocalStore, limit_bytes: int) -> None:

@@ -194,7 +194,7 @@ class Connection:
             config=config,  # type: ignore[arg-type]
             client_options=self._client_options(split.scheme, limit_s, config.get("checksum_algorithm"), reading),
             retry_config={"max_retries": 0},
-            credential_provider=_Asking(self),
+            credential_provider=_CredentialSource(self),
         )
 
     def _client_options(self, scheme: str, limit_s: float, checksum: str | None, reading: bool) -> Any:
@@ -216,7 +216,7 @@ class Connection:
         return options
 
 
-class _Asking:
+class _CredentialSource:
     """Gets credentials from a connection through a weak reference.
 
     Python's garbage collector cannot see references held by obstore. A cycle through it would never be freed, with the

@@ -72,7 +72,7 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
 
     Raises TrackerError, MissingExtra.
     """
-    from m5ws.tracking.mlflow.run_page import Page
+    from m5ws.tracking.mlflow.run_page import RunPage
 
     repo = Repository.open(open_store(store_url))
     with client(tracking_uri) as mlflow:
@@ -83,19 +83,19 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
             known = [one for one in runs.verdicts(repo, run_id) if one.replay != verdict.replay]
             found = _pages(mlflow, options)
             subject, joint = tags.load(repo, run_id), runs.joint(repo, run_id)
-            Page(mlflow, found[0], found[1:]).judge(subject, [*known, verdict], joint)
+            RunPage(mlflow, found[0], found[1:]).judge(subject, [*known, verdict], joint)
 
 
 def write_joint(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
     """Write a run's verdicts and newest joint verdict to its page. Raises as `write_verdict`."""
-    from m5ws.tracking.mlflow.run_page import Page
+    from m5ws.tracking.mlflow.run_page import RunPage
 
     repo = Repository.open(open_store(store_url))
     options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
     with client(tracking_uri) as mlflow:
         found = _pages(mlflow, options)
         subject, verdicts = tags.load(repo, run_id), runs.verdicts(repo, run_id)
-        Page(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
+        RunPage(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
 
 
 def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:

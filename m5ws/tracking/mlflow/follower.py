@@ -79,7 +79,7 @@ class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {_URI: self.tracking_uri}
 
 
-class Tail:
+class LedgerTail:
     """Reads a run's ledger as it grows: each event once, each chain in order."""
 
     def __init__(self, repo: Repository, run: str) -> None:
@@ -112,7 +112,7 @@ class Follower:
         self._options = options
         self._connect = connect or _connect
         self._repo = Repository.open(open_store(options.store))
-        self._tail = Tail(self._repo, options.run)
+        self._tail = LedgerTail(self._repo, options.run)
         self._points = Points()
         self._queue: deque[Point] = deque()
         self._checkpoints: list[CheckpointPublished | OutputsStored] = []

@@ -24,7 +24,7 @@ _LINKS = 500
 _NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """A result of a run: a checkpoint, or output files, which have no step (`step` is None).
 
     The page lists it at the step `after`. `record` is the digest of its record.
@@ -43,13 +43,13 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
         return {kind: name} | ({"step": str(self.step)} if self.step is not None else {})
 
 
-def made(event: CheckpointPublished | OutputsStored, last_step: int) -> Made:
+def made(event: CheckpointPublished | OutputsStored, last_step: int) -> RunResult:
     """Return the model that an event describes. Output files are listed after the last step."""
     if isinstance(event, OutputsStored):
         name = f"outputs-{event.name}"
-        return Made(name=name, record=event.record, content=event.content, step=None, after=last_step)
+        return RunResult(name=name, record=event.record, content=event.content, step=None, after=last_step)
     name, step = f"checkpoint-{event.name}", event.step
-    return Made(name=name, record=event.checkpoint, content=event.content, step=step, after=step)
+    return RunResult(name=name, record=event.checkpoint, content=event.content, step=step, after=step)
 
 
 class Models:
@@ -62,7 +62,7 @@ class Models:
         self._known: dict[Digest, Any] | None = None
         self._linked: set[str] = set()
 
-    def publish(self, run: Run, made: Sequence[Made]) -> bool:
+    def publish(self, run: Run, made: Sequence[RunResult]) -> bool:
         """List checkpoints and output files, each once. Return False if MLflow is too old to have models."""
         from mlflow.exceptions import MlflowException
 
@@ -96,7 +96,7 @@ class Models:
             self._known = known
         return self._known
 
-    def _create(self, run: Run, made: Made) -> Any:
+    def _create(self, run: Run, made: RunResult) -> Any:
         return self._client.create_logged_model(
             experiment_id=self._experiment_id,
             name=made.name,

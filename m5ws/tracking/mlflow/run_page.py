@@ -15,7 +15,7 @@ from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow import description
 from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
-from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS, Made, Models
+from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS, Models, RunResult
 from m5ws.tracking.mlflow.metrics import Point, Position
 from m5ws.tracking.mlflow.pages import pages
 from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
@@ -30,7 +30,7 @@ _PARAMS = 100
 _TAGS = 100
 
 
-class Page:
+class RunPage:
     """The MLflow run of an m5ws run, and the other MLflow runs that its script started."""
 
     def __init__(self, client: Any, run_id: str, others: Sequence[str] = ()) -> None:
@@ -107,7 +107,7 @@ class Page:
         self.position, self._before, self._doubtful = last, batch[-1], False
         return done + len(batch)
 
-    def publish(self, subject: Subject, made: Sequence[Made]) -> None:
+    def publish(self, subject: Subject, made: Sequence[RunResult]) -> None:
         """List checkpoints and output files as models. If MLflow has no models, set a tag about it, once."""
         if self._models is None:
             self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
@@ -181,7 +181,7 @@ def order(run: Any) -> tuple[int, int, int, str]:
     return attempt, rank, run.info.start_time or 0, run.info.run_id
 
 
-def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> Page:
+def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> RunPage:
     """Return the run's page: the existing one, or the one that its script started, or a new one."""
     found = find(client, subject.run.id)
     if not found:
@@ -192,7 +192,7 @@ def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Sub
             run_name=mlflow_subject.name(subject.run),
         )
         found = [created.info.run_id]
-    page = Page(client, found[0], found[1:])
+    page = RunPage(client, found[0], found[1:])
     page.keep()
     return page
 

@@ -26,7 +26,7 @@ _QUIET = (
 )
 
 
-class Following:
+class FollowerProcess:
     """A follower process. It ends by itself if this process dies in any way."""
 
     def __init__(self, options: FollowerOptions) -> None:
@@ -84,11 +84,11 @@ class Mlflow:
     def environment(self) -> dict[str, str]:
         return {"MLFLOW_TRACKING_URI": self.tracking_uri, "MLFLOW_EXPERIMENT_NAME": self.experiment}
 
-    def follow(self, run: str) -> Following:
-        return Following(self.options(run))
+    def follow(self, run: str) -> FollowerProcess:
+        return FollowerProcess(self.options(run))
 
-    def catch_up(self, run: str) -> Following:
-        return Following(self.options(run, once=True))
+    def catch_up(self, run: str) -> FollowerProcess:
+        return FollowerProcess(self.options(run, once=True))
 
     def write_verdict(self, verdict: Verdict) -> None:
         from m5ws.tracking.mlflow import client

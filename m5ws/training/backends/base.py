@@ -15,7 +15,7 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 from m5ws.training.state import plain_state
-from m5ws.training.state.staging import Copier
+from m5ws.training.state.staging import Stager
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class Backend(Protocol):
         Changes nothing. Raises StateError for state that `load` would not restore to its present layout.
         """
 
-    def stage(self, copier: Copier) -> Staged:
+    def stage(self, copier: Stager) -> Staged:
         """Copy the state out of the training; collective. Raises StateError."""
 
     def load(

@@ -24,7 +24,7 @@ from m5ws.training.compat import facts, modules, tensors
 from m5ws.training.runtime import collectives
 from m5ws.training.state import plain_state as plain
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import Copier, Live
+from m5ws.training.state.staging import NoCopyStager, Stager
 
 
 class FsdpBackend:
@@ -48,7 +48,7 @@ class FsdpBackend:
     def tensors(self) -> Iterator[Piece]:
         return pieces(self._state())
 
-    def stage(self, copier: Copier) -> StagedState:
+    def stage(self, copier: Stager) -> StagedState:
         state = {name: staged_copy(name, tensor, copier) for name, tensor in self._state().items()}
         common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizers)}
         if self._optimizers:
@@ -89,7 +89,7 @@ class FsdpBackend:
     def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
         from m5ws.training.backends import dcp
 
-        staged, number = self.stage(Live()), collectives.rank(group)
+        staged, number = self.stage(NoCopyStager()), collectives.rank(group)
         named = staged.named(differing_replicas(staged.state, objects, group), number)
         try:
             tensors = dcp.rehearse(named, objects, group)
@@ -226,7 +226,7 @@ class FsdpBackend:
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
         number: int,
-        make: Callable[[str, layouts.Like], torch.Tensor],
+        make: Callable[[str, layouts.LayoutLike], torch.Tensor],
     ) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, str, dict[str, Any]]]:
         """Yield each parameter's optimizer, its name and its stored state, with tensors that `make` returns.
 

@@ -18,7 +18,7 @@ from m5ws.training.compat import tensors
 from m5ws.training.runtime import collectives
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
-from m5ws.training.state.staging import Copier
+from m5ws.training.state.staging import Stager
 
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
@@ -118,7 +118,7 @@ def _sharded(name: str, tensor: DTensor) -> Piece:
     return Piece(name, tensor.to_local(), Box(tuple(tensor.shape), offsets, sizes))
 
 
-def staged_copy(name: str, tensor: torch.Tensor, copier: Copier) -> torch.Tensor:
+def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor:
     """Return the copier's copy of a tensor; of a sharded one, with a copy of this rank's part."""
     if not isinstance(tensor, DTensor):
         return copier.copy(name, tensor)

@@ -28,7 +28,7 @@ def placements_text(leaf: str, tensor: DTensor) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Like:
+class LayoutLike:
     """The layout of a tensor. With `of`, it has that parameter's memory format too."""
 
     shape: tuple[int, ...]
@@ -50,12 +50,14 @@ class Like:
         return f"{self.dtype} {self.shape} on {self.device}{cut}"
 
 
-def _of(tensor: torch.Tensor, dtype: torch.dtype, of: torch.Tensor | None = None) -> Like:
+def _of(tensor: torch.Tensor, dtype: torch.dtype, of: torch.Tensor | None = None) -> LayoutLike:
     mesh, cut = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else (None, ())
-    return Like(tuple(tensor.shape), dtype, str(tensor.device), mesh, tuple(cut), of)
+    return LayoutLike(tuple(tensor.shape), dtype, str(tensor.device), mesh, tuple(cut), of)
 
 
-def like(leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool) -> Like:
+def like(
+    leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool
+) -> LayoutLike:
     """Return the layout that a restored leaf gets; it is the parameter's own if the leaf is `alike`."""
     dtype = content_rules.dtype(record.name, record.dtype)
     device = common["devices"].get(leaf)
@@ -64,17 +66,17 @@ def like(leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mappi
         cut = tuple(Replicate() if text == "whole" else Shard(int(text)) for text in placements)
         mesh = parameter.device_mesh
         on_mesh = parameter.device.type == mesh.device_type
-        return Like(record.shape, dtype, str(parameter.device) if on_mesh else mesh.device_type, mesh, cut)
+        return LayoutLike(record.shape, dtype, str(parameter.device) if on_mesh else mesh.device_type, mesh, cut)
     if device is None and tuple(parameter.shape) == record.shape:
         return _of(parameter, dtype, parameter)
     if device is None and isinstance(parameter, DTensor):
         raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which m5ws cannot rebuild")
     if alike and parameter.ndim and leaf not in common.get("whole", {}) and device == parameter.device.type:
         return _of(parameter, dtype, parameter)
-    return Like(record.shape, dtype, "cpu" if device == "cpu" else str(parameter.device))
+    return LayoutLike(record.shape, dtype, "cpu" if device == "cpu" else str(parameter.device))
 
 
-def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: Like) -> torch.Tensor:
+def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:
     """Return the live tensor of a leaf. Raises StateError if a rebuilt one would have another layout."""
     tensor = state[leaf]
     if wanted != (now := _of(tensor, tensor.dtype)):

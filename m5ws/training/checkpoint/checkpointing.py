@@ -25,7 +25,7 @@ from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
-from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import rng
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -77,7 +77,7 @@ class _Outcome:
 
 
 def save(
-    active: Active,
+    active: ActiveRank,
     staged: Staged,
     format_: Format,
     group: "ProcessGroup | None",
@@ -122,7 +122,12 @@ def save(
 
 
 def record_fingerprints(
-    active: Active, step: int, tensors: Mapping[str, str], generators: Mapping[str, Plain], *, restored: bool = False
+    active: ActiveRank,
+    step: int,
+    tensors: Mapping[str, str],
+    generators: Mapping[str, Plain],
+    *,
+    restored: bool = False,
 ) -> None:
     """Append the fingerprints after a step to the ledger: the tensors' on rank 0, the generators' on each rank."""
     own = dict(tensors) if active.rank == 0 else {}
@@ -133,7 +138,7 @@ def record_fingerprints(
 class _Saving:
     """The save of one staged state."""
 
-    active: Active
+    active: ActiveRank
     staged: Staged
     format: Format
     group: "ProcessGroup | None"
@@ -240,7 +245,7 @@ class RestoredState:
     rank: dict[str, Any] | None
 
 
-def load(active: Active, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> RestoredState:
+def load(active: ActiveRank, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> RestoredState:
     """Restore the backend to a checkpoint, and return the rest of its state; collective.
 
     Raises NotFound, CorruptObject, RestoreError.

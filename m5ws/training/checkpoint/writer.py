@@ -15,8 +15,8 @@ from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import Saver
 from m5ws.training.runtime import collectives
-from m5ws.training.runtime.context import Active
-from m5ws.training.state.staging import Buffers, Live, available_bytes
+from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.state.staging import HostBuffers, NoCopyStager, available_bytes
 
 _TRIES = 3
 _FINAL_TRIES = 4
@@ -28,13 +28,13 @@ _SHARE = 0.8
 class CheckpointWriter:
     """Stages and saves the states of one training; all methods are collective but `join`."""
 
-    def __init__(self, active: Active, backend: Backend) -> None:
+    def __init__(self, active: ActiveRank, backend: Backend) -> None:
         self._active = active
         self._backend = backend
         self._saving = active.context.saving
         self._group = collectives.new_group()
         self._saver = Saver(self._saving.failures)
-        self._buffers = Buffers()
+        self._buffers = HostBuffers()
         self._reported_memory = False
 
     def raise_errors(self) -> None:
@@ -71,7 +71,7 @@ class CheckpointWriter:
         `common` and `rank` are those of `TrainingState`; `began_s` is the time at which the training was stopped.
         """
         beside = self._saving.asynchronous and not last and self._has_memory()
-        staged = self._backend.stage(self._buffers if beside else Live())
+        staged = self._backend.stage(self._buffers if beside else NoCopyStager())
         self._buffers.wait()
         state = checkpointing.TrainingState(
             step, common, rank, self._active.spool.head, stalled_s=time.perf_counter() - began_s if beside else None

@@ -19,7 +19,7 @@ Update = Callable[[int, float, float], None]
 """A call with the step and the two betas of an update. An update of no elements changes the powers alone."""
 
 
-class Followed:
+class OperatorProxy:
     """Replaces an optimizer's operator, and calls `follow` before each update."""
 
     def __init__(self, compiled: Any, follow: Update) -> None:
@@ -35,15 +35,15 @@ class Followed:
         return getattr(self.compiled, name)
 
 
-def followed(optimizer: Any) -> Followed | None:
+def followed(optimizer: Any) -> OperatorProxy | None:
     """Return the proxy of the operator in a DeepSpeedCPUAdam; None before `follow`."""
     operator = optimizer.ds_opt_adam
-    return operator if isinstance(operator, Followed) else None
+    return operator if isinstance(operator, OperatorProxy) else None
 
 
 def follow(optimizer: Any, follower: Update) -> None:
     """Call `follower` before each update of the optimizer."""
-    optimizer.ds_opt_adam = Followed(_compiled(optimizer), follower)
+    optimizer.ds_opt_adam = OperatorProxy(_compiled(optimizer), follower)
 
 
 def _compiled(optimizer: Any) -> Any:

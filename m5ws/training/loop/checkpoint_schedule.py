@@ -3,14 +3,14 @@
 import time
 from pathlib import Path
 
-from m5ws.training.runtime.context import Active
-from m5ws.training.runtime.stop import Mark
+from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.runtime.stop import StopMarker
 
 
 class Cadence:
     """One rank's view. All ranks decide alike in each step, though only rank 0 reads its clock."""
 
-    def __init__(self, active: Active, every: int | None) -> None:
+    def __init__(self, active: ActiveRank, every: int | None) -> None:
         self._every = every
         self._at = frozenset(active.context.checkpoint_at or ())
         by_clock = active.context.checkpoint_at is None
@@ -28,7 +28,7 @@ class Cadence:
         if self._minutes is None:
             return False
         # Each checkpoint by time has a mark of its own, numbered by checkpoints: the same on all ranks.
-        mark = Mark(self._folder / f"save-{self._saves}", self._world)
+        mark = StopMarker(self._folder / f"save-{self._saves}", self._world)
         if self._has_clock and time.monotonic() - self._saved_s >= 60 * self._minutes:
             mark.name(step)
         return mark.reached(step)

@@ -15,7 +15,7 @@ import torch
 from m5ws.errors import UsageError
 from m5ws.records.run import Parent
 from m5ws.training.compat import facts, schedules
-from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import rng
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ _OF_THE_SCHEDULE = ("lr", "initial_lr")
 _LISTED = 8
 
 
-def parent(active: Active | None) -> Parent | None:
+def parent(active: ActiveRank | None) -> Parent | None:
     """Return the checkpoint of another run from which this attempt starts; None if it starts or resumes by itself."""
     return active.context.parent if active is not None else None
 
 
-def is_restarted(active: Active, name: str) -> bool:
+def is_restarted(active: ActiveRank, name: str) -> bool:
     """Return True if an object of a session, by its name in the checkpoint, is not restored in this attempt."""
     origin = active.context.parent
     return origin is not None and name == "scheduler" and "schedule" in origin.restart
@@ -41,7 +41,7 @@ class Fork:
 
     def __init__(
         self,
-        active: Active,
+        active: ActiveRank,
         origin: Parent,
         optimizers: Sequence[Any],
         scheduler: Any,

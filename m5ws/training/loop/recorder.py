@@ -30,7 +30,7 @@ class Recorder:
 
     def __init__(
         self,
-        active: context.Active,
+        active: context.ActiveRank,
         backend: Backend,
         *,
         feed: Feed | None,

@@ -93,7 +93,7 @@ def session(
 
 
 def _tracer(
-    active: context.Active, model: Any, optimizers: Sequence[Any], feed: Feed | None, state: Any
+    active: context.ActiveRank, model: Any, optimizers: Sequence[Any], feed: Feed | None, state: Any
 ) -> "Tracer | None":
     """Return the tracer of this attempt's trace, if it has one; its module is not imported otherwise."""
     if active.context.trace is None:

@@ -15,17 +15,17 @@ from m5ws.records.ledger import Event, Imported, Notice
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
 from m5ws.training.runtime.imports import Imports
-from m5ws.training.runtime.stop import Stop
+from m5ws.training.runtime.stop import StopRequest
 
 
 @dataclass(frozen=True)
-class Active:
+class ActiveRank:
     """A rank of an attempt: its context record, its store, and the spool of its events."""
 
     context: Context
     repo: Repository
     spool: SpoolWriter
-    stop: Stop
+    stop: StopRequest
     rank: int
     world: int
     facts: Mapping[str, str | None] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class Active:
             self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)
 
 
-_active: Active | None = None
+_active: ActiveRank | None = None
 
 
-def activate(active: Active | None) -> None:
+def activate(active: ActiveRank | None) -> None:
     """Make this process the rank of `active`, or no rank; called before the script starts."""
     global _active  # noqa: PLW0603  one process is one rank
     _active = active
 
 
-def active() -> Active | None:
+def active() -> ActiveRank | None:
     """Return this process's part in a run, or None outside one."""
     return _active

@@ -21,7 +21,7 @@ from typing import NoReturn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
-class Mark:
+class StopMarker:
     """A step that all ranks agree on. The first call of `name` sets it, and all ranks read it at that step's end."""
 
     def __init__(self, path: Path, world: int) -> None:
@@ -41,11 +41,11 @@ class Mark:
             return False
 
 
-class Stop:
+class StopRequest:
     """A rank's view of the request. `in_steps` is true while a session checks it after each step."""
 
     def __init__(self, path: Path, world: int) -> None:
-        self._mark = Mark(path, world)
+        self._mark = StopMarker(path, world)
         self._pid = os.getpid()
         self._requested: int | None = None
         self._requested_s = 0.0

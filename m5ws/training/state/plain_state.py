@@ -119,7 +119,7 @@ def _given(value: Plain, give: Callable[[str], torch.Tensor], shard: Shard | Non
     return items
 
 
-def _encode_parts(parts: subclasses.Parts, path: str, take: Take) -> Plain:
+def _encode_parts(parts: subclasses.TensorParts, path: str, take: Take) -> Plain:
     return {
         _TAG: "parts",
         "kind": parts.kind,
@@ -132,7 +132,7 @@ def _encode_parts(parts: subclasses.Parts, path: str, take: Take) -> Plain:
 
 
 def _joined(value: dict[str, Any]) -> torch.Tensor:
-    parts = subclasses.Parts(
+    parts = subclasses.TensorParts(
         kind=value["kind"],
         inner={name: _decoded(inner) for name, inner in value["inner"].items()},
         context=_decoded(value["context"]),

@@ -17,21 +17,21 @@ _CGROUP = (
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Copier(Protocol):
+class Stager(Protocol):
     """Copies a backend's live tensors."""
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous tensor with these bits that the training will not change; `name` is unique."""
 
 
-class Live:
+class NoCopyStager:
     """Copies nothing: for a save that the training waits for."""
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-class Buffers:
+class HostBuffers:
     """Host memory by name, kept from one checkpoint to the next. `size_bytes` is the size of all of it."""
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class Buffers:
         self._buffers.clear()
 
 
-class Copies:
+class HostCopies:
     """Live tensors and their copies, with the copies of tensors that share memory with a copied one."""
 
-    def __init__(self, copier: Copier) -> None:
+    def __init__(self, copier: Stager) -> None:
         self._copier = copier
         self._by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 

@@ -19,7 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
-class Parts:
+class TensorParts:
     """A tensor taken apart: `kind` is "module:class", `inner` the live tensors by attribute, `context` the rest.
 
     `shards` is the shape of the whole tensor of which this is a rank's part, or None.
@@ -33,7 +33,7 @@ class Parts:
     shards: tuple[int, ...] | None
 
 
-def parts(tensor: torch.Tensor) -> Parts | None:
+def parts(tensor: torch.Tensor) -> TensorParts | None:
     """Return the parts of a wrapper tensor; None for a tensor with bytes of its own."""
     if type(tensor) in _PLAIN:
         return None
@@ -42,7 +42,7 @@ def parts(tensor: torch.Tensor) -> Parts | None:
     if kind in _PLAIN or not hasattr(kind, "__tensor_unflatten__") or has_bytes(local):
         return None
     names, context = local.__tensor_flatten__()  # type: ignore[attr-defined]
-    return Parts(
+    return TensorParts(
         kind=f"{kind.__module__}:{kind.__qualname__}",
         inner={name: getattr(local, name) for name in names},
         context=context,
@@ -52,7 +52,7 @@ def parts(tensor: torch.Tensor) -> Parts | None:
     )
 
 
-def join(parts: Parts) -> torch.Tensor:
+def join(parts: TensorParts) -> torch.Tensor:
     """Return the tensor, or the rank's part of it, that these parts make.
 
     Only a class that the training has imported is used: a stored name imports nothing. Raises LookupError, TypeError.

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from m5ws.records.verdict import Elements
+from m5ws.records.verdict import ElementDifferences
 
 _AT_ONCE = 1 << 20
 """Number of elements that are compared together: it keeps the temporary memory below 100 MiB."""
@@ -16,11 +16,11 @@ _AT_ONCE = 1 << 20
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-def compare(a: bytearray, b: bytearray, dtype: str, first: int) -> Elements:
+def compare(a: bytearray, b: bytearray, dtype: str, first: int) -> ElementDifferences:
     """Return the differences of the elements in two buffers of equal length; the first is element `first`."""
     kind: torch.dtype = getattr(torch, dtype)
     words_a, words_b = (torch.frombuffer(data, dtype=torch.uint8) for data in (a, b))
-    total = Elements(compared=0)
+    total = ElementDifferences(compared=0)
     step = _AT_ONCE * kind.itemsize
     for start in range(0, len(a), step):
         end = start + step
@@ -28,7 +28,7 @@ def compare(a: bytearray, b: bytearray, dtype: str, first: int) -> Elements:
     return total
 
 
-def _compare_range(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) -> Elements:
+def _compare_range(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: int) -> ElementDifferences:
     words = _WORDS[kind.itemsize]
     rows: tuple[torch.Tensor, ...] = (a.view(words), b.view(words))
     unequal = rows[0] != rows[1]
@@ -38,7 +38,7 @@ def _compare_range(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: i
     places = unequal.nonzero().view(-1)
     count = a.numel() // kind.itemsize
     if not places.numel():
-        return Elements(compared=count)
+        return ElementDifferences(compared=count)
     # Moved as words: not every element type can be indexed.
     values_a, values_b = (side[places].view(kind).view(-1) for side in rows)
     x, y = _numbers(values_a), _numbers(values_b)
@@ -46,7 +46,7 @@ def _compare_range(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, first: i
     lone = x.isnan() ^ y.isnan()
     zeros = (x == 0) & (y == 0)
     absolute, relative = _differences(x, y, ~(x.isnan() | y.isnan() | zeros))
-    return Elements(
+    return ElementDifferences(
         compared=count,
         differing=int(places.numel()),
         first=first + int(places[0]),

@@ -20,14 +20,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from m5ws.progress import Progress
-from m5ws.repository.tensors import Layout, Parts, Reader
+from m5ws.repository.tensors import Layout, PartCache, TensorReader
 from m5ws.training.compat import dcp_files, facts
 
 _BLOCK_BYTES = 256 * 2**20
 _FILE = "__0_0.distcp"
 
 
-def write(layouts: Sequence[Layout], parts: Parts, directory: Path, progress: Progress | None) -> None:
+def write(layouts: Sequence[Layout], parts: PartCache, directory: Path, progress: Progress | None) -> None:
     """Write tensors into an empty directory. Raises NotFound, CorruptObject, UnsupportedVersion."""
     facts.require(dcp_files.WRITTEN)
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -35,7 +35,7 @@ def write(layouts: Sequence[Layout], parts: Parts, directory: Path, progress: Pr
     done, total = 0, sum(layout.size_bytes for layout in layouts)
     with open(directory / _FILE, "wb") as stream:
         for layout in layouts:
-            reader, chunks = Reader(parts, layout), []
+            reader, chunks = TensorReader(parts, layout), []
             for chunk in _blocks(layout):
                 begin = stream.tell()
                 torch.save(_block(reader, chunk), stream)
@@ -66,7 +66,7 @@ def _blocks(layout: Layout) -> Iterator[ChunkStorageMetadata]:
         yield ChunkStorageMetadata(torch.Size([first, *[0] * len(rest)]), torch.Size([count, *rest]))
 
 
-def _block(reader: Reader, chunk: ChunkStorageMetadata) -> torch.Tensor:
+def _block(reader: TensorReader, chunk: ChunkStorageMetadata) -> torch.Tensor:
     layout = reader.layout
     kind: torch.dtype = getattr(torch, layout.dtype)
     if not layout.elements:

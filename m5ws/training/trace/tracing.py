@@ -17,13 +17,13 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from m5ws.records.launch import Trace
-from m5ws.records.trace import Seen
+from m5ws.records.trace import TraceEntry
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.training.backends.tensor_names import module_names
 from m5ws.training.compat import facts, modules
 from m5ws.training.compat import tensors as tensor_internals
 from m5ws.training.compat.tensors import tree_leaves
-from m5ws.training.runtime.context import Active
+from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import rng
 from m5ws.training.trace import values
 from m5ws.training.trace.graph import Graph
@@ -38,7 +38,7 @@ class Tracer:
     """Traces the steps that this rank's context names."""
 
     def __init__(
-        self, active: Active, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
+        self, active: ActiveRank, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
     ) -> None:
         facts.require((*tensor_internals.TRACED, *modules.TRACED, *modules.NAMED))
         self._trace = trace
@@ -86,17 +86,17 @@ class Tracer:
         for optimizer in self._optimizers:
             yield optimizer.register_step_pre_hook(step.update).remove
 
-    def _write(self, seen: Seen) -> None:
+    def _write(self, seen: TraceEntry) -> None:
         if self._left > 0:
             self._left -= 1
-            self._file.append(seen if self._left else Seen(step=seen.step, kind="cut"))
+            self._file.append(seen if self._left else TraceEntry(step=seen.step, kind="cut"))
 
 
 class _Step:
     """The trace of one step. `names` has the parameters' names by id; those of unsharded ones are added."""
 
     def __init__(
-        self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[Seen], None]
+        self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[TraceEntry], None]
     ) -> None:
         self._number = number
         self._generators = generators
@@ -109,7 +109,7 @@ class _Step:
     def write(self, kind: Any, name: str = "", **fields: Any) -> None:
         """Append one entry, with the number of entries of its kind and name."""
         self._calls[kind, name] += 1
-        self._write(Seen(step=self._number, kind=kind, name=name, call=self._calls[kind, name], **fields))
+        self._write(TraceEntry(step=self._number, kind=kind, name=name, call=self._calls[kind, name], **fields))
 
     def enter(self, name: str) -> Callable[..., None]:
         def observe(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -173,7 +173,7 @@ class _Step:
     def _ran(self, module: str, count: int, op: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         inputs, outputs = values.digests(given), values.digests(made)
         self._write(
-            Seen(step=self._number, kind="backward", name=module, call=count, op=op, given=inputs, made=outputs)
+            TraceEntry(step=self._number, kind="backward", name=module, call=count, op=op, given=inputs, made=outputs)
         )
 
     def _random(self) -> dict[str, str]:

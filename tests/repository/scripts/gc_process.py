@@ -6,7 +6,7 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.store import Format
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
@@ -60,7 +60,7 @@ def collect(store: str, home: str, rounds: str) -> None:
         try:
             with execute.alone(Path(home)) as holder:
                 due = execute.due(repo, 0.0)
-                plan = due.plan if due is not None else gc.plan(repo, Rules(), 0.0, part_objects=5).id
+                plan = due.plan if due is not None else gc.plan(repo, RetentionRules(), 0.0, part_objects=5).id
                 if plan is not None:
                     done = execute.execute(repo, plan, holder, grace_s=0.0)
                     print(done.objects, done.spared, flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
-from m5ws.store.cache.cache import Cached
+from m5ws.store.cache.cache import CachedStore
 from m5ws.store.local import LocalStore
 from tests.support.stores.counting_store import CountingStore
 
@@ -22,7 +22,7 @@ def main(store: str, cache: str, limit: str, seed: str, rounds: str, fsize: str 
     if fsize:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(fsize), int(fsize)))
     far = CountingStore(LocalStore(Path(store)))
-    objects = Repository.open(Cached(far, Path(cache), int(limit))).objects
+    objects = Repository.open(CachedStore(far, Path(cache), int(limit))).objects
     digests = sorted(found.key.rpartition("/")[2] for found in far.list("objects/"))
     order = random.Random(int(seed))
     print("ready", flush=True)

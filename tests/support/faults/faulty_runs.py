@@ -21,7 +21,7 @@ from m5ws.errors import M5Error
 from m5ws.records.determinism import environment
 from m5ws.records.environment import Declared, Determinism, Observed
 from m5ws.reproduce import reproduce, segments
-from m5ws.reproduce.segments import Joint
+from m5ws.reproduce.segments import JointResult
 from m5ws.runs import run, supervise
 from m5ws.snapshot import snapshot
 from tests.support.ranks.forks import ForkLauncher, ForkParents
@@ -113,7 +113,7 @@ class Runs:
 
     def train(self, *attempts: Mapping[str, Any], seed: int, nproc: int) -> str:
         """Make a run whose attempts have these faults and whose last attempt ends well; return its id."""
-        spec = run.spec(self.here.settings.run, run.Options(seed=seed, nproc=nproc))
+        spec = run.spec(self.here.settings.run, run.RunOptions(seed=seed, nproc=nproc))
         made = run.new_run(self._snapshot, spec)
         for fault in attempts or ({},):
             with self._planted(fault):
@@ -121,7 +121,7 @@ class Runs:
         assert result.outcome == "finished", f"{result.message}: {self._logs(made.id)}"
         return made.id
 
-    def verify(self, run_id: str, parallel: int = 1) -> Joint | M5Error:
+    def verify(self, run_id: str, parallel: int = 1) -> JointResult | M5Error:
         """Replay every segment, and return the joint verdict, or the error of a damaged run."""
         request = reproduce.ReplayRequest(original=run_id, env="warn")
 
@@ -137,7 +137,7 @@ class Runs:
             return error
         return segments.join(run_id, verdicts, wanted)
 
-    def _plan(self, made: Any) -> run.Plan:
+    def _plan(self, made: Any) -> run.AttemptPlan:
         return run.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
 
     @contextmanager

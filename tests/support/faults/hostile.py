@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from m5ws.records import codec
-from m5ws.records.base import Record, Sealed
+from m5ws.records.base import Record, SealedRecord
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptStarted, Batch, Event
@@ -207,7 +207,7 @@ class World:
 def plain(record: Record) -> dict[str, Any]:
     """Return a record as plain data, for hostile edits."""
     data = codec.encode(record)
-    return dict(msgspec.msgpack.decode(data[:-32] if isinstance(record, Sealed) else data))
+    return dict(msgspec.msgpack.decode(data[:-32] if isinstance(record, SealedRecord) else data))
 
 
 def packed(value: object) -> bytes:

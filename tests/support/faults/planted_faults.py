@@ -19,7 +19,7 @@ from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.segments import Joint
+from m5ws.reproduce.segments import JointResult
 from m5ws.reproduce.verdict.hints import MARK
 from m5ws.runs import history
 from tests.support.faults.faulty_runs import EVERY, STEPS, Runs
@@ -65,7 +65,7 @@ class Said(msgspec.Struct, frozen=True):
     words: str
 
 
-def judged(planted: Planted, answer: Joint | M5Error) -> Said:
+def judged(planted: Planted, answer: JointResult | M5Error) -> Said:
     """Compare the result of a run with its planted fault."""
     if isinstance(answer, M5Error):
         words, segment, step = str(answer), _range(str(answer), planted), _range(str(answer), planted)

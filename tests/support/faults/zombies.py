@@ -75,7 +75,7 @@ class Tries:
         """Begin an attempt as `m5ws run` does, with a list of its inherited checkpoints."""
         inherits = tuple(checkpoints.valid(self._new, run))
         started = AttemptStarted(attempt=attempt, host="here", observed=self._observed, inherits=inherits)
-        ledger.Writer(self._new, run, attempt, ledger.LAUNCHER).append([codec.encode(started)])
+        ledger.ChainWriter(self._new, run, attempt, ledger.LAUNCHER).append([codec.encode(started)])
 
     def _goes_on(self, run: str) -> None:
         """Act as attempt 2: begin, and save the zombie's step and the next one."""

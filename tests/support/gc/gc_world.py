@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
-from m5ws.records.gc import Rules
+from m5ws.records.gc import RetentionRules
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
@@ -100,7 +100,7 @@ class World:
             for _ in range(rounds):
                 repo = Repository(self._lies[1](TurnStore(self.store, actor)), self.repo.format)
                 try:
-                    planned = gc.plan(repo, Rules(), 0.0, workers=Serial, part_objects=3)
+                    planned = gc.plan(repo, RetentionRules(), 0.0, workers=Serial, part_objects=3)
                     if planned.id is not None:
                         grace(actor)
                         execute.execute(repo, planned.id, name, grace_s=0.0, workers=Serial)
@@ -122,7 +122,7 @@ class World:
         """Execute open plans, then plan and execute again, until nothing can be deleted."""
         while (due := execute.due(self.repo, 0.0)) is not None:
             execute.execute(self.repo, due.plan, "settling", grace_s=0.0, take_over=True, workers=Serial)
-        while (planned := gc.plan(self.repo, Rules(), 0.0, workers=Serial)).id is not None:
+        while (planned := gc.plan(self.repo, RetentionRules(), 0.0, workers=Serial)).id is not None:
             execute.execute(self.repo, planned.id, "settling", grace_s=0.0, workers=Serial)
 
     def ends_well(self) -> None:

@@ -9,7 +9,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
 from m5ws.records.environment import Observed
-from m5ws.records.gc import Done, Executing, Keep, Rules
+from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
 from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
@@ -136,7 +136,7 @@ def _train(repo: Repository, run: Run, attempts: int) -> None:
     made: list[str] = []
     for attempt in range(1, attempts + 1):
         planted.begin(repo, run.id, attempt, inherits=tuple(made), resume=made[-1] if made else None)
-        rank = ledger.Writer(repo, run.id, attempt, "0")
+        rank = ledger.ChainWriter(repo, run.id, attempt, "0")
         told: list[Event] = [RankStarted(rank=0, world=1, pid=1)]
         for step in (2 * attempt - 1, 2 * attempt):
             _append(rank, *told, _step(run, step, 2 * attempts), State(step=step))
@@ -167,7 +167,7 @@ def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
         repo, name, run.snapshot, spec=SPEC, purpose="reproduce", reproduces=run.id, created_s=run.created_s + 10
     )
     saved = _save(repo, replay, 1, 1, {})
-    rank = ledger.Writer(repo, name, 1, "0")
+    rank = ledger.ChainWriter(repo, name, 1, "0")
     _append(rank, RankStarted(rank=0, world=1, pid=1), _step(replay, 1, 1), State(step=1), saved, RankEnded(rank=0))
     started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
     ended = AttemptEnded(outcome="finished", exit_code=0, heads={"0": rank.head})
@@ -188,16 +188,16 @@ def plan(repo: Repository) -> None:
     """Add gc plans: two in progress, with parts and keeps, and two that are done."""
     for number in range(4):
         repo.objects.put(f"left behind {number}".encode())
-    for rules in (Rules(last=1), Rules(every=2)):
+    for rules in (RetentionRules(last=1), RetentionRules(every=2)):
         name = gc.plan(repo, rules, -60.0, part_objects=4).id
         assert name is not None
         for number in range(2):
             keep = Keep(digests=bytes([number]) * 32)
             bindings.create(repo.store, f"{plans.folder(name, 'keep')}{number}", keep)
-        bindings.create(repo.store, plans.executing_key(name), Executing(holder=name, host="h"))
+        bindings.create(repo.store, plans.executing_key(name), GcExecution(holder=name, host="h"))
     for name in ("20200101T000000Z-00000000", "20200102T000000Z-00000000"):
-        bindings.create(repo.store, plans.done_key(name), Done(checkpoints=0, objects=0, size_bytes=0, spared=0))
+        bindings.create(repo.store, plans.done_key(name), GcResult(checkpoints=0, objects=0, size_bytes=0, spared=0))
 
 
-def _append(writer: ledger.Writer, *events: Event) -> None:
+def _append(writer: ledger.ChainWriter, *events: Event) -> None:
     writer.append([codec.encode(event) for event in events])

@@ -9,7 +9,7 @@ import msgspec
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Declared, Observed
-from m5ws.records.gc import Keep, Rules
+from m5ws.records.gc import Keep, RetentionRules
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankStarted, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Dataset
@@ -60,12 +60,12 @@ def fill(repo: Repository, folder: Path, scale: Scale, seed: int = 1) -> None:
 def _plans(repo: Repository, home: Path) -> None:
     """Leave an executed plan and an open one, which retires a checkpoint and of which a writer keeps some objects."""
     repo.objects.put(b"left by a killed writer")
-    done = gc.plan(repo, Rules(), _AT_ONCE_S).id
+    done = gc.plan(repo, RetentionRules(), _AT_ONCE_S).id
     assert done is not None
     with execute.alone(home) as holder:
         execute.execute(repo, done, holder, grace_s=0.0)
     left = repo.objects.put(b"left by another")
-    planned = gc.plan(repo, Rules(last=1), _AT_ONCE_S)
+    planned = gc.plan(repo, RetentionRules(last=1), _AT_ONCE_S)
     assert planned.id is not None and planned.plan.references
     keep = Keep(digests=bytes.fromhex(left))
     bindings.create(repo.store, f"{plans.folder(planned.id, 'keep')}0", keep)
@@ -98,10 +98,10 @@ def _snapshot(repo: Repository, files: list[SourceFile], number: int) -> str:
 def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> str:
     spec = LaunchSpec(command=("a.py",), seed=7)
     run = planted.run(repo, draw.randbytes(6).hex(), snapshot, spec=spec, name="first")
-    launcher = ledger.Writer(repo, run.id, 1, ledger.LAUNCHER)
+    launcher = ledger.ChainWriter(repo, run.id, 1, ledger.LAUNCHER)
     observed = repo.objects.put_record(Observed(facts={"kernel": "6.1"}))
     _append(launcher, AttemptStarted(attempt=1, host="h", observed=observed))
-    ranks = {str(rank): ledger.Writer(repo, run.id, 1, str(rank)) for rank in range(2)}
+    ranks = {str(rank): ledger.ChainWriter(repo, run.id, 1, str(rank)) for rank in range(2)}
     for name, writer in ranks.items():
         _append(writer, RankStarted(rank=int(name), world=2, pid=1, facts={"threads": "1"}))
     for step in range(1, scale.batches):
@@ -118,5 +118,5 @@ def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> 
     return run.id
 
 
-def _append(writer: ledger.Writer, event: Event) -> None:
+def _append(writer: ledger.ChainWriter, event: Event) -> None:
     writer.append([codec.encode(event)])

@@ -97,7 +97,7 @@ def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: obje
 
 def append(repo: Repository, run_id: str, attempt: int, rank: str, *events: Event) -> None:
     """Publish events as the next batch of a chain."""
-    ledger.Writer(repo, run_id, attempt, rank).append([codec.encode(event) for event in events])
+    ledger.ChainWriter(repo, run_id, attempt, rank).append([codec.encode(event) for event in events])
 
 
 def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | None = None, **fields: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.records.explanation import Cause, Place
+from m5ws.records.explanation import Cause, FirstDifference
 from m5ws.reproduce.explain import causes, locate
 from m5ws.reproduce.explain.causes import Evidence
 from m5ws.runs.history import History
@@ -46,7 +46,7 @@ class Recorded(msgspec.Struct, frozen=True):
     last: int
     evidence: Evidence
 
-    def judged(self) -> tuple[Place | None, tuple[Cause, ...]]:
+    def judged(self) -> tuple[FirstDifference | None, tuple[Cause, ...]]:
         """Return the place and its causes, from the recorded evidence alone."""
         place = locate.first(self.evidence.one, self.evidence.two, range(self.first, self.last + 1))
         if place is None:

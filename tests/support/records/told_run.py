@@ -53,9 +53,9 @@ def made() -> Repository:
 
 def _train(repo: Repository, run: Run) -> None:
     observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
-    launcher = ledger.Writer(repo, run.id, 1, LAUNCHER)
+    launcher = ledger.ChainWriter(repo, run.id, 1, LAUNCHER)
     launcher.append(_stored([AttemptStarted(time_s=1.0, attempt=1, host="node", observed=observed)]))
-    ranks = {rank: ledger.Writer(repo, run.id, 1, str(rank)) for rank in range(2)}
+    ranks = {rank: ledger.ChainWriter(repo, run.id, 1, str(rank)) for rank in range(2)}
     for rank, writer in ranks.items():
         before: list[Event] = [RankStarted(time_s=2.0, rank=rank, world=2, pid=rank + 1)]
         before += [Step(time_s=2.0 + step, step=step, quantities={"loss": (1 / step).hex()}) for step in (1, 2, 3)]

@@ -11,7 +11,7 @@ from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
-from m5ws.snapshot.snapshot import Captured
+from m5ws.snapshot.snapshot import CapturedSnapshot
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
@@ -52,7 +52,7 @@ def take(
     probe: TokenizerProbe | None = None,
     message: str | None = None,
     dry_run: bool = False,
-) -> Captured:
+) -> CapturedSnapshot:
     """Take a snapshot of `root` with the workspace's index. Raises as `snapshot.take`."""
     arguments = (
         root,
@@ -67,7 +67,7 @@ def take(
     return snapshot.capture(*arguments, dry_run=True) if dry_run else snapshot.take(*arguments, message=message)
 
 
-def names(repo: Repository, captured: Captured) -> dict[str, list[str]]:
+def names(repo: Repository, captured: CapturedSnapshot) -> dict[str, list[str]]:
     """Return the names of the files of each part, without empty parts."""
     parts = {
         part: trees.located(repo.objects, repo.locations, tree).entries

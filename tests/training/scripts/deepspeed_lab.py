@@ -24,7 +24,7 @@ from m5ws.store import open_store
 from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
-from m5ws.training.state.staging import Buffers
+from m5ws.training.state.staging import HostBuffers
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -54,7 +54,7 @@ class Training:
         self.engine = engine_of(settings, Model(), not extra.get("offload", True), one_group)
         self.backend = DeepSpeedBackend(self.engine)
         self.group = group
-        self.buffers = Buffers()
+        self.buffers = HostBuffers()
 
     def step(self, number: int) -> dict[str, str]:
         torch.manual_seed(100 * number + dist.get_rank())

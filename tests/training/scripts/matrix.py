@@ -29,7 +29,7 @@ from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.training.runtime import collectives, context
-from m5ws.training.runtime.stop import Stop
+from m5ws.training.runtime.stop import StopRequest
 
 STEPS, AT = 3, 2
 
@@ -48,7 +48,9 @@ def session(repo: Repository, orders: Context, place: str, made: Any, total: int
     garbage() if fresh else torch.manual_seed(1000 + rank)
     spool = Path(orders.spool_dir) / f"{place}-{rank}.spool"
     writer = SpoolWriter(spool, genesis(orders.run, orders.attempt, str(rank)))
-    context.activate(context.Active(orders, repo, writer, Stop(Path(orders.spool_dir) / "stop", world), rank, world))
+    context.activate(
+        context.ActiveRank(orders, repo, writer, StopRequest(Path(orders.spool_dir) / "stop", world), rank, world)
+    )
     try:
         for step in m5ws.session(**parts, total_steps=total).steps():
             step.record(**step_of(step))

@@ -21,7 +21,7 @@ from m5ws.store import open_store
 from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
-from m5ws.training.state.staging import Buffers
+from m5ws.training.state.staging import HostBuffers
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.records import kinds
@@ -135,7 +135,7 @@ def main(store: str) -> None:
             found = fingerprint.fingerprints(backend.tensors(), layout.group)
             expected = expected or found
             assert found == expected, f"{saving} trained to another state"
-            staged = backend.stage(Buffers())
+            staged = backend.stage(HostBuffers())
             wipe(backend)  # the staged copy does not share the training's memory
             saved = staged.save(objects, layout.group, found)
         box = collectives.broadcast((saved.tensors, saved.common) if saved and rank == 0 else None, all_ranks)

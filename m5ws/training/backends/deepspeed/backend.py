@@ -26,7 +26,7 @@ from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
 from m5ws.training.compat import engine as internals
 from m5ws.training.runtime import collectives
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import Copier, Copies
+from m5ws.training.state.staging import HostCopies, Stager
 
 _BUFFERS = "buffers"
 _Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
@@ -109,9 +109,9 @@ class DeepSpeedBackend:
             raise StateError(f"DeepSpeed does not save {', '.join(missing)}, which it needs to load")
         deepspeed_state.rehearse(files)
 
-    def stage(self, copier: Copier) -> "_Staged":
+    def stage(self, copier: Stager) -> "_Staged":
         structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
-        copies = Copies(copier)
+        copies = HostCopies(copier)
         copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
         # DeepSpeed's files hold nearly all pieces; a rank that saves no parameters copies its replicas too.
         pieces = [

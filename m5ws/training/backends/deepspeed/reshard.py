@@ -14,7 +14,7 @@ from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.repository.objects import Objects
-from m5ws.repository.tensors import Layout, Parts, Reader
+from m5ws.repository.tensors import Layout, PartCache, TensorReader
 from m5ws.training.backends.base import Plain
 from m5ws.training.backends.deepspeed import checkpoint_engine
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
@@ -59,7 +59,7 @@ def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
     numbers = deepspeed_state.read_numbers(objects, content.blobs[_first(optimizer[0])], tensors)
     state = _State(engine, deepspeed_weights.load_shards(objects, content), numbers["optimizer_state_dict"])
     with ThreadPoolExecutor(_THREADS) as pool:
-        reads = _Reads(Parts(objects), pool)
+        reads = _Reads(PartCache(objects), pool)
         stored |= state.model(own.get(model, {}), reads)
         zero = state.optimizer(own[optimizer[0]]["optimizer_state_dict"], reads)
         reads.wait_all()
@@ -87,7 +87,7 @@ def _first(name: str) -> str:
 class _Reads:
     """Parallel reads of elements of stored tensors into new ones."""
 
-    def __init__(self, parts: Parts, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: PartCache, pool: ThreadPoolExecutor) -> None:
         self._parts = parts
         self._pool = pool
         self._jobs: list[Any] = []
@@ -96,7 +96,7 @@ class _Reads:
         """Read elements from `start` on into one-dimensional memory of the same type. Raises RestoreError."""
         if str(target.dtype) != f"torch.{source.dtype}":
             raise RestoreError(f"{source.name} is stored as {source.dtype} and is {target.dtype} now")
-        memory, reader, first = target.view(torch.uint8).numpy().data, Reader(self._parts, source), start
+        memory, reader, first = target.view(torch.uint8).numpy().data, TensorReader(self._parts, source), start
         first *= source.item_bytes
         for begin in range(0, memory.nbytes, _READ_BYTES):
             piece = memory[begin : begin + _READ_BYTES]
@@ -108,7 +108,7 @@ class _Reads:
             job.result()
 
 
-def _fill(reader: Reader, target: memoryview, first: int) -> None:
+def _fill(reader: TensorReader, target: memoryview, first: int) -> None:
     target[:] = reader.read(first, first + target.nbytes)
 
 
