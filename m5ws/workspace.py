@@ -196,6 +196,16 @@ class Workspace:
 
         return Git(self.environment)
 
+    def author(self) -> str | None:
+        """Return git's user, the author of notes; None without git, a repository or a user."""
+        from m5ws.snapshot.sources.git import Git
+        from m5ws.snapshot.sources.git_start import GitError
+
+        try:
+            return Git(self.environment).author(self.root)
+        except GitError:
+            return None
+
     def history(self) -> CommitHistory:
         """Return the commit history of the repository around this workspace, which is read on use."""
         from m5ws.snapshot.sources.git_history import GitHistory

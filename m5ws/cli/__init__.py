@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": "Check a verdict written by `m5ws attest`.",
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot or a run.",
+    "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
     "certify": "Test that resuming from a checkpoint gives the same bits as uninterrupted training.",
     "bisect": "Find the change between two runs that makes their results differ.",

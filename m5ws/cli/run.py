@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
+import msgspec
 
-from m5ws.cli import detached, environment
+from m5ws.cli import detached, environment, note
 from m5ws.cli.parameters import launch_options, names, run_source
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output
@@ -100,10 +101,14 @@ def command(
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
     run_source.refuse_useless(context)
+    if given["why"] is not None:
+        note.refuse_invalid(given["why"])
     here = names.workspace(context)
     repo = names.open_repository(here, create=True)
     run = run_source.select(here, repo, given, _launch(script(context), given))
     ports, plan = _plan(here, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"])
+    if (why := given["why"]) is not None:
+        plan = msgspec.structs.replace(plan, why=note.write(here, run.id, why, kind="why"))
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:

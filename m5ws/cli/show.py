@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from m5ws.records.commit import CommitFacts
     from m5ws.records.environment import Observed
+    from m5ws.records.note import Note
     from m5ws.records.run import Parent
     from m5ws.records.verdict import Change
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
@@ -125,6 +126,8 @@ def _run(view: "RunView") -> str:
         "seed": str(spec.seed) if spec.seed is not None else None,
     }
     lines = [f"run {run.id}", output.fields(fields, "  ")]
+    if view.notes:
+        lines += ["", "notes:", *map(_note, view.notes)]
     for attempt in state.attempts:
         lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
     if view.checkpoints:
@@ -142,6 +145,13 @@ def _run(view: "RunView") -> str:
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _note(note: "Note") -> str:
+    head = " ".join(part for part in (output.moment(note.created_s), note.author) if part)
+    kind = "why: " if note.kind == "why" else ""
+    outcome = f" [{note.outcome}]" if note.outcome else ""
+    return f"  {head}: {kind}{note.text}{outcome}"
 
 
 def _found(row: "RunRow") -> str:

@@ -18,6 +18,7 @@ from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
+from m5ws.records.note import Note
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation
@@ -44,6 +45,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("runs/<run>/summaries/<attempt>-<batches>", AttemptSummary, {}),
     ("runs/<run>/verdict", Verdict, {"run": "replay"}),
     ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
+    ("notes/<run>/<time>-<nonce>", Note, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("gc/<plan>.plan", GcPlan, {}),
     ("gc/<plan>/garbage/<n>", Garbage, {}),

@@ -15,7 +15,7 @@ from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
 from m5ws.records.snapshot import Snapshot
-from m5ws.repository import runs, snapshots
+from m5ws.repository import notes, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.ledger import ledger
@@ -63,6 +63,8 @@ def publish(
     """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
     if plan.attempt == 1:
         runs.publish(repo, plan.run)
+        if plan.why is not None:
+            notes.publish(repo, plan.why)
     observed = observer.observe(variables)
     started = AttemptStarted(
         time_s=time.time(),

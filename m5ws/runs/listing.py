@@ -15,10 +15,11 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.commit import CommitFacts
 from m5ws.records.environment import Observed
+from m5ws.records.note import Note
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
-from m5ws.repository import checkpoints, concurrency, lineage, run_index, runs, snapshots
+from m5ws.repository import checkpoints, concurrency, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
@@ -117,6 +118,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     lineage_whole: bool = True
     forks: tuple[RunRow, ...] = ()
     joint: JointVerdict | None = None
+    notes: tuple[Note, ...] = ()
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first one's; those without a difference are left out."""
     commit: CommitFacts | None = None
@@ -189,6 +191,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         lineage_whole=whole,
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
+        notes=tuple(notes.load(repo, run_id)),
         environments=attempt_environments.within(repo, run_id),
     )
 

@@ -221,8 +221,8 @@ def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
             with telling(mark.parent):
                 if (verdict := runs.verdict(repo, runs.load(repo, run))) is not None:
                     tracker.write_verdict(verdict)
-                if (joint := runs.joint(repo, run)) is not None:
-                    tracker.write_joint(joint)
+                if runs.joint(repo, run) is not None:
+                    tracker.refresh(run)
         except (M5Error, OSError) as error:
             # The others would fail in the same way, each after the same time.
             return [f"the tracker lacks the verdict of run {run}: {error}"]

@@ -20,6 +20,7 @@ from m5ws.config.settings import RunSettings
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.records import determinism, portable
 from m5ws.records.launch import Context, LaunchRequest, Saving
+from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec, Parent, Run, Trainer
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import bindings, checkpoints, runs, snapshots
@@ -52,7 +53,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt, ready for execution, with its own `directory`. It starts from the checkpoint `resume`.
 
-    `outputs`: if there is no such checkpoint, output files of an earlier attempt to restore.
+    `outputs`: if there is no such checkpoint, output files of an earlier attempt to restore. `why`: the expectation of
+    a new run, which is published with the run.
     """
 
     run: Run
@@ -64,6 +66,7 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     inherits: tuple[str, ...] = ()
     """The checkpoints that were valid at planning. Later publications of older attempts are ignored."""
     outputs: StoredOutputs | None = None
+    why: Note | None = None
 
     @property
     def from_scratch(self) -> bool:

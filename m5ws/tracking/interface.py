@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.records.verdict import Verdict
 
 
 class FollowedRun(Protocol):
@@ -37,8 +37,8 @@ class Tracker(Protocol):
     def write_verdict(self, verdict: Verdict) -> None:
         """Show a published verdict on the pages of all its runs. Raises M5Error if the tracker does not answer."""
 
-    def write_joint(self, joint: JointVerdict) -> None:
-        """Show a published joint verdict on the run's page. Raises M5Error if the tracker does not answer."""
+    def refresh(self, run: str) -> None:
+        """Show a run's published verdicts and notes on its page. Raises M5Error if the tracker does not answer."""
 
     def resolve(self, text: str) -> str | None:
         """Return the run of a tracker's id or page URL, or None. Raises M5Error as above."""

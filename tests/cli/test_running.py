@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.repository import snapshots
+from m5ws.repository import notes, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from tests.support.ranks.forks import ForkParents
@@ -86,9 +86,11 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
 def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(place: Path) -> None:
     (place / "m5ws.toml").write_text("[run]\ncommand = ['train.py']\n[mlflow]\nenabled = false\n")
     (place / "train.py").write_text("print(open('config.yaml').read())\n")
-    done = _here(place, "run", "--set", "lr=0.25", "-m", "on the spot")
+    done = _here(place, "run", "--set", "lr=0.25", "-m", "on the spot", "--why", "a higher rate")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
+    (note,) = json.loads(_here(place, "show", run, "--json").stdout)["notes"]
+    assert (note["kind"], note["text"]) == ("why", "a higher rate")
     assert "lr: 0.25" in _here(place, "logs", run).stdout
     rows = json.loads(_here(place, "ls", "--json").stdout)
     taken = next(row for row in rows["snapshots"] if row["message"] == "on the spot")
@@ -181,9 +183,10 @@ def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_befor
 
 def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('far away')\n")
-    done = _m5(place, "run", snapshot, "--detach", "--", "train.py")
+    done = _m5(place, "run", snapshot, "--detach", "--why", "it is far", "--", "train.py")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
+    assert [(note.kind, note.text) for note in notes.load(home, run)] == [("why", "it is far")]
     assert _m5(place, "logs", run, "-f").stdout == "far away\n"
     _until(lambda: json.loads(_m5(place, "show", run, "--json").stdout)["standing"] == "finished")
 

@@ -132,6 +132,11 @@ def _of_joint(world: World, key: str) -> Commands:
     return verbs + ([("show", run)] if newest else [])
 
 
+def _of_note(world: World, key: str) -> Commands:
+    run = key.split("/")[1]
+    return [("show", run), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
+
+
 def _of_pin(world: World, key: str) -> Commands:
     return [("gc", "--dry-run"), ("push", key.split("/")[1], "--to", str(world.root / "out"), "--dry-run")]
 
@@ -158,6 +163,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "runs/<run>/summaries/<attempt>-<batches>": _of_summary,
     "runs/<run>/verdict": _of_verdict,
     "runs/<run>/joint/<time>-<nonce>": _of_joint,
+    "notes/<run>/<time>-<nonce>": _of_note,
     "pins/<run>/<step>-<attempt>": _of_pin,
     "gc/<plan>.plan": _of_plan,
     "gc/<plan>/garbage/<n>": _of_plan,

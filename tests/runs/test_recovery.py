@@ -180,8 +180,8 @@ class _Tracker:
     def write_verdict(self, verdict: Verdict) -> None:
         self._take(verdict.replay)
 
-    def write_joint(self, joint: JointVerdict) -> None:
-        self._take(f"joint {joint.run}")
+    def refresh(self, run: str) -> None:
+        self._take(f"joint {run}")
 
     def _take(self, what: str) -> None:
         if self.fails:

@@ -8,9 +8,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from m5ws.records.note import Note
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence, DivergenceSummary, JointVerdict, Recheck, Verdict
-from m5ws.repository import runs
+from m5ws.repository import notes, runs
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.client import TrackerError
 from m5ws.tracking.mlflow.follower import Follower
@@ -195,11 +196,28 @@ def test_what_segments_say_together_is_on_the_run_s_page(
         created_s=3.0,
     )
     runs.publish_joint(repo, joint)
-    tracker.write_joint(joint)
+    tracker.refresh(joint.run)
     tags = _tags(client, run)
     told = [tags[f"m5ws.segments.{name}"] for name in ("verified", "differs", "not_verified")]
     assert (tags["m5ws.verdict"], told) == ("diverged", ["steps 1-10", "steps 11-20", "steps 21-30"])
     assert "**diverged**, segment by segment: steps 11-20: another loss" in tags["mlflow.note.content"]
+    _deliver(tracker, run)
+    assert _tags(client, run) == tags
+
+
+def test_notes_are_on_the_run_s_page_at_once_and_after_every_delivery(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    notes.publish(repo, Note(run=run.id, text="the spike\n goes", kind="why", created_s=1.0))
+    _finished(repo, run)
+    _deliver(tracker, run)
+    assert _tags(client, run)["m5ws.why"] == "the spike goes" and "m5ws.outcome" not in _tags(client, run)
+    notes.publish(repo, Note(run=run.id, text="x" * 600, outcome="refuted", created_s=2.0))
+    tracker.refresh(run.id)
+    tags = _tags(client, run)
+    assert (tags["m5ws.outcome"], tags["m5ws.note"]) == ("refuted", "x" * 600)
+    told = tags["mlflow.note.content"]
+    assert "**Why**: the spike goes" in told and f"**Note** (refuted): {'x' * 500}…" in told
     _deliver(tracker, run)
     assert _tags(client, run) == tags
 

@@ -42,6 +42,7 @@ options = grouped(
         type=click.Choice(["data", "schedule", "generators"]),
         help="With --from: reset this part of the state; may be repeated.",
     ),
+    click.option("--why", type=names.Text(), metavar="TEXT", help="Note with the expectation of the new run."),
 )
 
 
@@ -56,6 +57,7 @@ class RunArguments(TypedDict):
     from_scratch: bool
     from_: str | None
     restart: tuple[Literal["data", "schedule", "generators"], ...]
+    why: str | None
     planned: Path | None
 
 

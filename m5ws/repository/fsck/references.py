@@ -13,6 +13,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.note import Note
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
@@ -20,7 +21,7 @@ from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, checkpoints, outputs, run_index, runs
+from m5ws.repository import bindings, checkpoints, notes, outputs, run_index, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import packings, trees
@@ -85,6 +86,7 @@ class References:
         jobs: list[Callable[[], None]] = [self._format]
         jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         jobs += [partial(self._run, run) for run in self.runs]
+        jobs += [partial(self._notes, run) for run in names(notes.PREFIX)]
         jobs += [partial(self._pins, run) for run in names(checkpoints.PINS)]
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
@@ -213,6 +215,12 @@ class References:
             for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
                 if not known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
+
+    def _notes(self, run_id: str) -> None:
+        if run_id not in self.runs:
+            self._add("dangling", f"{notes.PREFIX}{run_id}", f"run {run_id} does not exist")
+        for name in self._repo.store.names(notes.prefix(run_id)):
+            self._decode(f"{notes.prefix(run_id)}{name}", Note, f"run {run_id}")
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

@@ -7,12 +7,13 @@ from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.note import Note
 from m5ws.records.outputs import ANY_OUTPUTS
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice
 from m5ws.records.verdict import JointVerdict
-from m5ws.repository import bindings, checkpoints, concurrency, outputs, run_index, runs, snapshots
+from m5ws.repository import bindings, checkpoints, concurrency, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ids import Kind
 from m5ws.repository.ledger import ledger
@@ -85,7 +86,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     joints = [f"{runs.joints_of(name)}{stamp}" for stamp in repo.store.names(runs.joints_of(name))]
     for key in joints:
         bindings.record(repo.store, key, JointVerdict)
-    return [*keys, *joints, *_derived(repo, name)]
+    noted = notes.keys(repo, name)
+    for key in noted:
+        bindings.record(repo.store, key, Note)
+    return [*keys, *joints, *noted, *_derived(repo, name)]
 
 
 def _derived(repo: Repository, run: str) -> Iterator[str]:

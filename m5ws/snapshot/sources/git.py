@@ -68,6 +68,12 @@ class Git:
             glanceable=listing.plain and not listing.nested,
         )
 
+    def author(self, root: Path) -> str | None:
+        """Return git's user for the repository around `root`; None without a repository or a user. Raises GitError."""
+        if not git_start.in_repository(os.fspath(root)):
+            return None
+        return _remote_and_author(self._facts(root), None)[1]
+
     def glance(self, root: Path) -> Callable[[], Glance | None]:
         """As `SourceControl.glance`. Raises GitError."""
         root = Path(os.path.realpath(root))

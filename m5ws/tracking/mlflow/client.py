@@ -86,8 +86,8 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
             RunPage(mlflow, found[0], found[1:]).judge(subject, [*known, verdict], joint)
 
 
-def write_joint(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
-    """Write a run's verdicts and newest joint verdict to its page. Raises as `write_verdict`."""
+def refresh(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
+    """Write a run's verdicts, newest joint verdict and notes to its page. Raises as `write_verdict`."""
     from m5ws.tracking.mlflow.run_page import RunPage
 
     repo = Repository.open(open_store(store_url))

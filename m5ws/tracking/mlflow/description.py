@@ -5,6 +5,7 @@ m5ws writes only between two markers. Text around them stays.
 
 from collections.abc import Sequence
 
+from m5ws.records.note import Note
 from m5ws.records.verdict import Change, Divergence, JointVerdict, Recheck, Verdict
 from m5ws.tracking.mlflow.tags import Subject
 
@@ -12,6 +13,7 @@ BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"
 _CHANGES = 12
 _CHARACTERS = 5000
+_NOTE_CHARACTERS = 500
 
 
 def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
@@ -42,8 +44,16 @@ def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | No
     ]
     if subject.annotation and subject.annotation.message:
         lines.append(f"> {' '.join(subject.annotation.message.split())}")
+    lines += [_noted(note) for note in subject.notes]
     lines.append(f"Reproduce it: `m5ws reproduce {run.id}`")
     return "\n\n".join(lines)[:_CHARACTERS]
+
+
+def _noted(note: Note) -> str:
+    kind = "Why" if note.kind == "why" else "Note"
+    outcome = f" ({note.outcome})" if note.outcome else ""
+    text = " ".join(note.text.split())
+    return f"> **{kind}**{outcome}: {text[:_NOTE_CHARACTERS]}{'…' * (len(text) > _NOTE_CHARACTERS)}"
 
 
 def placed(existing: str | None, text: str) -> str:

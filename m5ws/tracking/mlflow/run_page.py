@@ -60,7 +60,7 @@ class RunPage:
     ) -> None:
         """Set tags, description, parameters and datasets, on the script's other runs too."""
         tags = mlflow_subject.tags(subject) | description.verdict_tags(subject.run.id, verdicts, joint) | dict(more)
-        tags |= self._lineage(subject.run)
+        tags |= mlflow_subject.note_tags(subject) | self._lineage(subject.run)
         text = description.note(subject, verdicts, joint)
         params = mlflow_params.params(repo, subject)
         for run_id in (self.run_id, *self.others):
@@ -75,8 +75,8 @@ class RunPage:
         return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
 
     def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
-        """Set the verdicts of the run, and nothing else."""
-        tags = description.verdict_tags(subject.run.id, verdicts, joint)
+        """Set the verdicts and notes of the run, and nothing else."""
+        tags = description.verdict_tags(subject.run.id, verdicts, joint) | mlflow_subject.note_tags(subject)
         text = description.note(subject, verdicts, joint)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)

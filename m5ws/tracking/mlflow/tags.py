@@ -13,9 +13,10 @@ import msgspec
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import OTHER_ENVIRONMENT, AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository import runs, snapshots
+from m5ws.repository import notes, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
@@ -44,6 +45,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     facts: dict[str, str | None] = {}
     environments: dict[int, str] = {}
+    notes: tuple[Note, ...] = ()
 
 
 class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ def load(repo: Repository, run_id: str) -> Subject:
         attempt=attempt,
         facts={} if attempt is None else _facts(repo, run_id, attempt),
         environments=dict(_environments(repo, run_id)),
+        notes=tuple(notes.load(repo, run_id)),
     )
 
 
@@ -96,6 +99,13 @@ def tags(subject: Subject) -> dict[str, str]:
     if (parent := subject.run.parent) is not None:
         own |= {"m5ws.parent_run": parent.run, "m5ws.parent_step": str(parent.step)}
     return {key: _one_line(value) for key, value in (own | _source(subject)).items()}
+
+
+def note_tags(subject: Subject) -> dict[str, str]:
+    """Return the tags of a run's notes: its expectation, the newest note and the newest outcome; no absent ones."""
+    newest = next((note.text for note in reversed(subject.notes) if note.kind == "note"), None)
+    found = {"why": notes.why(subject.notes), "note": newest, "outcome": notes.outcome(subject.notes)}
+    return {f"m5ws.{key}": _one_line(value) for key, value in found.items() if value is not None}
 
 
 def name(run: Run) -> str:

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from typing import IO
 
-from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.tracking.mlflow.follower import FollowerOptions
 from m5ws.tracking.mlflow.migrations import installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
@@ -95,10 +95,10 @@ class Mlflow:
 
         client.write_verdict(self.tracking_uri, self.experiment, self._store_url, verdict)
 
-    def write_joint(self, joint: JointVerdict) -> None:
+    def refresh(self, run: str) -> None:
         from m5ws.tracking.mlflow import client
 
-        client.write_joint(self.tracking_uri, self.experiment, self._store_url, joint.run)
+        client.refresh(self.tracking_uri, self.experiment, self._store_url, run)
 
     def resolve(self, text: str) -> str | None:
         from m5ws.tracking.mlflow import client

@@ -20,10 +20,11 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
+from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
-from m5ws.repository import bindings, checkpoints, outputs, reindex, runs
+from m5ws.repository import bindings, checkpoints, notes, outputs, reindex, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.gc import gc
@@ -126,6 +127,7 @@ def _fill(repo: Repository, root: Path) -> None:
             checkpoints.keep(repo, name, checkpoints.name(step, 1))
         for when in (1.0, 2.0):
             runs.publish_joint(repo, JointVerdict(run=name, outcome="sampled", reason="", of=2, created_s=when))
+            notes.publish(repo, Note(run=name, text=f"at {when}", created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
     reindex.fill(repo)

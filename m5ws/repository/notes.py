@@ -1,0 +1,59 @@
+"""Notes about runs: `notes/<run>/…`, each written once.
+
+They are beside `runs/`, so one listing names all runs with notes.
+"""
+
+import os
+from collections.abc import Sequence
+
+from m5ws.errors import UsageError
+from m5ws.records.note import Note, NoteOutcome
+from m5ws.repository import bindings, concurrency
+from m5ws.repository.repository import Repository
+
+PREFIX = "notes/"
+_MOST_CHARACTERS = 10_000
+
+
+def refuse_invalid(text: str) -> None:
+    """Raise UsageError if a text is empty or too long for a note."""
+    if not text.strip():
+        raise UsageError("the text of the note is empty")
+    if len(text) > _MOST_CHARACTERS:
+        raise UsageError(f"the note has {len(text):,} characters, but at most {_MOST_CHARACTERS:,} are stored")
+
+
+def prefix(run_id: str) -> str:
+    """Return the key prefix of the notes about a run."""
+    return f"{PREFIX}{run_id}/"
+
+
+def publish(repo: Repository, note: Note) -> Note:
+    """Publish a note about a published run, and return it as stored."""
+    stamp = f"{int(note.created_s * 1000):014d}-{os.urandom(4).hex()}"
+    return bindings.create(repo.store, f"{prefix(note.run)}{stamp}", note)
+
+
+def keys(repo: Repository, run_id: str) -> list[str]:
+    """Return the keys of the notes about a run, oldest first."""
+    return [f"{prefix(run_id)}{name}" for name in sorted(repo.store.names(prefix(run_id)))]
+
+
+def load(repo: Repository, run_id: str) -> list[Note]:
+    """Return the notes about a run, oldest first. Raises CorruptObject, Misplaced, UnknownSchema."""
+    return list(concurrency.for_each(lambda key: bindings.record(repo.store, key, Note), keys(repo, run_id)))
+
+
+def annotated_runs(repo: Repository) -> frozenset[str]:
+    """Return the ids of all runs with notes. One listing."""
+    return frozenset(repo.store.names(PREFIX))
+
+
+def why(notes: Sequence[Note]) -> str | None:
+    """Return the expectation with which a run was started, or None."""
+    return next((note.text for note in notes if note.kind == "why"), None)
+
+
+def outcome(notes: Sequence[Note]) -> NoteOutcome | None:
+    """Return the newest outcome in notes, or None."""
+    return next((note.outcome for note in reversed(notes) if note.outcome is not None), None)
