@@ -34,7 +34,7 @@ from m5ws.repository import reindex, run_index, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
-from m5ws.runs import history, listing
+from m5ws.runs import history, listing, run_table
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 from tests.support.stores.passing_store import PassingStore
@@ -132,7 +132,10 @@ def _compared(repo: Repository) -> None:
 
 
 ROWS = {
-    "ls": listing.list_runs,
+    "ls": lambda repo: run_table.select(repo, limit=20),
+    "ls --where 'state=failed'": lambda repo: run_table.select(repo, "state=failed", limit=20),
+    "ls --where 'loss<0.5'": lambda repo: run_table.select(repo, "loss<0.5", limit=20),
+    "ls --where 'grad_norm<3'": lambda repo: run_table.select(repo, "grad_norm<3", limit=20),
     "show RUN": lambda repo: listing.view_run(repo, f"{0:012x}"),
     "show SNAPSHOT": lambda repo: listing.view_snapshot(repo, snapshots.ids(repo)[0]),
     "show, long run": lambda repo: listing.view_run(repo, A),
@@ -192,7 +195,10 @@ def main() -> None:
         root = Path(folder)
         stores: dict[str, tuple[Path, tuple[str, ...]]] = {}
         many(root / "many", arguments.runs)
-        stores[f"{arguments.runs:,} runs"] = (root / "many", ("ls", "show RUN", "show SNAPSHOT"))
+        stores[f"{arguments.runs:,} runs"] = (
+            root / "many",
+            tuple(row for row in ROWS if row.startswith(("ls", "show RUN", "show SNAPSHOT"))),
+        )
         for part in (4, 2, 1):
             steps = arguments.steps // part
             long(root / f"long-{part}", steps, arguments.ranks)

@@ -1,5 +1,7 @@
 """`m5ws ls`."""
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -10,39 +12,73 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.runs.listing import RunRow, SnapshotRow
 
+_LIMIT = 20
+_CHANGES = 4
+_CHARACTERS = 60
+
 
 @click.command("ls")
 @click.option("--snapshots", "only", flag_value="snapshots", help="List snapshots only.")
 @click.option("--runs", "only", flag_value="runs", help="List runs only.")
+@click.option("--where", "condition", type=names.Text(), metavar="CONDITION", help="List runs that meet CONDITION.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="List the newest N snapshots and the newest N runs; 0 lists all.",
+)
 @output.json_option
 @click.pass_context
-def command(context: click.Context, only: str | None, as_json: bool) -> None:
+def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 
-    The newest come first.
+    The newest come first, and replays below their originals. Runs have their last and lowest loss, and their name or
+    the parameters that are not the same in all listed runs.
+
+    CONDITION compares values with numbers, words or quoted text by < <= > >= = != and ~ (contains), joined by and, or,
+    not and parentheses. Names are id, name, age (such as 2h or 3d, without spaces), state, step, attempts, loss, best
+    (the lowest loss), snapshot, reproduces, parent, verdict, why, note and outcome (of notes); config keys, or their
+    last part; launch.FIELD; and other quantities of the last step. A run without a value does not meet a comparison.
 
     \b
-    Example:
+    Examples:
       m5ws ls --runs
+      m5ws ls --where 'loss<3 and lr>1e-4 and age<7d'
+      m5ws ls --where 'why ~ "warmup" or outcome=refuted'
     """
-    from m5ws.runs import listing
+    from m5ws.runs import listing, run_table
 
+    only = "runs" if condition is not None and only is None else only
     repo = names.open_repository(names.workspace(context))
     with progress.Bar() as bar:
-        snapshots = listing.list_snapshots(repo, bar) if only != "runs" else []
-        runs = listing.list_runs(repo, bar) if only != "snapshots" else []
+        snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
+        runs = run_table.select(repo, condition, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
+    more = {"snapshots": snapshots.more, "runs": runs.more}
     if as_json:
-        return output.print_json({"snapshots": snapshots, "runs": runs})
-    if snapshots:
-        output.echo(output.table(("SNAPSHOT", "WHEN", "COMMIT", "MESSAGE"), [_snapshot(row) for row in snapshots]))
-    if snapshots and runs:
+        return output.print_json({"snapshots": snapshots.rows, "runs": runs.rows, "more": more})
+    if snapshots.rows:
+        output.echo(output.table(("SNAPSHOT", "WHEN", "COMMIT", "MESSAGE"), [_snapshot(row) for row in snapshots.rows]))
+    if snapshots.rows and runs.rows:
         output.echo()
-    if runs:
-        heads = ("RUN", "WHEN", "STATE", "STEP", "SNAPSHOT", "NAME")
-        output.echo(output.table(heads, [_run(row) for row in runs]))
-    if not snapshots and not runs:
-        output.print_note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
+    if runs.rows:
+        output.echo(_runs(runs.rows))
+    _print_notes(more, runs.unreadable)
+    if not snapshots.rows and not runs.rows:
+        output.print_note(
+            "no run meets the condition"
+            if condition is not None
+            else "no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`"
+        )
     return None
+
+
+def _print_notes(more: Mapping[str, int], unreadable: int) -> None:
+    if left := " and ".join(f"{number:,} older {kind}" for kind, number in more.items() if number):
+        output.print_note(f"{left} not listed; `--limit N` lists more, `--limit 0` all")
+    if unreadable:
+        output.print_note(f"{unreadable:,} damaged runs were not searched; `m5ws fsck` names them")
 
 
 def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
@@ -53,12 +89,40 @@ def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
     return output.short(row.id), output.moment(row.created_s), commit, message.split("\n")[0]
 
 
-def _run(row: "RunRow") -> tuple[str, ...]:
+def _runs(rows: "Sequence[RunRow]") -> str:
+    heads = ("RUN", "AGE", "STATE", "STEP", "LOSS", "LOWEST", "SNAPSHOT", "NAME AND CHANGES")
+    now_s, originals = time.time(), {row.id for row in rows if row.reproduces is None}
+    return output.table(heads, [_run(row, now_s, below=row.reproduces in originals) for row in rows])
+
+
+def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
-    start = f"from {row.parent.run}@{row.parent.step}" if row.parent else ""
-    name = ", ".join(text for text in (row.name, start) if text)
-    if row.reproduces:
-        name = f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else "")
     state = "damaged" if row.problem else row.standing
+    age = output.duration(now_s - row.created_s) if row.created_s else "-"
+    told = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")
-    return row.id, output.moment(row.created_s), state, step, snapshot, row.problem or name
+    return "  " * below + row.id, age, state, step, _loss(row.loss), _loss(row.lowest_loss), snapshot, told
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _described(row: "RunRow") -> list[str]:
+    """Return the name of a run, its start and verdict, its changed parameters and its expectation."""
+    words = [row.name] if row.name else []
+    if row.reproduces:
+        words.append(f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else ""))
+    elif row.parent:
+        words.append(f"from {row.parent.run}@{row.parent.step}")
+    changes = [f"{name}={_cut(value)}" for name, value in row.changes.items() if value is not None]
+    words += changes[:_CHANGES]
+    words += [f"{len(changes) - _CHANGES} more"] if len(changes) > _CHANGES else []
+    if row.why:
+        words.append(f"why: {_cut(row.why)}")
+    return [*words, row.note_outcome] if row.note_outcome else words
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"

@@ -38,10 +38,10 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
     if run is not None and known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
         run_index.write_verdict(repo, verdict)
         lacked = True
-    if known.ended is not None and known.ended.is_final:
+    if known.ended is not None and known.ended.is_final and known.ended.losses is not None:
         return lacked
     for attempt in ledger.attempts(repo, run_id):
-        if (known.ended is None or attempt > known.ended.attempt) and summaries.load(repo, run_id, attempt) is None:
+        if attempt not in known.losses:
             ranks = [rank for rank in ledger.ranks(repo, run_id, attempt) if rank != ledger.LAUNCHER]
             chains = {rank: summaries.read(repo, run_id, attempt, rank) for rank in ranks}
             run_index.write_ended(repo, run_id, attempt, chains)

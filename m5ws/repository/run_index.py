@@ -14,11 +14,12 @@ from contextlib import suppress
 import msgspec
 
 from m5ws.errors import ObjectExists
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Step
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import summaries
 from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.losses import LossRange
 from m5ws.repository.ledger.summaries import ChainSummary
 from m5ws.repository.repository import Repository
 
@@ -39,21 +40,26 @@ class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
+    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt.
+
+    `losses` is None in keys of older builds.
+    """
 
     attempt: int
     is_final: bool
     outcome: str
     last_step: int
     total_steps: int | None = None
+    losses: LossRange | None = None
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are those by attempt."""
 
     created: RunCreation | None = None
     ended: AttemptEnd | None = None
     outcome: str | None = None
+    losses: dict[int, LossRange] = {}
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
@@ -67,8 +73,9 @@ def created(run: Run) -> RunCreation:
     )
 
 
-def ended(attempt: int, launcher: list[AnyEvent], last: Step | None) -> AttemptEnd | None:
-    """Return the fact of an attempt's end from its launcher's events and rank 0's last step; None while it has none."""
+def ended(attempt: int, launcher: list[AnyEvent], rank: ChainSummary | None) -> AttemptEnd | None:
+    """Return the fact of an attempt's end from the launcher's events and rank 0's chain; None while it has none."""
+    last = summaries.last_step(rank.events) if rank is not None else None
     end = next((event for event in reversed(launcher) if isinstance(event, AttemptEnded)), None)
     if end is None:
         return None
@@ -79,6 +86,7 @@ def ended(attempt: int, launcher: list[AnyEvent], last: Step | None) -> AttemptE
         outcome=end.outcome,
         last_step=max(begin, last.step if last is not None else 0),
         total_steps=last.total if last is not None else None,
+        losses=rank.losses if rank is not None else LossRange(),
     )
 
 
@@ -99,12 +107,20 @@ def created_key(run: str, fact: RunCreation) -> str | None:
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
     """Return the key of an attempt's end."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
-    return _key(run, "ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
+    parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
+    if (losses := fact.losses) is None:
+        return _key(run, *parts)
+    step = _NONE if losses.lowest_step is None else str(losses.lowest_step)
+    return _key(run, *parts, _double(losses.last), _double(losses.lowest), step)
 
 
 def verdict_key(run: str, outcome: str) -> str | None:
     """Return the key of a replay's verdict."""
     return _key(run, "verdict", outcome.replace(" ", _NONE))
+
+
+def _double(value: float | None) -> str:
+    return _NONE if value is None else struct.pack(">d", value).hex()
 
 
 def _key(run: str, *parts: str) -> str | None:
@@ -128,7 +144,9 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
             facts.created = _created(*parts)
         elif kind == "ended":
             fact = _ended(*parts)
-            facts.ended = max(fact, facts.ended or fact, key=lambda one: (one.attempt, one.is_final))
+            facts.ended = max(fact, facts.ended or fact, key=_newness)
+            if fact.losses is not None:
+                facts.losses[fact.attempt] = fact.losses
         elif kind == "verdict":
             (outcome,) = parts
             facts.outcome = outcome.replace(_NONE, " ")
@@ -137,6 +155,10 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
     except (ValueError, TypeError, struct.error, binascii.Error):
         return False
     return True
+
+
+def _newness(end: AttemptEnd) -> tuple[int, bool, bool]:
+    return end.attempt, end.is_final, end.losses is not None
 
 
 def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) -> RunCreation:
@@ -150,14 +172,20 @@ def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) 
     )
 
 
-def _ended(attempt: str, outcome: str, last_step: str, total: str) -> AttemptEnd:
+def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str) -> AttemptEnd:
     return AttemptEnd(
         attempt=int(attempt),
         is_final=outcome == "finished",
         outcome=outcome,
         last_step=int(last_step),
         total_steps=None if total == _NONE else int(total),
+        losses=_losses(*losses) if losses else None,
     )
+
+
+def _losses(last: str, lowest: str, step: str) -> LossRange:
+    values = (None if text == _NONE else struct.unpack(">d", bytes.fromhex(text))[0] for text in (last, lowest))
+    return LossRange(last=next(values), lowest=next(values), lowest_step=None if step == _NONE else int(step))
 
 
 # --- the store ------------------------------------------------------------------------------------------------------
@@ -200,13 +228,13 @@ def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Ch
     summary = summaries.write(repo, run, attempt, ranks)
     if summary is None:
         return
-    fact = ended(attempt, summaries.events(summary, LAUNCHER), summaries.last_step(summaries.events(summary, "0")))
+    fact = ended(attempt, summaries.events(summary, LAUNCHER), ranks.get("0"))
     write(repo, ended_key(run, fact) if fact is not None else None)
 
 
 def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:
     """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
-    keys = {ended_key(run, end) for end in ends}
+    keys = {ended_key(run, form) for end in ends for form in (end, msgspec.structs.replace(end, losses=None))}
     keys.add(created_key(run, created(record)) if record is not None else None)
     keys.add(verdict_key(run, outcome) if outcome is not None else None)
     return {key for key in keys if key is not None}

@@ -11,7 +11,7 @@ from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, concurrency, presence, publishing, run_index
 from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import RunCreation
+from m5ws.repository.run_index import RunCreation, RunFacts
 
 
 def new_id() -> str:
@@ -120,12 +120,13 @@ def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     return sorted(found, key=lambda run: known[run].created_s)
 
 
-def facts(repo: Repository) -> dict[str, RunCreation]:
+def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:
     """Return the facts of all runs, from the index or, where it has none, from the run's record.
 
-    A run that cannot be read is left out: it does not hide the others, and fsck names it.
+    A run that cannot be read is left out: it does not hide the others, and fsck names it. `index`: the run index, if
+    the caller has read it.
     """
-    indexed = run_index.load(repo)
+    indexed = run_index.load(repo) if index is None else index
 
     def fact(run_id: str) -> RunCreation | None:
         if (entry := indexed.get(run_id)) is not None and entry.created is not None:

@@ -89,6 +89,17 @@ def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     return list(concurrency.for_each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
 
 
+def created(repo: Repository) -> dict[Digest, int]:
+    """Return the time of the first annotation of each snapshot, in milliseconds. One listing; the keys have it."""
+    found: dict[Digest, int] = {}
+    for stat in repo.store.list("snapshots/"):
+        _, snapshot, name = stat.key.split("/", 2)
+        time, _, _ = name.partition("-")
+        time_ms = int(time) if time.isascii() and time.isdigit() else 0
+        found[snapshot] = min(time_ms, found.get(snapshot, time_ms))
+    return found
+
+
 def ids(repo: Repository) -> list[Digest]:
     """Return the ids of all published snapshots, sorted."""
     return list(repo.store.names("snapshots/"))

@@ -15,7 +15,7 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.commit import CommitFacts
 from m5ws.records.environment import Observed
-from m5ws.records.note import Note
+from m5ws.records.note import Note, NoteOutcome
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
@@ -48,6 +48,8 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
+    `loss`, `lowest_loss` and its step, `why`, `note_outcome` and `changes` are only in tables of runs (`run_table`).
+    `changes` are the parameters that are not the same in all runs of the table.
     `rechecks` is the replay that it does again, where the verdict on that one says so, `explains` the one whose
     divergence it looks into; only in a run's own view.
     """
@@ -64,6 +66,12 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int = 0
     total_steps: int | None = None
     outcome: str | None = None
+    loss: float | None = None
+    lowest_loss: float | None = None
+    lowest_step: int | None = None
+    why: str | None = None
+    note_outcome: NoteOutcome | None = None
+    changes: dict[str, str | None] = {}
     rechecks: str | None = None
     explains: str | None = None
     problem: str | None = None
@@ -124,16 +132,35 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitFacts | None = None
 
 
-def list_snapshots(repo: Repository, progress: Progress | None = None) -> list[SnapshotRow]:
-    """Return every snapshot, newest first."""
-    rows = _rows(partial(_snapshot_row, repo), snapshots.ids(repo), "reading snapshots", progress)
-    return sorted(rows, key=lambda row: -row.created_s)
+class SnapshotList(msgspec.Struct, frozen=True, kw_only=True):
+    """Snapshots, newest first, and the number of older ones that a limit left out."""
+
+    rows: tuple[SnapshotRow, ...]
+    more: int = 0
 
 
-def list_runs(repo: Repository, progress: Progress | None = None) -> list[RunRow]:
-    """Return every run, newest first."""
-    index = run_index.load(repo)
-    rows = _rows(lambda run: _run_row(repo, run, index.get(run)), runs.ids(repo), "reading runs", progress)
+def list_snapshots(repo: Repository, progress: Progress | None = None, limit: int = 0) -> SnapshotList:
+    """Return the newest snapshots, at most `limit`; all of them if it is 0. Only these are read."""
+    first = snapshots.created(repo)
+    newest = sorted(first, key=lambda snapshot: (-first[snapshot], snapshot))
+    chosen = newest[: limit or None]
+    rows = _rows(partial(_snapshot_row, repo), chosen, "reading snapshots", progress)
+    return SnapshotList(rows=tuple(rows), more=len(newest) - len(chosen))
+
+
+def list_runs(
+    repo: Repository,
+    progress: Progress | None = None,
+    index: Mapping[str, RunFacts] | None = None,
+    names: Sequence[str] | None = None,
+) -> list[RunRow]:
+    """Return the rows of runs, of all of them unless `names` has some, newest first.
+
+    `index`: the run index, if the caller has read it.
+    """
+    known = run_index.load(repo) if index is None else index
+    chosen = runs.ids(repo) if names is None else names
+    rows = _rows(lambda run: _run_row(repo, run, known.get(run)), chosen, "reading runs", progress)
     return sorted(rows, key=lambda row: -row.created_s)
 
 

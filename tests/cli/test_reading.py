@@ -12,16 +12,50 @@ from tests.support.records import planted
 from tests.support.workspace.checkouts import git
 
 
-def test_ls_shows_snapshots_and_runs_the_newest_first(m5: Any, made: Any) -> None:
+def test_ls_shows_snapshots_and_runs_the_newest_first_and_replays_below_their_originals(m5: Any, made: Any) -> None:
     done = m5("ls")
     assert done.status == 0
     rows = done.out.splitlines()
     assert [row.split()[0] for row in rows if row] == [
-        "SNAPSHOT", *sorted((made.snapshot[:12], made.changed[:12])), "RUN", made.replay, made.run
+        "SNAPSHOT", *sorted((made.snapshot[:12], made.changed[:12])), "RUN", made.run, made.replay
     ]  # fmt: skip
     assert "finished" in done.out and "3/3" in done.out and "trial" in done.out
     assert f"reproduces {made.run}: reproduced" in done.out
     assert "aaaaaaaaaa+" in done.out
+    assert rows[-1].startswith(f"  {made.replay}") and "0.666667" in rows[-1]
+
+
+def test_ls_has_a_limit_and_says_how_many_more_there_are(m5: Any, made: Any) -> None:
+    done = m5("ls", "--limit", "1")
+    assert made.replay in done.out and f"\n{made.run}" not in done.out
+    assert "1 older snapshots and 1 older runs" in done.err
+    assert m5("ls", "--limit", "1", "--json").document["more"] == {"snapshots": 1, "runs": 1}
+    assert m5("ls", "--limit", "0").err == m5("ls").err == ""
+
+
+def test_ls_where_lists_the_runs_that_meet_a_condition(m5: Any, made: Any) -> None:
+    m5("note", made.run, "Warmup made no difference", "--outcome", "refuted")
+    for condition, expected in (
+        ("loss<0.7 and best<1 and lr=0.1", [made.run, made.replay]),
+        ("name=trial", [made.run]),
+        ("note ~ 'warmup' or verdict=diverged", [made.run]),
+        ("not outcome=refuted and seed=7", [made.replay]),
+        ("loss>3 or age<1h", []),
+    ):
+        found = m5("ls", "--json", "--where", condition).document
+        assert [row["id"] for row in found["runs"]] == expected and found["snapshots"] == [], condition
+    assert "meets" in m5("ls", "--where", "loss>3").err
+
+
+@pytest.mark.parametrize(
+    ("condition", "at"),
+    [("loss<", 5), ("loss 3", 5), ("lost<3", 0), ("loss<3 and", 10), ("(loss<3", 7), ("loss<3)", 6), ("a='b", 2)],
+)
+def test_a_bad_condition_is_one_error_that_points_at_the_place(m5: Any, made: Any, condition: str, at: int) -> None:
+    done = m5("ls", "--where", condition)
+    assert (done.status, done.out) == (2, "")
+    shown, arrow = done.err.splitlines()[1:3]
+    assert shown == f"  {condition}" and arrow == f"  {' ' * at}^"
 
 
 def test_ls_can_be_asked_for_one_kind(m5: Any, made: Any) -> None:

@@ -26,7 +26,7 @@ def test_exchanged_checkpoints_and_verdicts_of_real_runs_are_refused(base_runs: 
 
     _copied(workspace, f"runs/{equal['replay']}/verdict", f"runs/{diverged['replay']}/verdict")
     rows = workspace.m5ws("ls", "--runs").stdout.splitlines()
-    (row,) = [row for row in rows if row.startswith(diverged["replay"])]
+    (row,) = [row for row in rows if row.lstrip().startswith(diverged["replay"])]
     # The run index has the outcome of the published verdict. All that read the record report the other one.
     assert "diverged" in row and ": reproduced" not in row
     assert any(row.startswith(run) and "damaged" not in row for row in rows)

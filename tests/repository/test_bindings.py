@@ -284,7 +284,7 @@ def test_no_replay_is_begun_of_steps_whose_checkpoints_are_not_the_run_s_own(
 
 def test_a_verdict_of_an_equal_replay_under_one_that_diverged_is_nowhere_taken_for_its_own(world: World) -> None:
     world.put(f"runs/{DIVERGED}/verdict", world.get(f"runs/{EQUAL}/verdict"))
-    (row,) = [line for line in _call(world, "ls", "--runs").splitlines() if line.startswith(DIVERGED)]
+    (row,) = [line for line in _call(world, "ls", "--runs").splitlines() if line.lstrip().startswith(DIVERGED)]
     assert "reproduced" not in row
     for run in (DIVERGED, A):
         told = _call(world, "show", run)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from m5ws.records.ledger import AttemptEnded
 from m5ws.records.summary import AttemptSummary
 from m5ws.repository import run_index
-from m5ws.repository.ledger import summaries
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.run_index import AttemptEnd
@@ -21,7 +20,7 @@ def matches(summary: AttemptSummary, chains: Mapping[str, Chain]) -> bool:
 def ends(attempt: int, chains: Mapping[str, Chain]) -> tuple[AttemptEnd, ...]:
     """Return each end that an attempt has had: `unsaved` may be followed by `finished`."""
     events = chains[LAUNCHER].telling.events
-    last = summaries.last_step(chains["0"].telling.events) if "0" in chains else None
+    rank = chains["0"].telling if "0" in chains else None
     places = [place for place, event in enumerate(events, 1) if isinstance(event, AttemptEnded)]
-    found = (run_index.ended(attempt, events[:place], last) for place in places)
+    found = (run_index.ended(attempt, events[:place], rank) for place in places)
     return tuple(end for end in found if end is not None)

@@ -16,6 +16,7 @@ from m5ws.records.summary import AttemptSummary
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.losses import LossRange, LossTracker
 from m5ws.repository.repository import Repository
 
 _MOST_BYTES = 32 * 2**20
@@ -28,11 +29,13 @@ class ChainSummary:
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._step: bytes | None = None
+        self._losses = LossTracker()
 
     def add(self, stored: bytes, event: AnyEvent) -> None:
         """Take in one event, in the order of the chain."""
         if isinstance(event, Step):
             self._step = stored
+            self._losses.add(event)
         elif not isinstance(event, State):
             self._events.append(stored)
 
@@ -41,6 +44,11 @@ class ChainSummary:
         """The events as stored; the step is the last."""
         steps = [] if self._step is None else [self._step]
         return tuple(map(msgspec.Raw, (*self._events, *steps)))
+
+    @property
+    def losses(self) -> LossRange:
+        """The range of the losses of all steps. It is not part of the stored summary."""
+        return self._losses.range
 
     @property
     def events(self) -> list[AnyEvent]:

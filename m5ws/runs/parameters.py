@@ -1,0 +1,98 @@
+"""Parameters of a run: names and values of its inputs, for lists and tables in which runs are compared.
+
+The keys of config files have the names of `m5ws diff`. The fields of the launch begin with `launch.`. The other parts
+of the snapshot, such as `code`, have the start of their digest as value.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from m5ws.config.flatten import flatten
+from m5ws.records.base import Digest
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.repository import snapshots
+from m5ws.repository.files import trees
+from m5ws.repository.repository import Repository
+
+_SNAPSHOTS = 256
+_DIGITS = 10
+
+
+class ParameterReader:
+    """Reads parameters, each snapshot once as long as few others come between."""
+
+    def __init__(self, repo: Repository) -> None:
+        self._repo = repo
+        self._of_snapshot = lru_cache(_SNAPSHOTS)(self._read)
+
+    def of_run(self, run: Run) -> dict[str, str]:
+        """Return the parameters of a run, the config's first. Raises NotFound, CorruptObject."""
+        return {**self._of_snapshot(run.snapshot), **launch(run.spec)}
+
+    def _read(self, snapshot_id: Digest) -> dict[str, str]:
+        return {**config(self._repo, snapshot_id), **_parts(self._repo, snapshot_id)}
+
+
+def config(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
+    """Return the keys of a snapshot's config files. With several files, names begin with the file's path.
+
+    A file that cannot be parsed is one parameter: its digest.
+    """
+    files = trees.located(repo.objects, repo.locations, snapshots.load(repo, snapshot_id).config).entries
+    found: dict[str, str] = {}
+    for entry in files:
+        prefix = "" if len(files) == 1 else f"{entry.name}:"
+        flat = flatten(entry.name, trees.read_file(repo.objects, repo.locations, entry))
+        if flat is None:
+            found[entry.name] = entry.digest[:_DIGITS]
+        else:
+            found |= {f"{prefix}{key}": plain(value) for key, value in flat.items()}
+    return found
+
+
+def launch(spec: LaunchSpec) -> dict[str, str]:
+    """Return the fields of a launch that are not their defaults."""
+    found: dict[str, str] = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if isinstance(value, tuple):
+            value = " ".join(value)
+        if isinstance(value, dict):
+            found |= {f"launch.{field.name}.{name}": text for name, text in value.items()}
+        elif value not in (None, ""):
+            found[f"launch.{field.name}"] = str(value)
+    return found
+
+
+def _parts(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
+    """Return the parts of a snapshot besides its config, by the start of their digests."""
+    snapshot = snapshots.load(repo, snapshot_id)
+    parts = {name: digest[:_DIGITS] for name, digest in snapshot.trees.items() if name != "config"}
+    if (image := snapshot.declared.image) is not None:
+        parts["image"] = image
+    return parts
+
+
+def plain(value: str) -> str:
+    """Return the JSON text of a config value as people write it: text without quotes."""
+    if value.startswith('"'):
+        text = json.loads(value)
+        return str(text)
+    return value
+
+
+def differing(of_runs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names whose values are not the same in all runs, in the order in which they appear."""
+    names: Iterable[str] = dict.fromkeys(name for one in of_runs for name in one)
+    return [name for name in names if len({one.get(name) for one in of_runs}) > 1]
+
+
+def find(values: Mapping[str, str], name: str) -> str | None:
+    """Return the parameter of a name, or the only one whose name ends with a dot and it."""
+    if name in values:
+        return values[name]
+    ending = [value for key, value in values.items() if key.endswith(f".{name}")]
+    return ending[0] if len(ending) == 1 else None
