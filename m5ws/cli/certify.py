@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli.parameters import launch_options, names, segments
+from m5ws.cli.parameters import launch_options, names, run_source, segments
 from m5ws.cli.snapshot import start
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
@@ -80,7 +80,10 @@ def command(
     here = names.workspace(context)
     repo = names.open_repository(here, create=True)
     pinned = start(here, repo, snapshot, overrides, None)
-    launch = runs.spec(here.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc))
+    options = run_source.taken_over(
+        repo, here.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc), lambda: pinned
+    )
+    launch = runs.spec(here.settings.run, options)
     ports = here.ports(repo)
     whole = certify.training(pinned, launch, steps)
     _train(here, ports, whole, progress=not no_progress)

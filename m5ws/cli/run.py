@@ -78,6 +78,10 @@ def command(
     directory, and sees nothing of your checkout. COMMAND is a script and its arguments (default: `[run] command` in
     m5ws.toml). The run's id is printed on stdout at once.
 
+    COMMAND may begin with `python`, `torchrun`, `deepspeed` or `accelerate launch`. Their options for processes,
+    modules, DeepSpeed and FSDP are taken over, and m5ws starts the ranks. If COMMAND begins with a file or a launcher,
+    `--` may be left out: options of m5ws go before the script, those of the script after it.
+
     --from starts a new run (a fork) from a checkpoint of another run. RUN is its newest checkpoint, RUN@STEP the one
     after that step. The fork keeps its parent's snapshot and launch, except for SNAPSHOT and the options given. It
     continues with the parent's weights, optimizer state, generators and position in data and schedule. Changed
@@ -96,6 +100,8 @@ def command(
     \b
     Examples:
       m5ws run
+      m5ws run train.py --epochs 3
+      m5ws run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4

@@ -28,8 +28,11 @@ def flatten(name: str, data: bytes) -> dict[str, str] | None:
     return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values}
 
 
-def parse(name: str, data: bytes) -> object:
-    """Return the content of a config file as plain values. Raises ValueError for invalid files and unknown suffixes."""
+def parse(name: str, data: bytes, yaml: str | None = None) -> object:
+    """Return the content of a config file as plain values. Raises ValueError for invalid files and unknown suffixes.
+
+    `yaml` is the version by whose rules YAML is read, 1.2 if it is None. By those of 1.1, `no` is false.
+    """
     suffix, text = PurePosixPath(name).suffix.lower(), data.decode("utf-8")
     if suffix == ".json":
         return json.loads(text)
@@ -39,8 +42,10 @@ def parse(name: str, data: bytes) -> object:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
+        reader = YAML(typ="safe", pure=True)
+        reader.version = yaml
         try:
-            return YAML(typ="safe", pure=True).load(text)
+            return reader.load(text)
         except YAMLError as error:
             raise ValueError(str(error)) from error
     raise ValueError(f"{suffix} is not a config file")

@@ -83,6 +83,19 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
     return snapshot
 
 
+def read_file(repo: Repository, snapshot: Snapshot, path: str) -> bytes | None:
+    """Return a file of a loaded snapshot by its path in the workspace; None if there is none, or a link."""
+    wanted = os.fsencode(os.path.normpath(path))
+    for tree in dict.fromkeys(snapshot.trees.values()):
+        for entry in trees.load(repo.objects, tree).entries:
+            if entry.path == wanted and entry.link is None:
+                located = trees.located(repo.objects, repo.locations, tree).entries
+                return next(
+                    trees.read_file(repo.objects, repo.locations, file) for file in located if file.path == wanted
+                )
+    return None
+
+
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return the annotations of a snapshot, oldest first."""
     stats = repo.store.list(f"snapshots/{snapshot_id}/")

@@ -82,6 +82,7 @@ def _spec(spec: LaunchSpec, options: run.RunOptions) -> LaunchSpec:
     """Return the parent's launch spec with the given options. Raises UsageError if the command contains a secret."""
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in run.RunOptions.__struct_fields__ if name in fields}
+    given["environment"] = spec.environment | options.environment
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
     run.refuse_secrets(changed.command, changed.environment)
     return changed

@@ -38,7 +38,10 @@ SAVE_GRACE_S = 20.0
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of the command line. If one is None, `m5ws.toml` decides."""
+    """The options of the command line. If one is None, `m5ws.toml` decides.
+
+    `environment` has variables of a launcher (`take_over`). Those of `m5ws.toml` come before them.
+    """
 
     command: tuple[str, ...] = ()
     trainer: Trainer | None = None
@@ -48,6 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     name: str | None = None
+    environment: dict[str, str] = {}
 
 
 class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,8 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
     command = options.command or settings.command
     if not command:
         raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
-    refuse_secrets(command, settings.environment)
+    environment = options.environment | settings.environment
+    refuse_secrets(command, environment)
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
@@ -91,7 +96,7 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         trainer=trainer,
         nproc=nproc,
         seed=options.seed if options.seed is not None else settings.seed,
-        environment=dict(settings.environment),
+        environment=environment,
         checkpoint_every=options.checkpoint_every or settings.checkpoint_every,
         checkpoint_minutes=options.checkpoint_minutes or settings.checkpoint_minutes,
         fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
@@ -192,8 +197,6 @@ def plan(
 def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:
     """Raise UsageError if the command is not a script of the snapshot, before every rank fails."""
     script = command[0]
-    if script in ("python", "python3"):
-        raise UsageError("the command begins with `python`", hint="Leave out `python`: m5ws run -- train.py …")
     if script.startswith("-"):
         return
     if os.path.isabs(script):
@@ -201,7 +204,9 @@ def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...])
     wanted = os.fsencode(os.path.normpath(script))
     parts = dict.fromkeys(snapshot.trees.values())
     if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
-        raise UsageError(f"the snapshot has no file {script}", hint="`m5ws show SNAPSHOT` lists its parts.")
+        launchers = "m5ws starts Python scripts, and understands python, torchrun, deepspeed and accelerate launch."
+        hint = "`m5ws show SNAPSHOT` lists its parts." if script.endswith(".py") else launchers
+        raise UsageError(f"the snapshot has no file {script}", hint=hint)
 
 
 def _require(launch: LaunchSpec) -> None:

@@ -19,6 +19,7 @@ from m5ws.repository.repository import Repository
 from tests.support.ranks.forks import ForkParents
 from tests.support.records import planted
 from tests.support.workspace import command_line
+from tests.support.workspace.checkouts import write
 
 _LIMIT_S = 120.0
 
@@ -261,3 +262,32 @@ def _until(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py", "--lr", "1"),
+        ("--", "python", "-u", "train.py", "--lr", "1"),
+        ("python", "train.py", "--lr", "1"),
+        ("--", "accelerate", "launch", "--config_file", "conf/launch.yaml", "train.py", "--lr", "1"),
+    ],
+    ids=lambda words: words[1],
+)
+def test_a_command_is_understood_as_people_type_it(place: Path, words: tuple[str, ...]) -> None:
+    write(place, {"train.py": "", "conf/launch.yaml": "distributed_type: 'NO'\nmixed_precision: bf16\n"})
+    planned = command_line.call("-C", str(place), "run", "--dry-run", "--json", *words)
+    assert planned.returncode == 0, planned.stderr
+    spec = json.loads(planned.stdout)["run"]["spec"]
+    assert spec["command"] == ["train.py", "--lr", "1"]
+    assert spec["environment"].get("ACCELERATE_MIXED_PRECISION") == ("bf16" if "accelerate" in words else None)
+    assert ("taken over" in planned.stderr) == (words[0] != "train.py")
+
+
+def test_a_config_file_of_a_launcher_must_be_in_the_snapshot(place: Path) -> None:
+    write(place, {"train.py": "", "conf/launch.yaml": "distributed_type: 'NO'\n", ".gitignore": "conf\n"})
+    words = ("accelerate", "launch", "--config_file", "conf/launch.yaml", "train.py")
+    refused = command_line.call("-C", str(place), "run", "--dry-run", *words)
+    assert refused.returncode == 2 and "conf/launch.yaml" in refused.stderr and "[data] paths" in refused.stderr
+    (place / "m5ws.toml").write_text("[data]\npaths = ['conf']\n")
+    assert command_line.call("-C", str(place), "run", "--dry-run", *words).returncode == 0

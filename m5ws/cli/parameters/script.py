@@ -1,27 +1,68 @@
-"""Commands that end in `-- COMMAND …`. Everything after `--` belongs to the script.
+"""Commands that end in a script and its arguments: `-- COMMAND …`, or the script as the first word that is no option.
 
 click alone would take the first word for the command's own optional argument.
 """
 
+from pathlib import Path
 from typing import cast
 
 import click
 
+from m5ws.errors import UsageError
+
 _KEY = "m5ws.script"
+_LAUNCHERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "accelerate-launch")
 
 
 class ScriptCommand(click.Command):
-    """A command that keeps the arguments after `--` for `script`."""
+    """A command that keeps the script and its arguments for `script`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        split = args.index("--") if "--" in args else len(args)
-        ctx.meta[_KEY] = tuple(args[split + 1 :])
-        return super().parse_args(ctx, args[:split])
+        own, words = self._split(ctx, args)
+        ctx.meta[_KEY] = tuple(words)
+        try:
+            return super().parse_args(ctx, own)
+        except click.NoSuchOption as error:
+            scripts = [word for word in (*words, *args) if word.endswith(".py")]
+            if not scripts:
+                raise
+            hint = f"Options of the script go after the script: m5ws {self.name} -- {scripts[0]} {error.option_name} …"
+            raise UsageError(error.format_message(), hint=hint) from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return the command's own words, and those of the script."""
+        if "--" in args:
+            return args[: args.index("--")], args[args.index("--") + 1 :]
+        # A completion has half a command line.
+        position = None if ctx.resilient_parsing else self._first_word(ctx, args)
+        if position is not None and _is_script(args[position], ctx):
+            return args[:position], args[position:]
+        return args, []
+
+    def _first_word(self, ctx: click.Context, args: list[str]) -> int | None:
+        """Return the place of the first word that is neither an option nor an option's value."""
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            values, rest, _ = parser.parse_args(list(args))
+        except click.UsageError:
+            return None
+        # The parser has taken the first word for the optional argument.
+        word = next((values[each.name] for each in self.params if isinstance(each, click.Argument)), None)
+        return len(args) - len(rest) - 1 if isinstance(word, str) else None
+
 
 def script(context: click.Context) -> tuple[str, ...]:
-    """Return the arguments after `--`; empty if there are none."""
+    """Return the script and its arguments; empty if there are none."""
     return cast(tuple[str, ...], context.meta.get(_KEY, ()))
+
+
+def _is_script(word: str, ctx: click.Context) -> bool:
+    """Return True for a Python file, a launcher, or the name of a file. An id is none of these."""
+    if word.endswith(".py") or word in _LAUNCHERS:
+        return True
+    folder = ctx.find_root().params.get("directory") or Path()
+    return Path(folder, word).is_file()
