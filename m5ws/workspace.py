@@ -292,6 +292,7 @@ class Workspace:
             tracker=self.tracker(),
             environment=self.environment,
             work_root=self.work_root,
+            allow_local=self.settings.environment.allow_local,
             history=self.history(),
         )
 

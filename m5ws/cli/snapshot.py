@@ -57,14 +57,18 @@ def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run:
     ports = (source, here.datasets(), here.tokenizers(), here.observer(provides=False), here.index_path)
     with progress.Bar() as bar:
         if dry_run:
-            taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar)
+            taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar, _print_warning)
         else:
-            taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar)
+            taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar, _print_warning)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
     output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:
         output.print_note(f"note: {line}")
     return taken
+
+
+def _print_warning(line: str) -> None:
+    output.warn(f"warning: {line}")
 
 
 def start(

@@ -196,7 +196,7 @@ name = @NAME@
 # wanted = { nccl = "2.27.3" }
 # Environment variables to record. No others are recorded.
 # variables = []
-# Distributions that may be installed from files outside the workspace, such as editable ones.
+# Distributions from files outside the workspace that ranks may import, such as editable ones.
 # allow_local = []
 
 [determinism]

@@ -38,6 +38,18 @@ class Trace(Record, frozen=True, kw_only=True):
     most: Count = 50_000
 
 
+class LocalInstall(Record, frozen=True, kw_only=True):
+    """A distribution that is installed from files of this machine outside the workspace: `url`, and `kind` of Origin.
+
+    If it is not `allowed`, importing it fails the run.
+    """
+
+    name: str
+    kind: str
+    url: str
+    allowed: bool = False
+
+
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
@@ -45,7 +57,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint after each step in
     `checkpoint_at`, as its original did, and never by the clock. The attempt ends after step `until`, if given. Without
     `goes_on` no later attempt follows, so an early end makes no checkpoint. `copies` is the directory of the cache, of
-    at most `copies_bytes`.
+    at most `copies_bytes`. `local_installs` has code that no snapshot contains.
     """
 
     store: str
@@ -68,6 +80,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     trace: Trace | None = None
     copies: str = ""
     copies_bytes: int = 0
+    local_installs: tuple[LocalInstall, ...] = ()
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):

@@ -2,17 +2,18 @@
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from m5ws.environment import attempt_environments, drift
-from m5ws.environment.interface import Observer
 from m5ws.errors import Fenced
 from m5ws.progress import Progress
 from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.launch import LocalInstall
 from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import notes, runs, snapshots
@@ -25,6 +26,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import unrecorded
 from m5ws.runs.run import AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
+from m5ws.snapshot import local_installs
 
 
 def place(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
@@ -38,6 +40,23 @@ def place(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
         unset=(*request.unset, "OLDPWD"),
     )
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
+
+
+def list_local_installs(
+    plan: AttemptPlan, observed: Observed, image: str | None, allowed: Sequence[str]
+) -> AttemptPlan:
+    """Return the plan with the distributions that no snapshot contains. `allowed` has patterns of their names.
+
+    The pinned `image` pins its distributions.
+    """
+    is_pinned = image is not None and observed.facts.get("container.image") == image
+    origins = {} if is_pinned else observed.origins or {}
+    refused = local_installs.local(origins, allowed)
+    installs = tuple(
+        LocalInstall(name=name, kind=origin.kind, url=origin.url, allowed=name not in refused)
+        for name, origin in local_installs.local(origins, ()).items()
+    )
+    return msgspec.structs.replace(plan, context=msgspec.structs.replace(plan.context, local_installs=installs))
 
 
 def refuse_stale(repo: Repository, plan: AttemptPlan) -> None:
@@ -57,15 +76,12 @@ def materialise_inputs(repo: Repository, snapshot: Snapshot, work: Path, progres
     materialise(repo.objects, repo.locations, located, work, progress)
 
 
-def publish(
-    repo: Repository, plan: AttemptPlan, observer: Observer, variables: Mapping[str, str], spool: SpoolWriter
-) -> None:
+def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
     """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
     if plan.attempt == 1:
         runs.publish(repo, plan.run)
         if plan.why is not None:
             notes.publish(repo, plan.why)
-    observed = observer.observe(variables)
     started = AttemptStarted(
         time_s=time.time(),
         attempt=plan.attempt,

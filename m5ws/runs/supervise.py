@@ -46,7 +46,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The outside world of operations on runs. `tracker` is None if tracking is disabled.
 
     `python` starts the ranks: this interpreter, or the one of a rebuilt environment. Work directories of attempts are
-    below `work_root`. `history` has the commits of the repository around the workspace.
+    below `work_root`. `allow_local` has name patterns of distributions that ranks may import although no snapshot
+    contains them. `history` has the commits of the repository around the workspace.
     """
 
     repo: Repository
@@ -56,6 +57,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     work_root: Path
     python: str = sys.executable
+    allow_local: tuple[str, ...] = ()
     history: CommitHistory | None = None
 
 
@@ -102,11 +104,14 @@ def execute(
             run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
             work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
             plan = attempt_start.place(plan, work)
+            observed = ports.observer.observe(rank_variables(ports, plan))
+            image = snapshot.declared.image
+            plan = attempt_start.list_local_installs(plan, observed, image, ports.allow_local)
             attempt_start.materialise_inputs(ports.repo, snapshot, work.path, progress)
             (plan.directory / "context").write_bytes(codec.encode(plan.context))
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
             with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
-                attempt_start.publish(ports.repo, plan, ports.observer, rank_variables(ports, plan), spool)
+                attempt_start.publish(ports.repo, plan, observed, spool)
                 if progress:
                     progress("starting the processes", 0, 0)
                 return _Attempt(ports, plan, spool, watch, work).supervise()

@@ -18,7 +18,7 @@ from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
-from m5ws.snapshot import datasets, partition, unchanged
+from m5ws.snapshot import datasets, partition, unchanged, unintended
 from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
@@ -42,6 +42,7 @@ def store(look: CaptureContext) -> CaptureResult:
     if kept is None:
         divided = partition.partition_files(look.root, look.settings, state, tokenizer, claims)
         contents.dirty = divided.dirty
+        look.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
         _store_own(look, divided, contents)
         files, left = divided.tokenizer, divided.datasets
     else:

@@ -1,6 +1,6 @@
 """Inputs and results of one capture of a workspace."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from m5ws.snapshot.inspection import InspectedFiles
 
 
+Warn = Callable[[str], None]
+"""Called with a line for people about the workspace, before its files are stored."""
+
+
 class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a capture. `staging` is a folder for fetched datasets; the first fetch makes it."""
+    """Inputs of a capture. `staging` is a folder for fetched datasets; the first fetch makes it.
+
+    `warnings` are those of the capture, each passed to `on_warning` once.
+    """
 
     root: Path
     settings: Settings
@@ -35,6 +42,16 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     progress: Progress | None
     observation: Observation
+    on_warning: Warn | None = None
+    warnings: list[str] = []
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Add warnings, and pass on those that are new."""
+        for line in lines:
+            if line not in self.warnings:
+                self.warnings.append(line)
+                if self.on_warning is not None:
+                    self.on_warning(line)
 
     def write(self, files: Sequence[SourceFile]) -> trees.Written:
         return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)

@@ -28,7 +28,7 @@ from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
-from m5ws.snapshot.context import CaptureContext, CaptureResult
+from m5ws.snapshot.context import CaptureContext, CaptureResult, Warn
 from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
@@ -41,6 +41,7 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot whose bytes are durable (not on a dry run), and its annotation.
 
     `new_bytes` is the size of the objects that the store did not have. `annotated`: the annotation is published.
+    `warnings` are about the workspace, and not stored.
     """
 
     id: Digest
@@ -51,6 +52,7 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int
     unchanged: bool
     annotated: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def take(
@@ -64,6 +66,7 @@ def take(
     index_path: Path,
     message: str | None = None,
     progress: Progress | None = None,
+    warn: Warn | None = None,
 ) -> CapturedSnapshot:
     """Capture the workspace, publish the snapshot and return it. Raises as `capture` does.
 
@@ -72,7 +75,18 @@ def take(
 
     def attempt() -> CapturedSnapshot:
         captured = capture(
-            root, settings, repo, source, datasets, tokenizer_probe, observer, index_path, message, False, progress
+            root,
+            settings,
+            repo,
+            source,
+            datasets,
+            tokenizer_probe,
+            observer,
+            index_path,
+            message,
+            False,
+            progress,
+            warn,
         )
         if not captured.annotated:
             # Published from here on: every tree, and the observed environment, is durable.
@@ -94,12 +108,13 @@ def capture(
     message: str | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
+    warn: Warn | None = None,
 ) -> CapturedSnapshot:
     """Make all parts of the workspace at `root` durable, and return the snapshot, which is not published.
 
-    A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound, LinksEscapeWorkspace,
-    LfsContentMissing, LocalInstalls, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace keeps
-    changing.
+    `warn` gets each warning before files are stored. A dry run writes nothing to the store, and does not observe the
+    machine. Raises SecretsFound, LinksEscapeWorkspace, LfsContentMissing, BadConfigFile, NotFound, DatasetModified, and
+    FileChanged if the workspace keeps changing.
     """
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
@@ -115,13 +130,14 @@ def capture(
             staging=staging,
             dry_run=dry_run,
             progress=progress,
+            on_warning=warn,
             observation=Observation(
                 observer,
                 determinism.environment(settings.determinism) | settings.run.environment,
                 repo.objects.put_record,
             ),
         )
-        local_installs.refuse(look, observer, _installation(look))
+        look.warn(local_installs.warnings(look, observer, _installation(look)))
         for _ in range(_ATTEMPTS):
             try:
                 contents = store(look)
@@ -167,6 +183,7 @@ def _captured(
         new_bytes=contents.new_bytes,
         unchanged=contents.unchanged,
         annotated=published is not None,
+        warnings=tuple(look.warnings),
     )
 
 

@@ -25,7 +25,7 @@ from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
-from m5ws.training.runtime import context, facts, imports, isolation
+from m5ws.training.runtime import context, facts, imported_copies, imports, isolation
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     _die_with_parent(parent)
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
     isolation.activate()
-    isolation.watch()
+    isolation.watch(orders)
+    imported_copies.prefer(orders)
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
@@ -132,8 +133,10 @@ def _exit_text(code: int) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost frame of an error, as " (FILE:LINE)"."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Return the innermost frame of an error, as " (FILE:LINE)"; one of m5ws or of an import only without others."""
+    every = traceback.extract_tb(error.__traceback__)
+    own = str(Path(secret_scan.__file__).parent)
+    frames = [frame for frame in every if not frame.filename.startswith((own, "<frozen importlib"))] or every
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 

@@ -38,35 +38,35 @@ def _ruin(workspace: Workspace) -> None:
 
 
 def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
-    """An editable install of the workspace would import like this."""
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    """An editable install of a package that git ignores would import like this."""
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1)
     (workspace.root / "live").mkdir()
     (workspace.root / "live" / "helper_from_checkout.py").write_text("VALUE = 1\n")
-    workspace.edit("train.py", "import time\n", "import time\nimport helper_from_checkout  # noqa\n")
-    editable = f"import sys; sys.path.insert(0, {str(workspace.root / 'live')!r})"
-    workspace.edit("train.py", "import time\nimport helper", f"import time\n{editable}\nimport helper")
+    (workspace.root / ".gitignore").write_text(".m5ws/\nlive/\n")
+    (workspace.root / "train.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(workspace.root / 'live')!r})\nimport helper_from_checkout\n"
+    )
     done = workspace.m5ws("run", expect=1)
-    assert "helper_from_checkout" in done.stderr
+    assert "helper_from_checkout" in done.stderr and "train.py:3" in done.stderr
 
 
 def test_code_of_the_checkout_is_found_by_whatever_way_it_was_loaded(tmp_path: Path) -> None:
-    """Code loaded by its file's path, and removed from the loaded modules."""
+    """Code loaded by its file's path, and removed from the loaded modules. An import by name gets the run's copy."""
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1)
     live = workspace.root / "live_code.py"
-    live.write_text("VALUE = 1\n")
-    by_path = (
+    live.write_text("import sys\nsys.modules.pop('live_code', None)\n")
+    (workspace.root / "train.py").write_text(
         "import importlib.util\n"
         f"spec = importlib.util.spec_from_file_location('by_path', {str(live)!r})\n"
         "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
     )
-    popped = (
-        f"import sys\nsys.path.insert(0, {str(workspace.root)!r})\nimport live_code\ndel sys.modules['live_code']\n"
+    assert "live_code.py" in workspace.m5ws("run", expect=1).stderr
+    by_name = (
+        f"import sys\nsys.path.insert(0, {str(workspace.root)!r})\nimport importlib\n"
+        "file = importlib.util.find_spec('live_code').origin\n"
+        f"assert not file.startswith({str(workspace.root)!r}), file\n"
     )
-    for script in (by_path, popped):
-        (workspace.root / "train.py").write_text(script)
-        assert "live_code.py" in workspace.m5ws("run", expect=1).stderr
-    own = "import sys\nsys.path.insert(0, '.')\nimport live_code\ndel sys.modules['live_code']\n"
-    (workspace.root / "train.py").write_text(own)
+    (workspace.root / "train.py").write_text(by_name)
     workspace.train()
 
 

@@ -1,4 +1,4 @@
-"""Distributions from outside the workspace: a snapshot refuses them unless they are allowed."""
+"""Distributions from outside the workspace: a snapshot names them unless they are allowed."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from m5ws.environment.observe import distributions
 from m5ws.environment.observe.machine import Machine
 from m5ws.records.environment import Origin
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.local_installs import LocalInstalls, local
+from m5ws.snapshot.local_installs import local
 from tests.support.workspace import captures
 from tests.support.workspace.checkouts import write
 
@@ -25,24 +25,23 @@ _LOCAL = {
 }
 
 
-def test_installs_from_outside_are_refused_all_at_once_before_anything_is_stored(root: Path, repo: Repository) -> None:
-    machine = captures.Machine()
+def test_installs_from_outside_are_named_once_before_anything_is_stored(root: Path, repo: Repository) -> None:
+    machine, lines = captures.Machine(), list[str]()
     machine.local = _LOCAL
-    before = [stat.key for stat in repo.store.list("")]
-    for dry_run in (True, False):
-        with pytest.raises(LocalInstalls) as raised:
-            captures.take(root, repo, machine=machine, dry_run=dry_run)
-    lines = str(raised.value).splitlines()[1:]
-    assert [line.split(":")[0].strip() for line in lines] == ["our-layers", "fast-attention"]
-    assert 'allow_local = ["our-layers", "fast-attention"]' in raised.value.hint
-    assert [stat.key for stat in repo.store.list("")] == before
 
-    allowed = captures.make_settings(environment={"allow_local": ["our_layers", "fast-*"]})
-    taken = captures.take(root, repo, allowed, machine=machine)
-    assert captures.take(root, repo, allowed, machine=machine).id == taken.id
-    # Without the setting, an install that was allowed before is refused again.
-    with pytest.raises(LocalInstalls):
-        captures.take(root, repo, machine=machine)
+    def named(allow_local: list[str], *, dry_run: bool = False) -> list[str]:
+        settings = captures.make_settings(environment={"allow_local": allow_local})
+        lines.clear()
+        taken = captures.take(root, repo, settings, machine=machine, dry_run=dry_run, warn=lines.append)
+        assert list(taken.warnings) == lines
+        return [line.partition(" ")[0] for line in lines]
+
+    assert named([], dry_run=True) == named([]) == ["our-layers", "fast-attention"]
+    assert named([]) == []
+    assert named(["our_layers"]) == ["fast-attention"]
+    assert named(["our_layers", "fast-*"]) == []
+    # Without the setting, an install that was allowed before is named again.
+    assert named([]) == ["our-layers", "fast-attention"]
 
 
 def test_a_name_may_be_allowed_as_its_author_writes_it() -> None:

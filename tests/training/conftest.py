@@ -1,7 +1,7 @@
 """Runs of real scripts in real ranks, without a supervisor: a small version of the supervisor's work."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.determinism import environment
 from m5ws.records.environment import Determinism
-from m5ws.records.launch import Context, Saving, Trace
+from m5ws.records.launch import Context, LocalInstall, Saving, Trace
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, State, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.repository import checkpoints
@@ -27,6 +27,7 @@ from m5ws.training.runtime.stop import StopRequest
 from tests.support.ranks import forks, zero_lab
 from tests.support.ranks.orders import orders
 from tests.support.records import planted
+from tests.support.workspace.checkouts import write
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -77,12 +78,15 @@ class Runner:
     saving: Saving = field(default_factory=Saving)
     determinism: Determinism = field(default_factory=Determinism)
     trace: Trace | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    local_installs: tuple[LocalInstall, ...] = ()
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
         """Begin an attempt as the supervisor does, and return its context."""
         self.attempts += 1
         directory = self.tmp / f"{self.run}-{self.attempts}"
         (directory / "work").mkdir(parents=True)
+        write(directory / "work", self.inputs)
         said = orders(
             directory,
             store=self.repo.store.url,
@@ -94,6 +98,7 @@ class Runner:
             saving=self.saving,
             determinism=self.determinism,
             trace=self.trace,
+            local_installs=self.local_installs,
         )
         planted.begin(self.repo, self.run, self.attempts, inherits=tuple(checkpoints.valid(self.repo, self.run)))
         return said, directory

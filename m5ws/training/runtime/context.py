@@ -14,6 +14,7 @@ from m5ws.records.launch import Context
 from m5ws.records.ledger import Event, Imported, Notice
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
+from m5ws.training.runtime import isolation
 from m5ws.training.runtime.imports import Imports
 from m5ws.training.runtime.stop import StopRequest
 
@@ -45,10 +46,12 @@ class ActiveRank:
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
 
     def note_imports(self) -> None:
-        """Append the imports since the last call, if there are any."""
+        """Append the imports since the last call, if there are any, and those that no snapshot contains."""
         modules, libraries = self.imports.new()
         if modules or libraries:
             self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)
+        for limit in isolation.take_limits():
+            self.notice("limit", limit)
 
 
 _active: ActiveRank | None = None

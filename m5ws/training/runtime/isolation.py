@@ -1,31 +1,47 @@
 """The run uses its snapshot and its environment, and nothing else.
 
-No loaded module may come from the author's checkout. A materialised tree has no effect if an editable install, or
-PYTHONPATH, imports the live one. A virtual environment has no effect if other programs come before its own.
+A module is refused when it is loaded from a file that no snapshot contains: from the author's checkout, or from a
+distribution that is installed from other files of this machine. A module of the checkout with a copy in the snapshot is
+imported from that copy (imported_copies.py). A virtual environment has no effect if other programs come before its own.
 """
 
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
-from importlib.machinery import SourceFileLoader
+from importlib import metadata
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from m5ws.errors import M5Error
-from m5ws.records.launch import Context
+from m5ws.records.launch import Context, LocalInstall
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 _loaded: dict[str, str] = {}
 """File and name of each module loaded since `watch`, including those removed from `sys.modules`."""
+_limits: dict[str, None] = {}
+"""Imports from distributions that are allowed although no snapshot contains them, in words."""
 
 
 class NotIsolated(M5Error):
     """The run executes code that is not in its snapshot."""
 
     hint = (
-        "Remove the editable install or the PYTHONPATH entry that leads there, or move the package into the workspace."
+        "Remove the editable install or the PYTHONPATH entry that leads there, or have the snapshot contain the file: "
+        "git and [code] exclude must not ignore it."
     )
+
+
+class _Unpinned(msgspec.Struct, frozen=True):
+    """A local install, with its source folder if it is editable, else with the files of its modules."""
+
+    install: LocalInstall
+    places: tuple[str, ...]
 
 
 def activate() -> None:
@@ -38,15 +54,25 @@ def activate() -> None:
         os.environ["PATH"] = f"{own}{os.pathsep}{path}"
 
 
-def watch() -> None:
-    """Record each module that is loaded from a file from now on, also one that is never in `sys.modules`."""
-    get_code = SourceFileLoader.get_code
+def watch(context: Context) -> None:
+    """Check each module that is loaded from a file from now on, also one that is never in `sys.modules`.
 
-    def recording(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+    Loading such a module raises NotIsolated.
+    """
+    unpinned = tuple(_Unpinned(install, _places(install)) for install in context.local_installs)
+    get_code, create_module = SourceFileLoader.get_code, ExtensionFileLoader.create_module
+
+    def loading(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         _loaded[loader.path] = fullname
+        _refuse(fullname, loader.path, context, unpinned)
         return get_code(loader, fullname)
 
-    SourceFileLoader.get_code = recording  # type: ignore[method-assign, assignment]
+    def creating(loader: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+        _refuse(spec.name, str(loader.path), context, unpinned)
+        return create_module(loader, spec)
+
+    SourceFileLoader.get_code = loading  # type: ignore[method-assign, assignment]
+    ExtensionFileLoader.create_module = creating  # type: ignore[method-assign, assignment]
 
 
 def check(context: Context) -> None:
@@ -54,11 +80,74 @@ def check(context: Context) -> None:
 
     A virtual environment may lie in the checkout: packages installed in it are the environment, not the code.
     """
-    author, work = Path(context.author_dir).resolve(), Path(context.work_dir).resolve()
-    foreign = {name: path for name, path in _files() if _is_foreign(path, author, work)}
+    foreign = {name: path for name, path in _files() if is_in_checkout(path, context)}
     if foreign:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(foreign.items())[:5])
         raise NotIsolated(f"{len(foreign)} module(s) were loaded from the author's checkout: {listed}")
+
+
+def is_in_checkout(file: str, context: Context) -> bool:
+    """Return True if a file is in the author's checkout, and neither the run's own copy nor an installed package."""
+    path = real_path(file)
+    author, work = _real_folder(context.author_dir), _real_folder(context.work_dir)
+    return _is_below(path, author) and not _is_below(path, work) and not _is_installed(path, author)
+
+
+def take_limits() -> Iterator[str]:
+    """Yield the imports that limit the run's isolation, each once."""
+    while _limits:
+        yield next(iter(_limits))
+        del _limits[next(iter(_limits))]
+
+
+@cache
+def real_path(file: str) -> str:
+    """Return a path with its links resolved. A link in site-packages that leads elsewhere is an editable install."""
+    path = os.path.join(_real_folder(os.path.dirname(file)), os.path.basename(file))
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _refuse(module: str, file: str, context: Context, unpinned: tuple[_Unpinned, ...]) -> None:
+    """Raise NotIsolated if no snapshot contains a module's file. Record it if its distribution is allowed."""
+    if module.partition(".")[0] == "m5ws":
+        return
+    if is_in_checkout(file, context):
+        raise NotIsolated(f"{module} was imported from the author's checkout ({file}), and the snapshot has no copy")
+    path = real_path(file)
+    for one in unpinned:
+        if any(_is_below(path, place) and not _is_installed(path, place) for place in one.places):
+            _judge(module, path, one.install)
+
+
+def _judge(module: str, path: str, install: LocalInstall) -> None:
+    name, source = install.name, f"{install.kind} install from {install.url}"
+    if install.allowed:
+        _limits.setdefault(f"code of {name} ({source}) was imported, and the snapshot does not contain it")
+        return
+    raise NotIsolated(
+        f"{module} was imported from {name} ({source}), and the snapshot does not contain its code. To pin the code: "
+        f'`ln -s {_import_folder(module, path)} {name}`, with [data] paths = ["{name}"] and [run] environment = '
+        f'{{ PYTHONPATH = "{name}" }} in m5ws.toml. To accept this as a limit of the run: [environment] allow_local = '
+        f'["{name}"]'
+    )
+
+
+def _import_folder(module: str, path: str) -> Path:
+    """Return the folder from which a module was imported."""
+    file = Path(path)
+    levels = module.count(".") + (file.stem == "__init__")
+    return file.parents[levels]
+
+
+def _places(install: LocalInstall) -> tuple[str, ...]:
+    """Return the folder of an editable install, or the files that were copied from a local folder or wheel."""
+    if install.kind == "editable":
+        return (os.path.realpath(unquote(urlsplit(install.url).path)),)
+    try:
+        files = metadata.distribution(install.name).files or []
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(os.path.realpath(str(file.locate())) for file in files if file.suffix in (".py", ".so"))
 
 
 def _files() -> list[tuple[str, str]]:
@@ -72,21 +161,16 @@ def _files() -> list[tuple[str, str]]:
     ]
 
 
-@cache
-def _is_foreign(file: str, author: Path, work: Path) -> bool:
-    # A link in site-packages that leads into the checkout is an editable install.
-    path = os.path.join(_real_folder(os.path.dirname(file)), os.path.basename(file))
-    if os.path.islink(path):
-        path = os.path.realpath(path)
-    if not path.startswith(str(author)):
-        return False
-    real = Path(path)
-    if not real.is_relative_to(author) or real.is_relative_to(work):
-        return False
-    prefixes = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
-    if any(prefix.is_relative_to(author) and real.is_relative_to(prefix) for prefix in prefixes):
-        return False
-    return PACKAGES.isdisjoint(real.relative_to(author).parts)
+def _is_installed(path: str, around: str) -> bool:
+    """Return True if a path in the folder `around` belongs to an environment in that folder."""
+    prefixes = (_real_folder(sys.prefix), _real_folder(sys.base_prefix))
+    if any(_is_below(prefix, around) and _is_below(path, prefix) for prefix in prefixes):
+        return True
+    return not PACKAGES.isdisjoint(Path(path).relative_to(around).parts)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 @cache

@@ -11,6 +11,7 @@ from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
+from m5ws.snapshot.context import Warn
 from m5ws.snapshot.snapshot import CapturedSnapshot
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
@@ -52,6 +53,7 @@ def take(
     probe: TokenizerProbe | None = None,
     message: str | None = None,
     dry_run: bool = False,
+    warn: Warn | None = None,
 ) -> CapturedSnapshot:
     """Take a snapshot of `root` with the workspace's index. Raises as `snapshot.take`."""
     arguments = (
@@ -64,7 +66,9 @@ def take(
         machine or Machine(),
         root / ".m5ws" / "index",
     )
-    return snapshot.capture(*arguments, dry_run=True) if dry_run else snapshot.take(*arguments, message=message)
+    if dry_run:
+        return snapshot.capture(*arguments, dry_run=True, warn=warn)
+    return snapshot.take(*arguments, message=message, warn=warn)
 
 
 def names(repo: Repository, captured: CapturedSnapshot) -> dict[str, list[str]]:
