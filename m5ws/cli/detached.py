@@ -50,7 +50,7 @@ def start(here: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequenc
     else:
         # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
-    arguments += [f"--env={value}" for value in env]
+    arguments += ["--no-progress", *(f"--env={value}" for value in env)]
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []
     with open(folder / _LOG, "ab", opener=open_log) as log:
         begin = log.tell()

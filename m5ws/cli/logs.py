@@ -1,6 +1,5 @@
 """`m5ws logs`."""
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,9 @@ import click
 from m5ws import secret_scan
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
+from m5ws.cli.terminal.log_lines import LogReader
 
 _POLL_S = 0.25
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 @click.command("logs")
@@ -81,20 +80,15 @@ def _files(folder: Path, rank: str | None) -> dict[str, Path]:
 
 def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
     """Print whole lines as they are written, until `ended`. Then print an unfinished last line too."""
-    read: dict[Path, int] = {}
+    readers: dict[Path, LogReader] = {}
     while True:
         last = ended()
         files = _files(folder, rank)
         for name, path in files.items():
-            with path.open("rb") as file:
-                file.seek(read.get(path, 0))
-                text = file.read()
-            text = text if last else text[: text.rfind(b"\n") + 1]
-            read[path] = read.get(path, 0) + len(text)
+            reader = readers.setdefault(path, LogReader(path))
             prefix = f"[{name}] " if len(files) > 1 else ""
-            # Masked as a whole, because a private key has many lines.
-            for line in secret_scan.masked(_COLOUR.sub("", text.decode("utf-8", "replace"))).splitlines():
-                output.echo(prefix + line)
+            for line in reader.read(last=last):
+                output.echo(*(prefix + part for part in line.splitlines() or [""]))
         if last:
             return
         time.sleep(_POLL_S)

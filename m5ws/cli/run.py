@@ -59,7 +59,7 @@ class _Arguments(run_source.RunArguments, launch_options.LaunchArguments):
 @environment.option
 @click.option("--detach", is_flag=True, help="Start the run in the background, and print its id.")
 @click.option("--dry-run", is_flag=True, help="Take a snapshot and print the launch; launch nothing.")
-@click.option("--no-progress", is_flag=True, help="Do not print steps.")
+@click.option("--no-progress", is_flag=True, help="Print neither steps nor the output of rank 0.")
 @click.option("--planned", type=click.Path(path_type=Path), hidden=True)
 @output.json_option
 @click.pass_context
@@ -86,6 +86,9 @@ def command(
     after that step. The fork keeps its parent's snapshot and launch, except for SNAPSHOT and the options given. It
     continues with the parent's weights, optimizer state, generators and position in data and schedule. Changed
     settings take effect.
+
+    On stderr, the steps of a script with m5ws.session are shown, also with --json. Without a session, the output of
+    rank 0 is shown as it is written, with secrets masked. `m5ws logs` prints that of all ranks.
 
     The environment is compared before the launch. A new run requires the versions that its snapshot declares. A
     resumed run also requires the environment of the attempt that it continues. --env sets the reaction to a
@@ -168,8 +171,8 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
 
     if not as_json:
         output.echo(plan.run.id)
-    with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        result = supervise.execute(ports, plan, shown.watch, shown.prepare)
+    with interrupt.on_signals(), RunProgress(enabled=progress, log=plan.directory / "logs" / "rank-0.log") as shown:
+        result = supervise.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     _judge(result)

@@ -80,11 +80,16 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def execute(
-    ports: Ports, plan: AttemptPlan, watch: Watch | None = None, progress: Progress | None = None
+    ports: Ports,
+    plan: AttemptPlan,
+    watch: Watch | None = None,
+    progress: Progress | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
 
-    Ctrl-C (KeyboardInterrupt) stops the ranks and ends the attempt as interrupted. Published data stays.
+    `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
+    attempt as interrupted. Published data stays.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -114,7 +119,7 @@ def execute(
                 attempt_start.publish(ports.repo, plan, observed, spool)
                 if progress:
                     progress("starting the processes", 0, 0)
-                return _Attempt(ports, plan, spool, watch, work).supervise()
+                return _Attempt(ports, plan, spool, watch, work, poll).supervise()
         finally:
             work_directories.end(plan.directory)
 
@@ -148,13 +153,20 @@ class _Attempt:
     """The supervision of one launched attempt."""
 
     def __init__(
-        self, ports: Ports, plan: AttemptPlan, spool: SpoolWriter, watch: Watch | None, work: WorkDirectory
+        self,
+        ports: Ports,
+        plan: AttemptPlan,
+        spool: SpoolWriter,
+        watch: Watch | None,
+        work: WorkDirectory,
+        poll: Callable[[], None] | None,
     ) -> None:
         self._ports = ports
         self._plan = plan
         self._work = work
         self._spool = spool
         self._watch = watch
+        self._poll = poll
         self._stopping = False
         self._asked = False
         self._successor: AttemptStarted | None = None
@@ -208,6 +220,8 @@ class _Attempt:
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
             events = self._delivery.deliver()
+            if self._poll is not None:
+                self._poll()
             if follower is not None and self._delivery.batches > announced:
                 announced = self._delivery.batches
                 follower.wake()
@@ -217,6 +231,8 @@ class _Attempt:
             # Not for a script with a session, which resumes from its checkpoints.
             if self._last_step == 0:
                 self._results.copy()
+        if self._poll is not None:
+            self._poll()
         return exit_code
 
     def _is_time_to_look(self) -> bool:

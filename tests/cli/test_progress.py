@@ -83,6 +83,61 @@ def test_what_a_person_must_see_is_said_even_without_progress(capsys: pytest.Cap
     assert capsys.readouterr().err == "inexact-resume (step 5): loss differs\n"
 
 
+def test_the_output_of_a_script_without_a_session_is_followed_in_whole_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, clock = tmp_path / "rank-0.log", Clock()
+    with RunProgress(log=log, terminal=False, clock=clock) as progress:
+        progress.poll()
+        log.write_bytes(b"epoch 1\nepo")
+        progress.poll()
+        with log.open("ab") as file:
+            file.write(b"ch \x1b[31m2\x1b[0m\n\n 1%\r 2%\r 3")
+        progress.poll()
+        assert capsys.readouterr().err == "epoch 1\nepoch 2\n\n"
+        clock.now += 20
+        progress.poll()
+        progress.poll()
+        assert capsys.readouterr().err == " 2%\n"
+        with log.open("ab") as file:
+            file.write(b"%\r100%\n\x07unfinished")
+        progress.poll()
+        assert capsys.readouterr().err == "100%\n"
+    assert capsys.readouterr().err == "\\x07unfinished\n"
+
+
+def test_secrets_are_masked_in_followed_output_and_a_key_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    key = "-----BEGIN PRIVATE " + "KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3
+    log.write_text(f"before\ntoken {'hf' + '_' + 'QwErTyUiOpAsDfGhJkLzXcVbNm12345678'}\n" + key[:100] + "\n")
+    with RunProgress(log=log, terminal=False) as progress:
+        progress.poll()
+        assert capsys.readouterr().err == "before\ntoken ***\n"
+        with log.open("a") as file:
+            file.write(key[101:] + "-----END PRIVATE " + "KEY-----\nafter\n")
+        progress.poll()
+    err = capsys.readouterr().err
+    assert "MIIEvQ" not in err and err.endswith("after\n")
+
+
+def test_steps_of_a_session_end_the_output_and_no_progress_hides_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("loading\n")
+    with RunProgress(log=log, terminal=False, enabled=False) as progress:
+        progress.poll()
+    assert capsys.readouterr().err == ""
+    with RunProgress(log=log, terminal=False) as progress:
+        progress.poll()
+        progress.watch("0", _step(1))
+        log.write_text("loading\nstep 1\n")
+        progress.poll()
+    assert capsys.readouterr().err.splitlines() == ["loading", "step 1/10  loss 1  200 tokens/s"]
+
+
 def test_checkpoints_are_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     event = CheckpointPublished(step=5, name="0000000005-0001", checkpoint="a", content="b")
     with RunProgress(terminal=False) as progress:

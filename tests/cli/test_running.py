@@ -63,7 +63,7 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
     done = _m5(place, "run", snapshot[:10], "--name", "trial", "--", "train.py", "--lr", "1")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
-    assert f"`m5ws reproduce {run}`" in done.stderr
+    assert f"`m5ws reproduce {run}`" in done.stderr and "trained with --lr 1\n" in done.stderr
     assert _here(place, "logs", run).stdout == "trained with --lr 1\n"
 
     again = _here(place, "reproduce", run[:6])
@@ -106,6 +106,7 @@ def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Reposit
     assert done.returncode == 1
     document = json.loads(done.stdout)
     run = document["run"]["id"]
+    assert "no data\n" in done.stderr.partition(f"run {run} failed")[0]
     assert document["result"]["outcome"] == "failed"
     assert f"run {run} failed" in done.stderr
     assert f"hint: `m5ws logs {run}`" in done.stderr

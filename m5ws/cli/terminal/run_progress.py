@@ -1,16 +1,18 @@
 """The progress of a run, on stderr: a live line on a terminal, a line every few seconds elsewhere.
 
 It follows the events of the ledger as they arrive. Notices and the end of an attempt are printed as lines of their
-own.
+own. A script without a session has no steps: the output of its rank 0 is printed instead, up to the first step.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from m5ws.cli.terminal import output
+from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
 
@@ -22,13 +24,23 @@ _SMOOTH = 0.9
 
 
 class RunProgress:
-    """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events)."""
+    """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events).
+
+    `log`: the log of rank 0, whose lines `poll` prints until the first step.
+    """
 
     def __init__(
-        self, *, enabled: bool = True, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        enabled: bool = True,
+        log: Path | None = None,
+        terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._enabled = enabled
         self._gone = False
+        self._log = LogReader(log) if enabled and log is not None else None
+        self._next_bar_s = 0.0
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
         self._bar = Bar(terminal=self._terminal)
@@ -54,10 +66,32 @@ class RunProgress:
         except OSError:
             self._gone = True
 
+    def poll(self, *, last: bool = False) -> None:
+        """Print new lines of the script; with `last`, an unfinished one too. An absent terminal ends showing."""
+        if self._gone or self._log is None:
+            return
+        try:
+            self._print_output(self._log, last=last)
+        except OSError:
+            self._gone = True
+
+    def _print_output(self, log: LogReader, *, last: bool) -> None:
+        lines = log.read(last=last)
+        if not lines and self._clock() >= self._next_bar_s and (bar := log.read_bar()) is not None:
+            lines = [bar]
+        if lines:
+            self._bar.close()
+            self._next_bar_s = self._clock() + _LINE_EVERY_S
+        for line in lines:
+            # A progress bar writes its states over each other, and the last one counts.
+            output.print_note(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
+
     def _event(self, rank: str, event: AnyEvent) -> None:
         self._bar.close()
         match event:
             case Step():
+                # A session's steps are shown, and not the script's output.
+                self._log = None
                 self._count(rank, event)
                 if rank == "0" and self._enabled:
                     self._show()
@@ -74,8 +108,9 @@ class RunProgress:
                 pass
 
     def close(self) -> None:
-        """Leave the last line on the terminal, and stop."""
+        """Print the rest of the output, leave the last line on the terminal, and stop."""
         self._bar.close()
+        self.poll(last=True)
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,0 +1,54 @@
+"""Lines of a rank's log as they are written, with secrets masked and colours removed."""
+
+import re
+from pathlib import Path
+
+from m5ws import secret_scan
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_KEY_BYTES = 16_384
+"""The longest private key that is waited for. A key has many lines, and only a whole one is recognised."""
+
+
+class LogReader:
+    """Reads the lines that were added to a log since the last call. The file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+
+    def read(self, *, last: bool = False) -> list[str]:
+        """Return new lines that end with a newline; with `last`, an unfinished last line too."""
+        text = self._unread()
+        if not last:
+            text = _whole(text)
+        self._place += len(text)
+        # Masked as a whole, because a private key has many lines.
+        return _plain(text).removesuffix("\n").split("\n") if text else []
+
+    def read_bar(self) -> str | None:
+        """Return the state of a progress bar, which writes one line again and again; None without one."""
+        states = self._unread().rpartition(b"\n")[2].split(b"\r")[:-1]
+        text = next((state for state in reversed(states) if state.strip()), None)
+        return None if text is None else _plain(text)
+
+    def _unread(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+
+def _plain(text: bytes) -> str:
+    return secret_scan.masked(_COLOUR.sub("", text.decode("utf-8", "replace")))
+
+
+def _whole(text: bytes) -> bytes:
+    """Return whole lines, up to a private key whose end is not written yet."""
+    text = text[: text.rfind(b"\n") + 1]
+    begin = text.rfind(b"-----BEGIN ")
+    if begin >= 0 and b"-----END " not in text[begin:] and len(text) - begin < _KEY_BYTES:
+        return text[: text.rfind(b"\n", 0, begin) + 1]
+    return text
