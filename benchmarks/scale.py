@@ -30,6 +30,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Imported, RankEnded, RankStarted, State, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
+from m5ws.reports import comparison
 from m5ws.repository import reindex, run_index, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
@@ -141,6 +142,7 @@ ROWS = {
     "show, long run": lambda repo: listing.view_run(repo, A),
     "diff, long runs": _diff,
     "comparison, long runs": _compared,
+    "compare, long runs": lambda repo: comparison.compare(repo, (A, B)),
 }
 
 
@@ -202,7 +204,7 @@ def main() -> None:
         for part in (4, 2, 1):
             steps = arguments.steps // part
             long(root / f"long-{part}", steps, arguments.ranks)
-            rows = ("show, long run", "diff, long runs", "comparison, long runs")
+            rows = ("show, long run", "diff, long runs", "comparison, long runs", "compare, long runs")
             stores[f"{steps:,} steps × {arguments.ranks} ranks"] = (root / f"long-{part}", rows)
         for name, (path, rows) in stores.items():
             if arguments.index == "no":

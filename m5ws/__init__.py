@@ -5,7 +5,7 @@ Importing this package does not import torch. `session` and `seed` are imported 
 Layers, from top to bottom. An import points down only (import-linter checks it):
 
     cli · workspace                  verbs; the one place that chooses implementations
-    attest bisect projects           statements; the cause of a difference; init and demo
+    attest bisect projects reports   statements; the cause of a difference; init and demo; comparisons for people
     reproduce · runs                 replay and verdict; start, supervise, resume
     diff checkpoints                 comparisons of snapshots, runs and checkpoints
     snapshot tracking                inputs of a run; MLflow
@@ -13,6 +13,7 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
     training launch                  inside the ranks, the only place of torch; start of an attempt
     repository · store               typed content-addressed records; bytes under keys
     config · records · errors        m5ws.toml; every record, one noun a file
+    pages                            HTML and charts, without a dependency
 """
 
 __version__ = "0.1.0"

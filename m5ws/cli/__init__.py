@@ -49,6 +49,7 @@ COMMANDS = {
     "show": "Show a snapshot or a run.",
     "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
+    "compare": "Compare the inputs and results of 2 to 50 runs.",
     "certify": "Test that resuming from a checkpoint gives the same bits as uninterrupted training.",
     "bisect": "Find the change between two runs that makes their results differ.",
     "checkpoint": "List, show, compare, export and keep checkpoints.",
@@ -113,11 +114,11 @@ def _formatter() -> "logging.Formatter":
     """Return the formatter of log lines: the level in lower case, and control characters escaped."""
     import logging
 
-    from m5ws.cli.terminal import output
+    from m5ws.control_characters import escaped
 
     class EscapingFormatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return output.escaped(f"{record.levelname.lower()}{super().format(record)}")
+            return escaped(f"{record.levelname.lower()}{super().format(record)}")
 
     return EscapingFormatter(": %(message)s")
 

@@ -4,7 +4,7 @@ An attempt that resumes from step k replaces the records of earlier attempts aft
 at the end of the run. Steps and states stay in the ledger until they are compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import cast
 
@@ -163,10 +163,17 @@ class History(msgspec.Struct, kw_only=True):
         self.outcome = None
 
 
-def load(repo: Repository, run: str, before_attempt: int | None = None, folded: bool = True) -> History:
+def load(
+    repo: Repository,
+    run: str,
+    before_attempt: int | None = None,
+    folded: bool = True,
+    ranks: Container[str] | None = None,
+) -> History:
     """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken.
 
     Unless it is to be `folded`, the newest record of each step is kept even if a later attempt went back behind it.
+    `ranks`: the chains to read besides the launcher's; all of them if it is None.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
@@ -174,18 +181,22 @@ def load(repo: Repository, run: str, before_attempt: int | None = None, folded: 
         if before_attempt is not None and attempt >= before_attempt:
             break
         try:
-            _read(repo, run, attempt, history, folded=folded)
+            _read(repo, run, attempt, history, ranks, folded=folded)
         except CorruptObject as error:
             known = cross_check.rewritten(repo, run)
             raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error
     return history
 
 
-def _read(repo: Repository, run: str, attempt: int, history: History, *, folded: bool) -> None:
+def _read(
+    repo: Repository, run: str, attempt: int, history: History, ranks: Container[str] | None, *, folded: bool
+) -> None:
     """Add an attempt to a history: its launcher's chain first, which has the ends of the others."""
     ends: dict[str, Digest] = {}
     found: dict[str, Digest] = {}
     for rank in sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit()):
+        if ranks is not None and rank not in ranks and rank != ledger.LAUNCHER:
+            continue
         chain, parts = RecordedChain(repo, run, attempt, rank), dict[type, ChainSeries[Step | State]]()
         for batch in ledger.read(repo, run, attempt, rank):
             chain.note(batch)
@@ -198,6 +209,8 @@ def _read(repo: Repository, run: str, attempt: int, history: History, *, folded:
                 if isinstance(event, AttemptEnded) and not ends:
                     ends = event.heads
     for rank, head in ends.items():
+        if ranks is not None and rank not in ranks:
+            continue
         ledger.check_end(run, attempt, rank, head, found.get(rank, genesis(run, attempt, rank)))
 
 

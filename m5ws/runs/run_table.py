@@ -6,7 +6,7 @@ then notes and parameters, at last summaries of attempts.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -56,6 +56,12 @@ def select(
     rows = listing.list_runs(repo, progress, source.index, chosen)
     left = len(matching) + len(damaged) - len(chosen)
     return RunTable(rows=tuple(_below_originals(_details(source, rows))), more=left, unreadable=unreadable)
+
+
+def describe(repo: Repository, names: Sequence[str]) -> list[RunRow]:
+    """Return the rows of these runs, as in a table of them alone, newest first."""
+    source = RunSource(repo, time.time())
+    return _details(source, listing.list_runs(repo, None, source.index, names))
 
 
 def _matching(

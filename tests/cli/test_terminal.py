@@ -15,6 +15,7 @@ import pytest
 import m5ws
 from m5ws.cli import cli
 from m5ws.cli.terminal import output
+from m5ws.control_characters import escaped
 from m5ws.records import codec
 from m5ws.records import ledger as events
 from m5ws.records.checkpoint import Content
@@ -149,7 +150,7 @@ def test_a_cell_of_a_table_is_one_line() -> None:
 
 def test_plain_text_is_printed_as_it_is() -> None:
     text = "".join(map(chr, (*range(32, 127), *range(0xA1, 0x600), 0x200D, 0x1F600))) + "\n\t"
-    assert output.escaped(text.replace("\u061c", "")) == text.replace("\u061c", "")
+    assert escaped(text.replace("\u061c", "")) == text.replace("\u061c", "")
 
 
 def test_nothing_but_the_one_function_prints() -> None:

@@ -6,20 +6,16 @@ of text from a store, a script or another person.
 
 import datetime
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
+from m5ws.control_characters import CONTROL, escaped
 from m5ws.records import exact
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that control a terminal or the order of its text: C0 except newline and tab, DEL, C1, line and paragraph
-separators, bidirectional controls, lone surrogates."""
 
 
 class StyledText(msgspec.Struct, frozen=True):
@@ -32,15 +28,6 @@ class StyledText(msgspec.Struct, frozen=True):
 
 Line = str | tuple[str | StyledText, ...]
 """A line for people. It is in pieces if their styles differ."""
-
-
-def escaped(text: str) -> str:
-    """Return text with each character that could control a terminal escaped, such as `\\x1b`."""
-    return _CONTROL.sub(lambda match: _escape(ord(match[0])), text)
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
@@ -67,7 +54,7 @@ def print_json(value: object) -> None:
     """Print records, and lists and mappings of them, as one JSON document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode()
     # JSON escapes only C0. All other control characters are inside strings.
-    click.echo(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    click.echo(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def plain(value: object) -> object:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from m5ws.cli.terminal import output
+from m5ws.control_characters import escaped
 
 _PATIENCE_S = 0.7
 _LINE_EVERY_S = 10.0
@@ -72,7 +73,7 @@ class _Display:
 
     def update(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(output.escaped(what), total=total or None)
+            self._tasks[what] = self._progress.add_task(escaped(what), total=total or None)
         self._progress.update(self._tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
+from m5ws.control_characters import escaped
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class RunProgress:
             if self._live is None:
                 self._live = Live(console=Console(stderr=True), refresh_per_second=8)
                 self._live.start()
-            self._live.update(Text(output.escaped(self.line())))
+            self._live.update(Text(escaped(self.line())))
             self._shown = self._step
         elif self._clock() >= self._next_s:
             self._print()
@@ -171,6 +172,6 @@ class RunProgress:
 
     def _say(self, text: str, otherwise: Callable[[str], None] = output.print_note) -> None:
         if self._live is not None:
-            self._live.console.print(output.escaped(text), markup=False, highlight=False)
+            self._live.console.print(escaped(text), markup=False, highlight=False)
         else:
             otherwise(text)

@@ -1,0 +1,103 @@
+"""`m5ws compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
+
+if TYPE_CHECKING:
+    from m5ws.reports.comparison import ComparedRun, Input, RunComparison
+
+_CHARACTERS = 60
+
+
+@click.command("compare")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run",)))
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page with tables and curves to FILE.",
+)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as_json: bool) -> None:
+    """Compare the inputs and results of 2 to 50 runs.
+
+    The first RUN is the one that the others are compared with. The first table has the results: last and lowest loss,
+    steps, verdict, and the first step in which a run differs from the first one, if both recorded it on rank 0. The
+    second table has the inputs that are not the same: code, config keys, tokenizer, data, environment and launch.
+
+    --html writes one page that needs nothing else, with the curves of all quantities. An existing page of m5ws is
+    replaced.
+
+    \b
+    Examples:
+      m5ws compare 7c1d 9a04
+      m5ws compare 7c1d 9a04 5e77 --html comparison.html
+    """
+    from m5ws.pages import page as pages
+    from m5ws.reports import comparison, comparison_page
+
+    if page is not None:
+        pages.refuse_other_file(page)
+    repo = names.open_repository(names.workspace(context))
+    found = [names.find_id(repo, run, "run") for run in runs]
+    with progress.Bar() as bar:
+        compared, drawn = comparison.compare(repo, found, bar)
+    if page is not None:
+        pages.write(page, comparison_page.build(compared, drawn))
+        output.print_note(f"wrote {page}")
+    if as_json:
+        return output.print_json(compared)
+    output.echo(_results(compared))
+    output.echo("", *_inputs(compared))
+    return None
+
+
+def _results(compared: "RunComparison") -> str:
+    from m5ws.reports import comparison_page
+
+    rows = []
+    for position, run in enumerate(compared.runs):
+        steps = f"{run.last_step}/{run.total_steps}" if run.total_steps else str(run.last_step)
+        difference = comparison_page.difference(run, is_first=position == 0)
+        words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
+        name = ", ".join(word for word in (*words, run.outcome) if word)
+        rows.append((str(position + 1), run.id, run.state, steps, _loss(run.loss), _lowest(run), difference, name))
+    return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _lowest(run: "ComparedRun") -> str:
+    return "-" if run.lowest_loss is None else f"{run.lowest_loss:.6g} at {run.lowest_step}"
+
+
+def _inputs(compared: "RunComparison") -> list[str]:
+    """Return the changed inputs as lines: each value with the numbers of the runs that have it."""
+    shown = [one for one in compared.inputs if one.rating != "cannot"]
+    lines = ["no input that can change bits differs"]
+    if shown:
+        lines = [output.table(("INPUT", "VALUES, WITH THE NUMBERS OF THEIR RUNS"), [_input(one) for one in shown])]
+    if compared.harmless:
+        lines.append(f"{compared.harmless} differences that cannot change bits (--json lists them)")
+    return lines
+
+
+def _input(one: "Input") -> tuple[str, str]:
+    by_value: dict[str | None, list[str]] = {}
+    for number, value in enumerate(one.values, 1):
+        by_value.setdefault(value, []).append(str(number))
+    return one.label, "; ".join(f"{_cut(value)} in {' '.join(numbers)}" for value, numbers in by_value.items())
+
+
+def _cut(value: str | None) -> str:
+    line = "absent" if value is None else " ".join(value.split())
+    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"

@@ -1,0 +1,45 @@
+"""Charts: every value has a place, and every line its own look."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.pages import charts
+from m5ws.pages.charts import Line
+from tests.pages.test_markup import read
+
+_VALUES = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.lists(_VALUES, min_size=1, max_size=30))
+def test_any_values_are_drawn_within_the_chart_and_those_that_are_not_finite_are_left_out(values: list[float]) -> None:
+    chart = charts.chart("loss", [Line(label="a", points=list(enumerate(values)))])
+    finite = sum(map(math.isfinite, values))
+    assert (chart is None) == (finite == 0)
+    if chart is None:
+        return
+    tags = read(chart.text).tags
+    places = [place.split(",") for tag, found in tags if tag == "polyline" for place in str(found["points"]).split()]
+    places += [[str(found["cx"]), str(found["cy"])] for tag, found in tags if tag == "circle"]
+    assert len(places) == finite
+    assert all(0 <= float(x) <= 720 and 0 <= float(y) <= 260 for x, y in places)
+
+
+def test_fifty_lines_have_fifty_looks() -> None:
+    lines = [Line(label=f"run {number}", points=[(1, 1.0), (2, number)]) for number in range(50)]
+    chart = charts.chart("loss", lines)
+    assert chart is not None
+    drawn = [found for tag, found in read(chart.text).tags if tag == "polyline"]
+    assert len({(found["stroke"], found.get("stroke-dasharray")) for found in drawn}) == len(drawn) == 50
+    assert len(re.findall("<li>", chart.text)) == 50
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [((0.0, 10.0), [0, 2, 4, 6, 8, 10]), ((0.13, 0.19), [0.14, 0.16, 0.18]), ((-1.0, 1.0), [-1, -0.5, 0, 0.5, 1])],
+)
+def test_ticks_are_round_numbers(limits: tuple[float, float], expected: list[float]) -> None:
+    assert charts.ticks(*limits) == pytest.approx(expected)

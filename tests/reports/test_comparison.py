@@ -1,0 +1,101 @@
+"""Comparisons of runs: changed inputs against results, and the first step that differs."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import UsageError
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AttemptEnded, Event, State, Step
+from m5ws.records.run import LaunchSpec
+from m5ws.reports import comparison, comparison_page, recorded
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from tests.pages.test_markup import read
+from tests.support.records import planted
+from tests.support.stores.counting_store import CountingStore
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return Repository.create(LocalStore(tmp_path / "store", durable=False))
+
+
+def _run(repo: Repository, folder: Path, number: int, losses: list[float], lr: str = "0.1", seed: int = 3) -> str:
+    code = planted.tree(repo, folder / "code", {"train.py": "print(1)\n"})
+    config = planted.tree(repo, folder / lr, {"config.yaml": f"lr: {lr}\n"})
+    snapshot = planted.publish(repo, planted.snapshot(code, config=config))
+    spec = LaunchSpec(command=("train.py",), seed=seed)
+    run = planted.run(repo, f"{number:012x}", snapshot, spec=spec, created_s=float(number)).id
+    _attempt(repo, run, 1, losses)
+    return run
+
+
+def _attempt(repo: Repository, run: str, attempt: int, losses: list[float], begin: int = 0) -> None:
+    resume = f"{begin:010d}-{attempt - 1:04d}" if begin else None
+    facts = repo.objects.put_record(Observed(facts={"torch": "2.13.0", "gpu.model": "H100"}))
+    planted.begin(repo, run, attempt, observed=facts, resume=resume)
+    events: list[Event] = []
+    for step, loss in enumerate(losses, begin + 1):
+        events.append(Step(step=step, quantities={"loss": loss.hex(), "lr": (0.5).hex()}, total=9))
+        events.append(State(step=step, tensors={"w": loss.hex()}))
+    for rank in ("0", "1"):
+        planted.append(repo, run, attempt, rank, *events)
+    planted.append(repo, run, attempt, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+
+
+def test_inputs_that_differ_stand_beside_results_and_the_first_step_that_differs(
+    repo: Repository, tmp_path: Path
+) -> None:
+    first = _run(repo, tmp_path, 1, [3.0, 2.0, 1.0])
+    same = _run(repo, tmp_path, 2, [3.0, 2.0, 1.0])
+    other = _run(repo, tmp_path, 3, [3.0, 1.5], "0.2", seed=4)
+    found, drawn = comparison.compare(repo, [first, same, other])
+    inputs = {one.label: one.values for one in found.inputs}
+    assert inputs == {"lr": ("0.1", "0.1", "0.2"), "launch seed": ("3", "3", "4")}
+    assert [run.loss for run in found.runs] == [1.0, 1.0, 1.5]
+    assert found.runs[1].first is None and found.runs[1].compared == 3
+    divergence = found.runs[2].first
+    assert divergence is not None and (divergence.step, divergence.quantity) == (2, "loss")
+    assert drawn[2]["loss"] == [(1, 3.0), (2, 1.5)]
+    reader = read(comparison_page.build(found, drawn).decode())
+    assert len([name for name, _ in reader.tags if name == "figure"]) == 2
+    assert "step 2, loss" in reader.text and "none in 3 common steps" in reader.text
+
+
+def test_a_step_that_a_later_attempt_did_again_counts_as_it_was_done_last(repo: Repository, tmp_path: Path) -> None:
+    first = _run(repo, tmp_path, 1, [3.0, 2.0, 9.0])
+    _attempt(repo, first, 2, [1.0, 0.5], begin=2)
+    history = recorded.load(repo, first)
+    assert recorded.curves_of(history)["loss"] == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.5)]
+    other = recorded.load(repo, _run(repo, tmp_path, 2, [3.0, 2.0, 1.0, 0.25]))
+    divergence, compared = recorded.first_difference(history, other)
+    assert divergence is not None and (divergence.step, compared) == (4, 4)
+
+
+def test_a_state_that_differs_under_equal_losses_is_found(repo: Repository) -> None:
+    names = [planted.run(repo, letter * 12).id for letter in "ab"]
+    for name, weight in zip(names, "12", strict=True):
+        planted.begin(repo, name)
+        steps = [Step(step=step, quantities={"loss": "0x1p+0"}, batch="ab" * 32) for step in (1, 2)]
+        states = [State(step=step, tensors={"v": "0", "w": weight if step else "0"}) for step in (0, 1)]
+        planted.append(repo, name, 1, "0", states[0], steps[0], states[1], steps[1])
+    one, two = (recorded.load(repo, name) for name in names)
+    divergence, _ = recorded.first_difference(one, two)
+    assert divergence is not None and (divergence.step, divergence.quantity) == (1, "tensor w")
+    assert recorded.first_difference(one, one) == (None, 2)
+
+
+def test_ledgers_of_other_ranks_are_not_read(repo: Repository, tmp_path: Path) -> None:
+    names = [_run(repo, tmp_path, number, [1.0]) for number in (1, 2)]
+    counting = CountingStore(repo.store)
+    recorded.load(Repository.open(counting), names[0])
+    assert not [key for key in counting.gets if "/0001/1/" in key]
+
+
+def test_the_same_run_twice_and_a_single_one_are_refused(repo: Repository, tmp_path: Path) -> None:
+    run = _run(repo, tmp_path, 1, [1.0])
+    for names in ([run], [run, run], [f"{number:012x}" for number in range(51)]):
+        with pytest.raises(UsageError):
+            comparison.compare(repo, names)
