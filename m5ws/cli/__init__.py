@@ -50,6 +50,7 @@ COMMANDS = {
     "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",
+    "report": "Write one page about a run, for readers without m5ws.",
     "certify": "Test that resuming from a checkpoint gives the same bits as uninterrupted training.",
     "bisect": "Find the change between two runs that makes their results differ.",
     "checkpoint": "List, show, compare, export and keep checkpoints.",

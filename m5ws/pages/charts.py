@@ -35,7 +35,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def chart(title: str, lines: Sequence[Line]) -> Markup | None:
     """Return a chart with its title and legend; None if no line has a finite value.
 
-    Lines are drawn in order, each with its own colour or dashes, so a later line covers an equal earlier one.
+    Lines are drawn in order, each with its own colour or dashes. The first one is broad and pale, so that a later line
+    with equal values lies within it.
     """
     points = [point for line in lines for point in line.points if math.isfinite(point[1])]
     if not points:
@@ -123,7 +124,7 @@ def _drawn(line: Line, number: int, scale: _Scale) -> list[Markup]:
             found.append(tag("circle", tag("title", line.label), cx=x, cy=y, r=2.5, fill=style["stroke"]))
         else:
             path = " ".join(f"{x:g},{y:g}" for x, y in places)
-            found.append(tag("polyline", points=path, fill="none", stroke_width=1.5, **style))
+            found.append(tag("polyline", points=path, fill="none", **style))
     return found
 
 
@@ -140,11 +141,13 @@ def _runs(points: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float
         yield part
 
 
-def _style(number: int) -> dict[str, str | None]:
+def _style(number: int) -> dict[str, str | float | None]:
     dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    return {"stroke": _COLOURS[number % len(_COLOURS)], "stroke_dasharray": dash}
+    broad: dict[str, str | float | None] = {"stroke_width": 6, "stroke_opacity": 0.4}
+    width = broad if number == 0 else {"stroke_width": 1.5}
+    return {"stroke": _COLOURS[number % len(_COLOURS)], "stroke_dasharray": dash, **width}
 
 
 def _swatch(number: int) -> Markup:
-    line = tag("line", x1=0, x2=26, y1=5, y2=5, stroke_width=2.5, **_style(number))
+    line = tag("line", x1=0, x2=26, y1=5, y2=5, **_style(number))
     return tag("svg", line, width=26, height=10, aria_hidden="true")

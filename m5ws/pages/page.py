@@ -20,7 +20,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 h1 { font-size: 1.6rem; margin-bottom: .3rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 table { border-collapse: collapse; margin: .6rem 0; max-width: 100%; display: block; overflow-x: auto }
 th, td { text-align: left; vertical-align: top; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line) }
-td { overflow-wrap: anywhere } td.changed { background: #fc03 }
+td { max-width: 34rem; overflow-wrap: break-word } td.changed { background: #fc03 }
 code, td.code { font: 13px/1.5 ui-monospace, monospace }
 pre { overflow-x: auto; background: var(--soft); padding: .6rem }
 .verdict { border-left: .4rem solid var(--line); padding: .4rem .9rem; background: var(--soft); margin: 1rem 0 }

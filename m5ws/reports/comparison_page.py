@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from m5ws.pages import charts, page
 from m5ws.pages.markup import Child, Markup, tag
-from m5ws.records.verdict import Divergence
 from m5ws.reports import curves
 from m5ws.reports.comparison import ComparedRun, Curves, Input, RunComparison
 from m5ws.repository.ledger.losses import number
@@ -43,7 +42,7 @@ def difference(run: ComparedRun, *, is_first: bool) -> str:
 
 
 def _results(runs: Sequence[ComparedRun]) -> Markup | None:
-    quantities = curves.names(run.quantities for run in runs)
+    quantities = [name for name in curves.names(run.quantities for run in runs) if name != "loss"]
     heads = ("", "run", "state", "steps", "last loss", "lowest loss", *(f"last {name}" for name in quantities))
     rows = []
     for position, run in enumerate(runs):
@@ -90,13 +89,3 @@ def _charts(runs: Sequence[ComparedRun], drawn: Sequence[Curves]) -> list[Markup
         ]
         found.append(charts.chart(name, lines))
     return found
-
-
-def first_values(found: Divergence) -> tuple[str, str]:
-    """Return the values of both sides of a difference, for people."""
-    return tuple(_value(text) for text in (found.original, found.replayed))  # type: ignore[return-value]
-
-
-def _value(text: str | None) -> str:
-    value = number(text) if text is not None and text.startswith(("0x", "-0x", "nan:")) else None
-    return "absent" if text is None else text if value is None else f"{value:.9g} ({text})"

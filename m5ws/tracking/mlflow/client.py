@@ -4,8 +4,10 @@ MLflow's errors become `TrackerError`. The caller decides on the reaction to a t
 """
 
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
@@ -14,7 +16,7 @@ from m5ws.repository import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags
-from m5ws.tracking.mlflow.follower import Follower, FollowerOptions
+from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
 from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.migrations import EXTRA
 from m5ws.tracking.mlflow.uri import database
@@ -98,6 +100,15 @@ def refresh(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> 
         RunPage(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
 
 
+def attach(tracking_uri: str, experiment: str, store_url: str, run_id: str, name: str, data: bytes) -> None:
+    """Store a file in the folder `m5ws` of a run's artifacts. Raises as `write_verdict`."""
+    options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
+    with client(tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        mlflow.log_artifact(_pages(mlflow, options)[0], str(path), "m5ws")
+
+
 def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
     """Return the MLflow runs of a run. The first is its page, which is created if it is missing."""
     from m5ws.tracking.mlflow.run_page import find
@@ -110,6 +121,7 @@ def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
 @contextmanager
 def client(tracking_uri: str) -> Iterator[Any]:
     """Yield an MLflow client. Errors of MLflow in the block become TrackerError."""
+    limit_requests()
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException

@@ -304,11 +304,15 @@ class _Terminated(BaseException):
     """SIGTERM: the caller no longer waits for the last pass. Not an Exception, because MLflow catches those."""
 
 
-def _prepare_process() -> None:
-    # By default MLflow retries for minutes and sends telemetry.
+def limit_requests() -> None:
+    """Have MLflow give up after seconds, and send no telemetry. By default it retries for minutes."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def _prepare_process() -> None:
+    limit_requests()
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     warnings.simplefilter("ignore")
     os.nice(19)

@@ -100,6 +100,11 @@ class Mlflow:
 
         client.refresh(self.tracking_uri, self.experiment, self._store_url, run)
 
+    def attach(self, run: str, name: str, data: bytes) -> None:
+        from m5ws.tracking.mlflow import client
+
+        client.attach(self.tracking_uri, self.experiment, self._store_url, run, name, data)
+
     def resolve(self, text: str) -> str | None:
         from m5ws.tracking.mlflow import client
 

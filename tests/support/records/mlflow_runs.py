@@ -87,18 +87,26 @@ def begin(
         planted.append(repo, run.id, attempt, str(rank), event)
 
 
-def train(repo: Repository, run: Run, steps: Sequence[int], attempt: int = 1, world: int = 2, lr: float = 3e-4) -> None:
+def train(
+    repo: Repository,
+    run: Run,
+    steps: Sequence[int],
+    attempt: int = 1,
+    world: int = 2,
+    lr: float = 3e-4,
+    total: int = 10,
+) -> None:
     """Write steps of all ranks. With the usual lr, the loss of rank r after step s is 1/s + r."""
     for rank in range(world):
-        planted.append(repo, run.id, attempt, str(rank), *(step(number, attempt, rank, lr) for number in steps))
+        planted.append(repo, run.id, attempt, str(rank), *(step(number, attempt, rank, lr, total) for number in steps))
 
 
-def step(number: int, attempt: int = 1, rank: int = 0, lr: float = 3e-4) -> Step:
+def step(number: int, attempt: int = 1, rank: int = 0, lr: float = 3e-4, total: int = 10) -> Step:
     """Return the event of one step."""
     loss = 1 / number + rank + 1000 * (lr - 3e-4)
     quantities = {"loss": loss.hex(), "grad_norm": (0.1 * number).hex(), "lr": lr.hex()}
     return Step(
-        step=number, quantities=quantities, tokens=1024, seconds=0.25, total=10, time_s=_time(attempt, number) + rank
+        step=number, quantities=quantities, tokens=1024, seconds=0.25, total=total, time_s=_time(attempt, number) + rank
     )
 
 

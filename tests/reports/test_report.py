@@ -1,0 +1,132 @@
+"""Reports on runs: they have all that the store has of a run, and no value becomes markup."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from m5ws.control_characters import escaped
+from m5ws.records.note import Note
+from m5ws.reports import report, report_page
+from m5ws.reports.report import RunReport
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from tests.pages.test_markup import Reader, read
+from tests.support.records import reported
+from tests.support.stores.counting_store import CountingStore
+
+_HOSTILE = "</td></title><script>alert('x')</script><img src=x onerror=\"alert(1)\">\u202e\x1b[2J & <!-- "
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    folder = tmp_path_factory.mktemp("reported")
+    repo = Repository.create(LocalStore(folder / "store", durable=False))
+    reported.publish(repo, folder / "plain")
+    return repo
+
+
+@pytest.fixture(scope="module")
+def built(repo: Repository) -> RunReport:
+    return report.build(repo, _original(repo))
+
+
+def _original(repo: Repository) -> str:
+    names = repo.store.names("notes/")
+    assert len(names) == 1
+    return names[0]
+
+
+def _read(found: RunReport) -> Reader:
+    return read(report_page.build(found).decode())
+
+
+def test_a_report_has_inputs_verdicts_curves_and_lineage(repo: Repository, built: RunReport) -> None:
+    reader = _read(built)
+    view = built.view
+    expected = [view.run.snapshot, *(part.tree for part in built.snapshot.parts), *(row.id for row in view.replays)]
+    expected += [row.id for row in view.forks] + ["NVIDIA H100 80GB HBM3", "train.lr", "A. Author", "supported"]
+    assert [text for text in expected if text not in reader.text] == []
+    assert [verdict.outcome for verdict in built.verdicts] == ["reproduced", "diverged"]
+    banner = next(found for name, found in reader.tags if found.get("class", "").startswith("verdict"))  # type: ignore[union-attr]
+    assert banner["class"] == "verdict good"
+    assert "step 1, rank 0, lr" in reader.text and "0x1.3a92a30553261p-12 (0.0003)" in reader.text
+    assert [name for name, _ in reader.tags].count("figure") == 3
+    assert len(built.curves) == 3 and built.curves[0].points == built.curves[1].points
+
+
+def test_the_report_on_a_replay_has_its_original_and_the_other_replays(repo: Repository, built: RunReport) -> None:
+    for row in built.view.replays:
+        found = report.build(repo, row.id)
+        assert found.curves[0].run == built.view.run.id
+        assert {one.id for one in found.siblings} == {one.id for one in built.view.replays} - {row.id}
+        (verdict,) = found.verdicts
+        assert verdict.replay == row.id and verdict.outcome in _read(found).text
+
+
+def test_a_damaged_ledger_of_a_replay_leaves_its_curve_out(repo: Repository, built: RunReport, tmp_path: Path) -> None:
+    other = Repository.create(LocalStore(tmp_path / "store", durable=False))
+    _, replay, _ = reported.publish(other, tmp_path / "files")
+    key = f"runs/{replay.id}/ledger/0001/0/00000001"
+    data = bytearray(other.store.get(key))
+    data[-3] ^= 1
+    other.store.delete(key)
+    other.store.create(key, bytes(data))
+    found = report.build(other, _original(other))
+    assert [one.problem is not None for one in found.curves] == [False, True, False]
+    assert f"No curve of replay {replay.id}" in _read(found).text
+
+
+def test_a_report_reads_the_chains_of_rank_0_alone(repo: Repository) -> None:
+    counting = CountingStore(repo.store)
+    report.build(Repository.open(counting), _original(repo))
+    steps = [key for key in counting.gets if "/0001/1/" in key and not key.endswith("00000000")]
+    assert len(steps) <= 3
+
+
+def test_hostile_texts_from_the_store_are_shown_as_they_are(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
+    reported.publish(repo, tmp_path / "files", steps=3, text=_HOSTILE)
+    harmless = Repository.create(LocalStore(tmp_path / "other", durable=False))
+    reported.publish(harmless, tmp_path / "others", steps=3, text="text")
+    for name in (row.id for row in report.build(repo, _original(repo)).view.replays):
+        assert "script" not in _elements(report.build(repo, name))
+    hostile = report.build(repo, _original(repo))
+    assert _elements(hostile) == _elements(report.build(harmless, _original(harmless)))
+    assert _read(hostile).text.count(escaped(_HOSTILE)) >= 9
+    assert "\u202e" not in report_page.build(hostile).decode() and b"\x1b" not in report_page.build(hostile)
+
+
+def _elements(found: RunReport) -> list[str]:
+    return [name for name, _ in _read(found).tags]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(st.text(max_size=30) | st.text("<>&\"'/!-=`\x00\n", max_size=30))
+def test_no_text_becomes_markup(built: RunReport, text: str) -> None:
+    notes = tuple(msgspec.structs.replace(note, text=text, author=text) for note in built.view.notes)
+    run = msgspec.structs.replace(built.view.run, name=f"n{text}")
+    verdicts = tuple(msgspec.structs.replace(one, reason=f"r{text}") for one in built.verdicts)
+    state = msgspec.structs.replace(
+        built.view.state,
+        attempts=tuple(msgspec.structs.replace(one, host=text, message=text) for one in built.view.state.attempts),
+    )
+    view = msgspec.structs.replace(built.view, run=run, notes=notes, state=state)
+    parameters = {f"{text}{name}": text for name in built.parameters}
+    changed = msgspec.structs.replace(built, view=view, parameters=parameters, verdicts=verdicts)
+    neutral = Note(run=built.view.run.id, text="t", author="a")
+    assert _elements(changed) == _elements(
+        msgspec.structs.replace(
+            changed,
+            view=msgspec.structs.replace(
+                view,
+                run=msgspec.structs.replace(run, name="name"),
+                notes=tuple(msgspec.structs.replace(one, text=neutral.text, author=neutral.author) for one in notes),
+                state=built.view.state,
+            ),
+            verdicts=tuple(msgspec.structs.replace(one, reason="reason") for one in verdicts),
+            parameters={str(number): "value" for number, _ in enumerate(parameters)},
+        )
+    )
