@@ -15,11 +15,11 @@ from m5ws.cli.terminal import change_text, output
 def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> None:
     """Show the differences between two snapshots or runs.
 
-    Code is shown as a unified diff, config by its keys. Differences of tokenizer, data, environment and launch are
-    listed with their effect on bits. If the git repository around the workspace has the commits between A and B, their
-    authors and subjects are listed. Equal parts are left out. For two runs, the environments of their last attempts
-    are compared, and differences between the attempts of one run follow. For a run and a snapshot, the run's snapshot
-    is compared.
+    Code is shown as a unified diff, config by its keys, the script's arguments by their names. Differences of
+    tokenizer, data, environment and launch are listed with their effect on bits. If the git repository around the
+    workspace has the commits between A and B, their authors and subjects are listed. Equal parts are left out. For two
+    runs, the environments of their last attempts are compared, and differences between the attempts of one run follow.
+    For a run and a snapshot, the run's snapshot is compared.
 
     \b
     Example:

@@ -28,6 +28,14 @@ def flatten(name: str, data: bytes) -> dict[str, str] | None:
     return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values}
 
 
+def plain(value: str) -> str:
+    """Return the JSON text of a config value as people write it: text without quotes."""
+    if value.startswith('"'):
+        text = json.loads(value)
+        return str(text)
+    return value
+
+
 def parse(name: str, data: bytes, yaml: str | None = None) -> object:
     """Return the content of a config file as plain values. Raises ValueError for invalid files and unknown suffixes.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from m5ws.config.flatten import flatten
+from m5ws.diff import arguments as argument_diff
 from m5ws.diff import trees as tree_diff
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments
@@ -18,7 +19,7 @@ from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Code, Dataset, Tokenizer
 from m5ws.records.verdict import Change
-from m5ws.repository import lineage, runs, snapshots
+from m5ws.repository import arguments, lineage, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 
@@ -50,12 +51,30 @@ def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -
     Raises NotFound, CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
-    launched = (*_start(repo, old, new), *launch(old.spec, new.spec))
+    inputs = between_inputs(repo, old, new)
+    launched = [*_start(repo, old, new), *(change for change in inputs if change.part == "launch")]
     # The number of ranks follows from `nproc`: one cause is not named twice.
     named = {"world"} if any(change.name == "nproc" for change in launched) else set()
     observed = attempt_environments.between_runs(repo, a, b, attempt)
     environment = (change for change in observed if change.name not in named)
-    return (*between_snapshots(repo, old.snapshot, new.snapshot), *launched, *environment)
+    return (*(change for change in inputs if change.part != "launch"), *launched, *environment)
+
+
+def between_inputs(repo: Repository, old: Run, new: Run) -> tuple[Change, ...]:
+    """Return the changes between the snapshots and launch specs of two runs, with arguments by name.
+
+    Two commands with equal arguments, in another order or spelling, are one change. Raises NotFound, CorruptObject.
+    """
+    before, after = (arguments.load(repo, run.snapshot, run.spec) for run in (old, new))
+    named = argument_diff.between(before, after)
+    launched = launch(old.spec, new.spec)
+    if before.script != after.script:
+        scripts = rated("launch", "command", " ".join(before.script), " ".join(after.script))
+        launched = tuple(scripts if change.name == "command" else change for change in launched)
+    elif named:
+        launched = tuple(change for change in launched if change.name != "command")
+    pinned = between_snapshots(repo, old.snapshot, new.snapshot)
+    return (*argument_diff.without_files(pinned, before, after), *named, *launched)
 
 
 def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:

@@ -23,6 +23,9 @@ _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _ERROR = "torch.error"
 """Fact of an observation that could not start torch: facts that are missing beside it are unknown."""
 _UNSET = "variable."
+_CHARACTERS = 80
+"""The longest value that is shown whole."""
+_CONTEXT = 20
 LOADED = "loaded."
 """Prefix of facts whose values are the paths of loaded libraries."""
 _EFFECTS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
@@ -152,7 +155,8 @@ def effect(rating: Rating) -> str:
 
 def title(change: Change) -> str:
     """Return the name of a change with its old and new value, without the rating."""
-    return f"{change.part} {change.name}: {_value(change.old)} → {_value(change.new)}"
+    old, new = _from_difference(change.old, change.new)
+    return f"{change.part} {change.name}: {_value(old)} → {_value(new)}"
 
 
 def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
@@ -259,7 +263,16 @@ def _meets(wanted: str, value: str | None) -> bool:
     return value == wanted or (value.startswith(wanted) and value[len(wanted)] in ".+-_ ")
 
 
+def _from_difference(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+    """Return two values; of long ones, the common beginning is left out. Otherwise it could be all that is shown."""
+    if old is None or new is None or max(len(old), len(new)) <= _CHARACTERS:
+        return old, new
+    place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)
+    start = max(0, place - _CONTEXT)
+    return (f"…{old[start:]}", f"…{new[start:]}") if start else (old, new)
+
+
 def _value(value: str | None) -> str:
     if value is None:
         return "absent"
-    return value if len(value) <= 80 else f"{value[:77]}…"
+    return value if len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 3]}…"

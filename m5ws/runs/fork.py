@@ -65,7 +65,7 @@ def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:
     """Return the differences between a fork and its parent in snapshot and launch. Raises NotFound."""
     assert fork.parent is not None
     origin = runs.load(repo, fork.parent.run)
-    return (*diff.between_snapshots(repo, origin.snapshot, fork.snapshot), *diff.launch(origin.spec, fork.spec))
+    return diff.between_inputs(repo, origin, fork)
 
 
 def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:

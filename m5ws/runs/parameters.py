@@ -1,19 +1,19 @@
 """Parameters of a run: names and values of its inputs, for lists and tables in which runs are compared.
 
-The keys of config files have the names of `m5ws diff`. The fields of the launch begin with `launch.`. The other parts
-of the snapshot, such as `code`, have the start of their digest as value.
+The keys of config files have the names of `m5ws diff`. Arguments of the script begin with `args.`, and the fields of
+the launch with `launch.`. The other parts of the snapshot, such as `code`, have the start of their digest as value.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
 
-from m5ws.config.flatten import flatten
+from m5ws.config.commands.arguments import split
+from m5ws.config.flatten import flatten, plain
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.repository import snapshots
+from m5ws.repository import arguments, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 
@@ -30,7 +30,12 @@ class ParameterReader:
 
     def of_run(self, run: Run) -> dict[str, str]:
         """Return the parameters of a run, the config's first. Raises NotFound, CorruptObject."""
-        return {**self._of_snapshot(run.snapshot), **launch(run.spec)}
+        found = arguments.load(self._repo, run.snapshot, run.spec).parameters()
+        return {
+            **self._of_snapshot(run.snapshot),
+            **{f"args.{name}": value for name, value in found.items()},
+            **launch(run.spec),
+        }
 
     def _read(self, snapshot_id: Digest) -> dict[str, str]:
         return {**config(self._repo, snapshot_id), **_parts(self._repo, snapshot_id)}
@@ -54,12 +59,12 @@ def config(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
 
 
 def launch(spec: LaunchSpec) -> dict[str, str]:
-    """Return the fields of a launch that are not their defaults."""
+    """Return the fields of a launch that are not their defaults. Of the command, the script alone."""
     found: dict[str, str] = {}
     for field in msgspec.structs.fields(spec):
         value = getattr(spec, field.name)
         if isinstance(value, tuple):
-            value = " ".join(value)
+            value = " ".join(split(value)[0] if field.name == "command" else value)
         if isinstance(value, dict):
             found |= {f"launch.{field.name}.{name}": text for name, text in value.items()}
         elif value not in (None, ""):
@@ -74,14 +79,6 @@ def _parts(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
     if (image := snapshot.declared.image) is not None:
         parts["image"] = image
     return parts
-
-
-def plain(value: str) -> str:
-    """Return the JSON text of a config value as people write it: text without quotes."""
-    if value.startswith('"'):
-        text = json.loads(value)
-        return str(text)
-    return value
 
 
 def differing(of_runs: Sequence[Mapping[str, str]]) -> list[str]:

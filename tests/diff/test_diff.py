@@ -211,13 +211,55 @@ def test_how_runs_were_launched(make: Maker) -> None:
     a, b = make.run(make.snapshot(), SPEC), make.run(make.snapshot(), spec)
     changes = between_runs(make.repo, a, b)
     assert rows(changes) == [
-        ("launch", "command", "train.py", "train.py --x"),
+        ("argument", "x", None, "true"),
         ("launch", "nproc", "2", "3"),
         ("launch", "seed", "1", "2"),
         ("launch", "fingerprint_every", None, "5"),
         ("launch", "environment.A", None, "1"),
     ]
     assert [change.rating for change in changes] == ["can", "does", "does", "cannot", "can"]
+
+
+def test_arguments_are_compared_by_name(make: Maker) -> None:
+    snapshot = make.snapshot()
+    old = LaunchSpec(command=("train.py", "a.b=1", "--lr", "0.001", "--steps=10", "--no-ema"))
+    new = LaunchSpec(command=("train.py", "+a.b=2", "--lr", "0.002", "--steps=10", "--ema"))
+    a, b = make.run(snapshot, old), make.run(snapshot, new)
+    assert rows(between_runs(make.repo, a, b)) == [
+        ("argument", "a.b", "1", "2"),
+        ("argument", "ema", "false", "true"),
+        ("argument", "lr", "0.001", "0.002"),
+    ]
+    module = make.run(snapshot, LaunchSpec(command=("-m", "pkg.train", *old.command[1:])))
+    assert rows(between_runs(make.repo, a, module)) == [("launch", "command", "train.py", "-m pkg.train")]
+    ordered = LaunchSpec(command=("train.py", "a.b=1", "--steps", "10", "--lr", "0.001", "--no-ema"))
+    assert rows(between_runs(make.repo, a, make.run(snapshot, ordered))) == [
+        ("launch", "command", " ".join(old.command), " ".join(ordered.command))
+    ]
+
+
+def test_a_file_that_both_commands_name_is_compared_by_its_keys(make: Maker) -> None:
+    one = {"ds/a.json": b'{"lr": 1, "zero": {"stage": 2}}', "ds/b.json": b'{"lr": 2, "zero": {"stage": 2}}'}
+    changed = one | {"ds/a.json": b'{"lr": 1, "zero": {"stage": 3}}'}
+    old, new = (
+        make.snapshot(code=Code(commit=None, dirty=False, tree=make.tree(CODE | files))) for files in (one, changed)
+    )
+    spec = LaunchSpec(command=("train.py", "--deepspeed", "ds/a.json"))
+    changes = between_runs(make.repo, make.run(old, spec), make.run(new, spec))
+    assert rows(changes) == [
+        ("code", "ds/a.json", changes[0].old, changes[0].new), ("argument", "deepspeed.zero.stage", "2", "3")
+    ]  # fmt: skip
+    assert [change.rating for change in changes] == ["cannot", "can"]
+
+    renamed = LaunchSpec(command=("train.py", "--deepspeed", "ds/b.json"))
+    changes = between_runs(make.repo, make.run(old, spec), make.run(old, renamed))
+    assert rows(changes) == [("argument", "deepspeed.lr", "1", "2")]
+    a, b = (make.run(old, LaunchSpec(command=("train.py", f"ds/{name}.json"))) for name in "ab")
+    changes = between_runs(make.repo, a, b)
+    assert rows(changes) == [("argument", "lr", "1", "2")]
+    absent = LaunchSpec(command=("train.py", "--deepspeed", "ds/c.json"))
+    changes = between_runs(make.repo, make.run(old, spec), make.run(old, absent))
+    assert rows(changes) == [("argument", "deepspeed", "ds/a.json", "ds/c.json")]
 
 
 def test_snapshots_of_runs_are_compared_too(make: Maker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import conflicts, describe, drift, pairs, rule, rules, unmet, worst
+from m5ws.environment.drift import conflicts, describe, drift, pairs, rule, rules, title, unmet, worst
 from m5ws.environment.observe.torch_facts import NAMES
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
@@ -31,6 +31,14 @@ def rating(part: str, name: str) -> str:
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_long_values_are_shown_from_where_they_differ() -> None:
+    same = " ".join(f"--option{number} {number}" for number in range(30))
+    line = title(Change(part="launch", name="command", old=f"t.py {same} --lr 1", new=f"t.py {same} --lr 2 --x"))
+    assert "--lr 1 → " in line and line.endswith("--lr 2 --x") and len(line) < 100
+    longer = title(Change(part="launch", name="command", old="a" * 200, new="a" * 201))
+    assert len(longer) < 250
 
 
 def test_every_rule_has_a_reason_and_a_source() -> None:

@@ -91,6 +91,13 @@ def test_one_change_that_fits() -> None:
     )
 
 
+@pytest.mark.parametrize("first", [at("lr", 1), at("file out/model.bin")])
+def test_an_argument_is_named_as_a_config_key_is(first: Divergence) -> None:
+    argument = rated("argument", "lr", "0.001", "0.002")
+    text = reason(first, (argument, KERNEL)) or ""
+    assert text.startswith("argument lr: 0.001 → 0.002 is the only recorded change that can alter bits. ")
+
+
 def test_one_that_fits_among_others_is_not_called_certain() -> None:
     text = reason(at("loss"), (DATA, THREADS)) or ""
     assert text.startswith("most likely environment threads: 1 → 2. The first difference is loss at step 3")

@@ -59,6 +59,13 @@ def test_a_row_has_what_differs_from_the_other_rows_and_nothing_else(repo: Repos
     assert (alone.id, alone.changes) == (second, {})
 
 
+def test_arguments_of_the_script_are_parameters(repo: Repository, tmp_path: Path) -> None:
+    specs = [LaunchSpec(command=("train.py", "--batch", str(size), "--fast"), seed=3) for size in (8, 16)]
+    first, second = (_run(repo, tmp_path / str(place), place, spec=spec) for place, spec in enumerate(specs, 1))
+    rows = {row.id: row.changes for row in run_table.select(repo).rows}
+    assert rows == {first: {"args.batch": "8"}, second: {"args.batch": "16"}}
+
+
 def test_replays_follow_their_originals_and_a_circle_of_replays_hides_nothing(repo: Repository, tmp_path: Path) -> None:
     for number in range(1, 4):
         _run(repo, tmp_path, number)

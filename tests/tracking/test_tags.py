@@ -51,8 +51,19 @@ def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_pa
 def test_parameters_have_the_keys_that_diff_and_set_have(repo: Repository, tmp_path: Path) -> None:
     config = "a: {b: [1, [2, 3]], c: {}}\nd: text\n"
     params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
-    assert {key for key in params if not key.startswith("launch.")} == set(flatten("c.yaml", config.encode()) or ())
+    keys = {key for key in params if not key.startswith(("args.", "launch."))}
+    assert keys == set(flatten("c.yaml", config.encode()) or ())
     assert (params["a.b.1.0"], params["d"]) == ("2", "text")
+
+
+def test_arguments_are_parameters_beside_config_keys_of_the_same_name(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path, "lr: 1\n")
+    spec = msgspec.structs.replace(subject.run.spec, command=("train.py", "opt.betas=[1,2]", "--lr", "2", "--fast"))
+    run = msgspec.structs.replace(subject.run, spec=spec)
+    params = mlflow_params.params(repo, msgspec.structs.replace(subject, run=run))
+    names = ("lr", "args.lr", "args.fast", "args.opt.betas")
+    assert [params[name] for name in names] == ["1", "2", "true", "[1,2]"]
+    assert params["launch.command"] == "train.py opt.betas=[1,2] --lr 2 --fast"
 
 
 @pytest.mark.parametrize("config", ["{", "a: [", "- 1\n- 2\n", "", "just text", "a: &x [*x]\n"])

@@ -34,6 +34,7 @@ _OF_CHANGES: tuple[tuple[CauseKind, str, tuple[str, ...]], ...] = (
     ("seed", "launch", ("seed",)),
     ("changed code", "code", ("*",)),
     ("changed config", "config", ("*",)),
+    ("changed config", "argument", ("*",)),
     ("changed input", "*", ("*",)),
 )
 _KINDS = list(dict.fromkeys(kind for kind, _, _ in _OF_CHANGES))

@@ -188,8 +188,10 @@ def is_state(first: Divergence) -> bool:
 
 def _place(rules: Rules, change: Change) -> int | None:
     """Return the number of the first rule that matches the change, None if none does."""
-    name = change.name.lower() if change.part == "config" else change.name
+    # An argument of the script is a setting, as a config key is.
+    known = "config" if change.part == "argument" else change.part
+    name = change.name.lower() if known == "config" else change.name
     for place, (part, patterns) in enumerate(rules):
-        if part == change.part and any(fnmatchcase(name, pattern) for pattern in patterns):
+        if part == known and any(fnmatchcase(name, pattern) for pattern in patterns):
             return place
     return None

@@ -1,4 +1,6 @@
-"""Parameters of an MLflow run: the flat keys of the config files, and the launch spec.
+"""Parameters of an MLflow run: the flat keys of the config files, the script's arguments, and the launch spec.
+
+Arguments begin with `args.` and the launch spec with `launch.`, so that config keys keep their own names.
 
 MLflow never changes a parameter, and refuses odd names and long values. So names and values are adapted here. The
 snapshot has the whole config.
@@ -13,6 +15,7 @@ from pathlib import PurePosixPath
 
 from m5ws.config.flatten import leaves, parse
 from m5ws.records.tree import Entry
+from m5ws.repository import arguments
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.tags import Subject
@@ -32,7 +35,9 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
         flat = _flat(entry, trees.read_file(repo.objects, repo.locations, entry))
         for key, value in flat:
             found[metric_name(f"{prefix}{key}")] = _cut(_scalar(value))
-    return found | {metric_name(key): _cut(value) for key, value in _launch(subject).items()}
+    given = arguments.load(repo, subject.run.snapshot, subject.run.spec).parameters()
+    named = {f"args.{key}": value for key, value in itertools.islice(given.items(), _KEYS)}
+    return found | {metric_name(key): _cut(value) for key, value in (named | _launch(subject)).items()}
 
 
 def metric_name(text: str) -> str:

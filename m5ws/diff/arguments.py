@@ -1,0 +1,52 @@
+"""Differences between the commands of two runs, by the names of their arguments.
+
+A file that both commands name by the same argument is compared by its keys.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from m5ws.config.commands.arguments import Arguments
+from m5ws.environment.drift import rated
+from m5ws.records.verdict import Change
+
+PART = "argument"
+
+
+def between(old: Arguments, new: Arguments) -> tuple[Change, ...]:
+    """Return the changed arguments, and the keys of changed files that they name."""
+    return tuple(_changes(old, new))
+
+
+def without_files(changes: Iterable[Change], old: Arguments, new: Arguments) -> Iterator[Change]:
+    """Yield changes of code. A file whose keys are compared as arguments is not a second cause."""
+    compared = {old.files[name].path for name in old.files.keys() & new.files.keys() if _keys(old, new, name)}
+    for change in changes:
+        if change.part == "code" and change.name in compared:
+            yield msgspec.structs.replace(change, rating="cannot", detail="its keys are compared as arguments")
+        else:
+            yield change
+
+
+def _changes(old: Arguments, new: Arguments) -> Iterator[Change]:
+    for name in sorted(old.values.keys() | new.values.keys()):
+        keys = _keys(old, new, name)
+        yield from keys
+        # The path of a file explains nothing beside its keys.
+        if not keys and old.values.get(name) != new.values.get(name):
+            yield rated(PART, name, old.values.get(name), new.values.get(name))
+
+
+def _keys(old: Arguments, new: Arguments, name: str) -> tuple[Change, ...]:
+    """Return the changed keys of the file that an argument names on both sides."""
+    if name not in old.files or name not in new.files:
+        return ()
+    before, after = old.files[name], new.files[name]
+    return tuple(_mapping(before.prefix, before.keys, after.keys))
+
+
+def _mapping(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            yield rated(PART, f"{prefix}{key}", old.get(key), new.get(key))

@@ -1,0 +1,53 @@
+"""Arguments of a command as parameters: every form that people write, and no form that fails."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m5ws.config.commands import arguments
+
+_FILES = {
+    "a.json": b'{"lr": 0.001, "name": "x", "betas": [0.9, 0.99]}',
+    "conf/b.yaml": b"opt: {lr: 1}\nnone:\n",
+    "bad.json": b"{",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {}),
+        ("--lr 1e-3 --epochs=3", {"lr": "1e-3", "epochs": "3"}),
+        ("--learning-rate -1e-3 --eps -.5", {"learning_rate": "-1e-3", "eps": "-.5"}),
+        ("--fast --no-ema -v", {"fast": "true", "ema": "false", "v": "true"}),
+        ("--no-decay a b", {"no_decay": "a b"}),
+        ("--layers 1 2 3 --tag a --tag b", {"layers": "1 2 3", "tag": "a b"}),
+        ("--empty= --x ''", {"empty": "", "x": ""}),
+        ("data.txt --lr 1", {"1": "data.txt", "lr": "1"}),
+        ("one two -- --three", {"1": "one", "2": "two", "3": "--three"}),
+        ("a.b=c +x=1 ++y.z=2 ~w", {"a.b": "c", "x": "1", "y.z": "2", "w": "deleted"}),
+        ("optim@model=adam --model_args a=b,c=d", {"optim@model": "adam", "model_args": "a=b,c=d"}),
+        ("--config-name base lr=0.1", {"config_name": "base", "lr": "0.1"}),
+        ("--set lr=0.1 --set k=v", {"set": "lr=0.1 k=v"}),
+        ("a.json", {"1": "a.json", "lr": "0.001", "name": "x", "betas.0": "0.9", "betas.1": "0.99"}),
+        ("a.json --lr 2", {"1": "a.json", "lr": "2", "name": "x", "betas.0": "0.9", "betas.1": "0.99"}),
+        ("--config conf/b.yaml", {"config": "conf/b.yaml", "config.opt.lr": "1", "config.none": "null"}),
+        ("conf/b.yaml bad.json", {"1": "conf/b.yaml", "2": "bad.json", "1.opt.lr": "1", "1.none": "null"}),
+    ],
+)  # fmt: skip
+def test_arguments_have_names(words: str, expected: dict[str, str]) -> None:
+    parsed = arguments.parse(("train.py", *shlex.split(words)), _FILES.get)
+    assert (parsed.script, parsed.parameters()) == (("train.py",), expected)
+
+
+def test_a_module_is_the_script() -> None:
+    parsed = arguments.parse(("-m", "pkg.train", "-m", "x"), _FILES.get)
+    assert (parsed.script, parsed.values) == (("-m", "pkg.train"), {"m": "x"})
+
+
+@given(st.lists(st.text(max_size=6) | st.sampled_from(["--", "--a", "--a=b", "a=b", "~a", "-1", "a.json"]), max_size=8))
+def test_any_command_has_arguments(words: list[str]) -> None:
+    parsed = arguments.parse(("train.py", *words), _FILES.get)
+    assert bool(parsed.values) == (words not in ([], ["--"]))
