@@ -123,7 +123,7 @@ def forget(folder: Path) -> None:
 def _diff(repo: Repository) -> None:
     diff.between_runs(repo, A, B)
     for run in (A, B):
-        attempt_environments.within(repo, run)
+        attempt_environments.drift_by_attempt(repo, run)
 
 
 def _compared(repo: Repository) -> None:

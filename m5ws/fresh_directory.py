@@ -16,7 +16,7 @@ def check(target: Path) -> None:
 
 
 @contextmanager
-def filled(target: Path) -> Iterator[Path]:
+def create(target: Path) -> Iterator[Path]:
     """Yield a directory to fill, which becomes `target`, durably, after the block. After an error nothing remains.
 
     Raises UsageError as `check` does.

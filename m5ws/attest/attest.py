@@ -144,7 +144,11 @@ def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[Che
     if (parent := run.parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)
         named.append(
-            (parent.name, parent.digest, bindings.named(repo.objects, where, parent.digest, f"runs/{run.id}/run"))
+            (
+                parent.name,
+                parent.digest,
+                bindings.load_checkpoint(repo.objects, where, parent.digest, f"runs/{run.id}/run"),
+            )
         )
     valid = checkpoints.valid(repo, run.id)
     named += [(f"{run.id}@{name}", *checkpoints.find(repo, run.id, name, recorded)) for name in valid]

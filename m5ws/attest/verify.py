@@ -10,7 +10,7 @@ from m5ws.attest.claims import StatementProblem
 from m5ws.errors import UNREADABLE, CorruptObject, Misplaced, NotFound
 from m5ws.progress import Progress
 from m5ws.records import codec
-from m5ws.records.attestation import ChainEnd, CheckpointLine, OutputsLine, Statement, differing
+from m5ws.records.attestation import ChainEnd, CheckpointLine, OutputsLine, Statement, failed_algorithms
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.outputs import OutputFiles
@@ -77,7 +77,7 @@ class _Check:
         for number, subject in enumerate(named):
             self._progress("reading subjects", number, len(named))
             data = self._bytes(subject.name)
-            for algorithm in differing(subject, data) if data is not None else ():
+            for algorithm in failed_algorithms(subject, data) if data is not None else ():
                 why = f"its {algorithm} digest differs" if algorithm else "the statement has no supported digest of it"
                 self._find(subject.name, why)
         self._records()

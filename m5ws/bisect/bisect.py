@@ -102,7 +102,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
     repo = ports.repo
     good, bad = runs.load(repo, good_id), runs.load(repo, bad_id)
     first, session = first_difference(ports, good, bad)
-    elements, untried = differences.between(repo, good, bad, rebuilt=rebuilt)
+    elements, untried = differences.list_differences(repo, good, bad, rebuilt=rebuilt)
     groups = tuple(map(tuple, differences.grouped(elements, first)))
     ordered = tuple(element for group in groups for element in group)
     shown = BisectPlan(
@@ -116,7 +116,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         environment=_environment(repo, good, bad, [element.change for element in elements]),
         # The first run is GOOD itself.
         most_runs=1 + ddmin.most(groups) if ordered else 0,
-        commits=commit_history.between(repo, ports.history, good.snapshot, bad.snapshot),
+        commits=commit_history.describe_commits(repo, ports.history, good.snapshot, bad.snapshot),
     )
     setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session)
     return BisectTask(setup=setup, groups=groups, plan=shown)

@@ -14,7 +14,7 @@ from m5ws.bisect import environments
 from m5ws.diff import diff
 from m5ws.diff import trees as tree_diff
 from m5ws.diff.trees import FilePair
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import Run
@@ -50,7 +50,7 @@ class ExcludedDifference(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def between(
+def list_differences(
     repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False
 ) -> tuple[list[InputDifference], list[ExcludedDifference]]:
     """Return the differences from run `good` to `bad`: those that hybrids can combine, and the others.
@@ -65,7 +65,10 @@ def between(
         *_data(old, new),
         *_launch(good, bad),
         *_determinism(old.determinism, new.determinism),
-        *(InputDifference(change=change) for change in (environments.differing(repo, good, bad) if rebuilt else ())),
+        *(
+            InputDifference(change=change)
+            for change in (environments.differing_distributions(repo, good, bad) if rebuilt else ())
+        ),
     ]
     return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
 
@@ -86,7 +89,7 @@ def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[InputDiffe
 
 
 def _file(part: str, pair: FilePair) -> InputDifference:
-    change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
+    change = rate(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
     return InputDifference(change=change, file=pair.path)
 
 
@@ -103,7 +106,7 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[InputDiffere
             continue
         prefix = "" if len(names) == 1 else f"{pair.name}:"
         for place, (before, after) in keys.items():
-            change = rated("config", prefix + ".".join(map(str, place)), before, after)
+            change = rate("config", prefix + ".".join(map(str, place)), before, after)
             yield InputDifference(change=change, file=pair.path, keys=place)
 
 
@@ -111,20 +114,20 @@ def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str 
     if pair.old is None or pair.new is None or pair.old.mode != pair.new.mode or pair.old.mode == "link":
         return None
     texts = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
-    return merge.differing(pair.name, *texts)
+    return merge.differing_keys(pair.name, *texts)
 
 
 def _tokenizer(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
     before, after = (side.tokenizer.tree if side.tokenizer is not None else None for side in (old, new))
     if before != after:
-        yield InputDifference(change=rated("tokenizer", "files", before, after))
+        yield InputDifference(change=rate("tokenizer", "files", before, after))
 
 
 def _data(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
     before, after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            yield InputDifference(change=rated("data", name, before.get(name), after.get(name)))
+            yield InputDifference(change=rate("data", name, before.get(name), after.get(name)))
 
 
 def _launch(good: Run, bad: Run) -> Iterator[InputDifference]:
@@ -133,14 +136,14 @@ def _launch(good: Run, bad: Run) -> Iterator[InputDifference]:
             yield InputDifference(change=change)
     before, after = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
     if before != after:
-        yield InputDifference(change=rated("launch", "from.restart", before, after))
+        yield InputDifference(change=rate("launch", "from.restart", before, after))
 
 
 def _determinism(old: Determinism, new: Determinism) -> Iterator[InputDifference]:
     for name in Determinism.__struct_fields__:
         before, after = str(getattr(old, name)), str(getattr(new, name))
         if before != after:
-            yield InputDifference(change=rated("determinism", name, before, after))
+            yield InputDifference(change=rate("determinism", name, before, after))
 
 
 def _unset(good: Run, bad: Run) -> Iterator[ExcludedDifference]:

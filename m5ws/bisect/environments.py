@@ -23,7 +23,7 @@ T = TypeVar("T")
 _M5WS = "m5ws"
 
 
-def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
+def differing_distributions(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
     """Yield the distributions whose version or origin differs between the two runs.
 
     Changes that cannot alter bits are left out, and so is m5ws, which is never rebuilt. If an image is pinned, nothing
@@ -36,7 +36,7 @@ def differing(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
         usage.EnvironmentSide(observed=observed, usage=usage.of_run(repo, run.id))
         for observed, run in ((old, good), (new, bad))
     ]
-    changes = drift.drift(old, new) if sides[1].usage is None else usage.judged(drift.drift(old, new), *sides)
+    changes = drift.drift(old, new) if sides[1].usage is None else usage.rate_unused(drift.drift(old, new), *sides)
     able = {change.name: change for change in changes if change.rating != "cannot"}
     for name in sorted((old.distributions.keys() | new.distributions.keys()) - {_M5WS}):
         change = able.get(f"distribution.{name}") or able.get(f"origin.{name}")

@@ -23,7 +23,7 @@ from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.links import named
+from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.repository import Repository
 
 _THREADS = 8
@@ -202,12 +202,12 @@ def _filled(row: CheckpointInfo, records: _Read, seen: set[bytes]) -> Checkpoint
 
 def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
     """Yield every part of a content, and of its tree of files, if it has one."""
-    for reference in named(repo.objects, digest, content):
+    for reference in iter_links(repo.objects, digest, content):
         if isinstance(reference, Slice):
             yield reference
         else:
             record = repo.objects.get_record(*reference)
-            yield from (part for part in named(repo.objects, reference[0], record) if isinstance(part, Slice))
+            yield from (part for part in iter_links(repo.objects, reference[0], record) if isinstance(part, Slice))
 
 
 def _tensors(content: Content) -> Iterable[TensorRow]:

@@ -78,7 +78,7 @@ def command(
         output.print_json(task.plan) if as_json else output.echo(plan_text(task.plan))
         return
     report = _executed(here, ports, task, max_runs, rebuild=environments is not None, shown=not no_progress)
-    output.print_json(report) if as_json else output.echo(text(report))
+    output.print_json(report) if as_json else output.echo(format_report(report))
     context.exit(report.exit_code)
 
 
@@ -127,7 +127,7 @@ def plan_text(plan: "BisectPlan") -> str:
     return "\n".join([*lines, *_untried(plan.untried), *_environment("environment", plan.environment)])
 
 
-def text(report: "BisectReport") -> str:
+def format_report(report: "BisectReport") -> str:
     """Return a report for people: the result, then the evidence, then the changes that were not tried."""
     plan = report.plan
     lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]

@@ -91,7 +91,7 @@ def command(
     output.print_note(f"restoring it after {len(wanted)} of its steps")
     request = reproduce.ReplayRequest(original=whole.id, env="ignore")
     found = certify.certificate(repo, whole.id, segments.replay(here, ports, request, wanted, parallel).verdicts)
-    output.print_json(found) if as_json else output.echo(text(found))
+    output.print_json(found) if as_json else output.echo(format_certificate(found))
     context.exit(found.exit_code)
 
 
@@ -110,7 +110,7 @@ def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -
         )
 
 
-def text(found: "Certificate") -> str:
+def format_certificate(found: "Certificate") -> str:
     """Return a certificate for people: the result, then the versions, then each restore."""
     title = "CERTIFIED" if found.outcome == "reproduced" else "NOT CERTIFIED"
     lines = [f"{title}: run {found.run}", f"  {found.reason}", "", output.fields(found.what, "  "), ""]

@@ -40,7 +40,9 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
         found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
     found = commit_history.detailed(found, here.history())
     within = {
-        run: attempt_environments.within(repo, run) for run in dict.fromkeys((id_a, id_b)) if kind_a == kind_b == "run"
+        run: attempt_environments.drift_by_attempt(repo, run)
+        for run in dict.fromkeys((id_a, id_b))
+        if kind_a == kind_b == "run"
     }
     if as_json:
         return output.print_json({"a": id_a, "b": id_b, "changes": found, "attempts": within})

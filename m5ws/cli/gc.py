@@ -107,7 +107,7 @@ def _went_on(
     from m5ws.repository.gc import execute
 
     name = execute.resolve(repo, wanted) if wanted else None
-    with execute.alone(here.prepare()) as holder, progress.Bar() as bar:
+    with execute.lock_gc(here.prepare()) as holder, progress.Bar() as bar:
         if name is None:
             due = execute.due(repo, grace)
             if due is None:

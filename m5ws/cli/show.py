@@ -118,7 +118,7 @@ def _run(view: "RunView") -> str:
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
-        "starts": lineage.text(view.lineage, view.lineage_whole),
+        "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
         "created": output.moment(run.created_s),
         "command": " ".join(spec.command),

@@ -33,7 +33,9 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     if as_json:
         output.print_json({"url": url, "command": argv})
         return
-    problems = recovery.retell(here.repository(), tracker, here.home) if recovery.untold(here.home) else []
+    problems = (
+        recovery.deliver_verdicts(here.repository(), tracker, here.home) if recovery.pending_verdicts(here.home) else []
+    )
     if argv:
         here.prepare()
         tracker.migrate()

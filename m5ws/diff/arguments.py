@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from m5ws.config.commands.arguments import Arguments
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.verdict import Change
 
 PART = "argument"
@@ -35,7 +35,7 @@ def _changes(old: Arguments, new: Arguments) -> Iterator[Change]:
         yield from keys
         # The path of a file explains nothing beside its keys.
         if not keys and old.values.get(name) != new.values.get(name):
-            yield rated(PART, name, old.values.get(name), new.values.get(name))
+            yield rate(PART, name, old.values.get(name), new.values.get(name))
 
 
 def _keys(old: Arguments, new: Arguments, name: str) -> tuple[Change, ...]:
@@ -49,4 +49,4 @@ def _keys(old: Arguments, new: Arguments, name: str) -> tuple[Change, ...]:
 def _mapping(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            yield rated(PART, f"{prefix}{key}", old.get(key), new.get(key))
+            yield rate(PART, f"{prefix}{key}", old.get(key), new.get(key))

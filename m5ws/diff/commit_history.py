@@ -28,7 +28,7 @@ def facts(repo: Repository, history: CommitHistory, snapshot: Digest) -> CommitF
     return history.facts(commit) if commit else None
 
 
-def between(repo: Repository, history: CommitHistory | None, old: Digest, new: Digest) -> tuple[str, ...]:
+def describe_commits(repo: Repository, history: CommitHistory | None, old: Digest, new: Digest) -> tuple[str, ...]:
     """Return the commits between two snapshots as lines; none if both have the same, or one has none."""
     if history is None:
         return ()

@@ -13,7 +13,7 @@ from m5ws.diff import arguments as argument_diff
 from m5ws.diff import trees as tree_diff
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
@@ -69,7 +69,7 @@ def between_inputs(repo: Repository, old: Run, new: Run) -> tuple[Change, ...]:
     named = argument_diff.between(before, after)
     launched = launch(old.spec, new.spec)
     if before.script != after.script:
-        scripts = rated("launch", "command", " ".join(before.script), " ".join(after.script))
+        scripts = rate("launch", "command", " ".join(before.script), " ".join(after.script))
         launched = tuple(scripts if change.name == "command" else change for change in launched)
     elif named:
         launched = tuple(change for change in launched if change.name != "command")
@@ -81,12 +81,12 @@ def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:
     """Yield the difference between the starts of two runs: other checkpoints, or other restarted state."""
     before, after = old.parent, new.parent
     if (before and before.digest) != (after and after.digest):
-        change = rated("launch", "from", before.name if before else None, after.name if after else None)
-        stories = [(run.id, lineage.text(*lineage.chain(repo, run))) for run in (old, new)]
+        change = rate("launch", "from", before.name if before else None, after.name if after else None)
+        stories = [(run.id, lineage.format_lineage(*lineage.chain(repo, run))) for run in (old, new)]
         starts = "; ".join(f"{name} starts {story}" for name, story in stories if story)
         yield msgspec.structs.replace(change, detail=f"{change.detail}: {starts}")
     elif before is not None and after is not None and before.restart != after.restart:
-        yield rated("launch", "from.restart", ", ".join(before.restart) or None, ", ".join(after.restart) or None)
+        yield rate("launch", "from.restart", ", ".join(before.restart) or None, ", ".join(after.restart) or None)
 
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
@@ -102,7 +102,7 @@ def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
 def _code(repo: Repository, old: Code, new: Code) -> Iterator[Change]:
     commits = [f"{code.commit or 'no commit'}{' with changes' if code.dirty else ''}" for code in (old, new)]
     if commits[0] != commits[1]:
-        change = rated("code", "commit", commits[0], commits[1])
+        change = rate("code", "commit", commits[0], commits[1])
         yield msgspec.structs.replace(change, rating="cannot", detail="the files themselves are compared below")
     for pair in tree_diff.different(repo, old.tree, new.tree):
         yield _file("code", pair, tree_diff.patch(repo, pair))
@@ -138,10 +138,10 @@ def _tokenizer(repo: Repository, old: Tokenizer | None, new: Tokenizer | None) -
     if old is None or new is None:
         return
     if old.probe_text != new.probe_text:
-        change = rated("tokenizer", "probe text", old.probe_text, new.probe_text)
+        change = rate("tokenizer", "probe text", old.probe_text, new.probe_text)
         yield msgspec.structs.replace(change, rating="cannot", detail="its token ids cannot be compared")
     elif old.probe_ids != new.probe_ids:
-        change = rated("tokenizer", "probe ids", _ids(old.probe_ids), _ids(new.probe_ids))
+        change = rate("tokenizer", "probe ids", _ids(old.probe_ids), _ids(new.probe_ids))
         yield msgspec.structs.replace(change, detail=_first_id(old.probe_ids, new.probe_ids))
 
 
@@ -168,7 +168,7 @@ def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> I
 
 
 def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | None) -> Change:
-    change = rated("data", name, _pin(old), _pin(new))
+    change = rate("data", name, _pin(old), _pin(new))
     pairs = tree_diff.different(repo, _tree(old), _tree(new))
     if not pairs and old is not None and new is not None:
         return msgspec.structs.replace(change, rating="cannot", detail="the kind of pin differs; the files are equal")
@@ -196,27 +196,27 @@ def _listed(kind: str, names: Sequence[str]) -> str:
 def declared(old: Declared, new: Declared) -> Iterator[Change]:
     """Yield the changes of the declared environments: image, lock files, wanted versions."""
     if old.image != new.image:
-        yield rated("declared", "image", old.image, new.image)
+        yield rate("declared", "image", old.image, new.image)
     yield from _mapping("declared", "lock ", old.locks, new.locks)
     yield from _mapping("declared", "wanted ", old.wanted, new.wanted)
 
 
 def _file(part: str, pair: FilePair, detail: str | None) -> Change:
-    change = rated(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
+    change = rate(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
     return msgspec.structs.replace(change, detail=detail)
 
 
 def _mapping(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
-            yield rated(part, f"{prefix}{name}", old.get(name), new.get(name))
+            yield rate(part, f"{prefix}{name}", old.get(name), new.get(name))
 
 
 def _fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after:
-            yield rated(part, field.name, _shown(before), _shown(after))
+            yield rate(part, field.name, _shown(before), _shown(after))
 
 
 def _shown(value: object) -> str | None:

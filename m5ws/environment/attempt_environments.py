@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.environment import recorded, usage
-from m5ws.environment.drift import drift, rated, title
+from m5ws.environment.drift import drift, rate, title
 from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
@@ -31,19 +31,19 @@ def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -
     """Return the drift between two runs' last attempts, or from `attempt` of `a`."""
     begun = [ledger.attempts(repo, run) for run in (a, b)]
     old = attempt if attempt in begun[0] else max(begun[0], default=None)
-    return between(repo, (a, old), (b, max(begun[1], default=None)))
+    return drift_between(repo, (a, old), (b, max(begun[1], default=None)))
 
 
 def between_first(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
     """Return the drift between two runs' first attempts."""
     old, new = (min(ledger.attempts(repo, run), default=None) for run in (a, b))
-    return between(repo, (a, old), (b, new))
+    return drift_between(repo, (a, old), (b, new))
 
 
-def within(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
+def drift_by_attempt(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
     """Return the drift from a run's first attempt to each later one that has one, by number."""
     first, *later = ledger.attempts(repo, run) or [0]
-    drifts = {attempt: between(repo, (run, first), (run, attempt)) for attempt in later}
+    drifts = {attempt: drift_between(repo, (run, first), (run, attempt)) for attempt in later}
     return {attempt: changes for attempt, changes in drifts.items() if changes}
 
 
@@ -70,7 +70,7 @@ def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str |
     return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
 
 
-def between(repo: Repository, first: Attempt, second: Attempt) -> tuple[Change, ...]:
+def drift_between(repo: Repository, first: Attempt, second: Attempt) -> tuple[Change, ...]:
     """Return the drift between two attempts. Differences in modules that no rank loaded cannot change bits.
 
     A change on only some ranks is returned with their numbers.
@@ -80,7 +80,7 @@ def between(repo: Repository, first: Attempt, second: Attempt) -> tuple[Change, 
         if not old and not new:
             return ()
         recorded_sides = [None if not side else "recorded" for side in (old, new)]
-        change = rated("environment", "observed", *recorded_sides)
+        change = rate("environment", "observed", *recorded_sides)
         return (msgspec.structs.replace(change, detail="one of the runs never started: not comparable"),)
     common = sorted(old.keys() & new.keys())
     loaded = _loaded(repo, first, second) if any(_is_grave(drift(old[rank], new[rank])) for rank in common) else None
@@ -106,7 +106,7 @@ def _drift(old: Observed, new: Observed, loaded: tuple[Usage, Usage] | None) -> 
     changes = drift(old, new)
     if loaded is None:
         return changes
-    return usage.judged(
+    return usage.rate_unused(
         changes,
         *(EnvironmentSide(observed=observed, usage=used) for observed, used in zip((old, new), loaded, strict=True)),
     )

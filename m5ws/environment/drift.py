@@ -111,7 +111,7 @@ def _part_rule(part: str, name: str) -> Rule | None:
     return next((rule for rule in rules() if rule.part == part and fnmatchcase(name, rule.pattern)), None)
 
 
-def rated(part: str, name: str, old: str | None, new: str | None) -> Change:
+def rate(part: str, name: str, old: str | None, new: str | None) -> Change:
     """Return a change with its rating from the table, and the rule's reason as its detail."""
     matching = rule(part, name)
     return Change(part=part, name=name, old=old, new=new, rating=matching.rating, detail=matching.why)
@@ -126,7 +126,7 @@ def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
     """
     facts = _facts(pinned.facts, observed.facts)
     installed = (
-        rated("environment", f"distribution.{name}", old, new)
+        rate("environment", f"distribution.{name}", old, new)
         for name, old, new in _different(pinned.distributions, observed.distributions)
     )
     return ordered((*facts, *installed, *_origins(pinned, observed), *_new_conflicts(pinned, observed)))
@@ -166,11 +166,11 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
     is the declared one.
     """
     values = {name: _observed(name, observed) for name in declared.wanted}
-    wrong = [rated("declared", name, declared.wanted[name], value) for name, value in values.items()
+    wrong = [rate("declared", name, declared.wanted[name], value) for name, value in values.items()
              if not _meets(declared.wanted[name], value)]  # fmt: skip
     image = observed.facts.get("container.image")
     if declared.image is not None and image != declared.image:
-        wrong.append(rated("declared", "image", declared.image, image))
+        wrong.append(rate("declared", "image", declared.image, image))
     return tuple(wrong)
 
 
@@ -180,7 +180,7 @@ def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None])
     for name, old, new in _different(pinned, observed):
         if name != _ERROR and any(facts.get(name) is None for facts in failed):
             continue  # unknown there, not absent
-        change = rated("environment", name, old, new)
+        change = rate("environment", name, old, new)
         if alike and (under := _part_rule(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(_UNSET) or (name in pinned and name in observed)
@@ -200,7 +200,7 @@ def _origins(pinned: Observed, observed: Observed) -> Iterator[Change]:
         version = pinned.distributions.get(name)
         if version is not None and version == observed.distributions.get(name):
             index = "an index"
-            yield rated("environment", f"origin.{name}", before or index, after or index)
+            yield rate("environment", f"origin.{name}", before or index, after or index)
 
 
 def _new_conflicts(pinned: Observed, observed: Observed) -> Iterator[Change]:
@@ -222,7 +222,7 @@ def conflicts(observed: Observed) -> tuple[Change, ...]:
         if installed is not None and version is not None and not (_meets(version, installed)):
             changes.append(
                 msgspec.structs.replace(
-                    rated("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
+                    rate("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
                 )
             )
     return tuple(changes)

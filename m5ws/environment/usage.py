@@ -54,10 +54,10 @@ def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
 
 def before_launch(pinned: EnvironmentSide, observed: Observed) -> tuple[Change, ...]:
     """Return the drift from an environment in which ranks ran to the environment of a future launch."""
-    return judged(drift.drift(pinned.observed, observed), pinned, EnvironmentSide(observed=observed))
+    return rate_unused(drift.drift(pinned.observed, observed), pinned, EnvironmentSide(observed=observed))
 
 
-def judged(changes: Iterable[Change], old: EnvironmentSide, new: EnvironmentSide) -> tuple[Change, ...]:
+def rate_unused(changes: Iterable[Change], old: EnvironmentSide, new: EnvironmentSide) -> tuple[Change, ...]:
     """Return the changes; those in distributions and libraries that no rank loaded get the rating `cannot`.
 
     Without `usage` of the old side the ratings stay the same. The new side has no `usage` before its launch.

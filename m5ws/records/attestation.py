@@ -203,7 +203,7 @@ def descriptor(name: str, data: bytes, store_hash: str) -> Descriptor:
     return Descriptor(name=name, digest={kind: _ALGORITHMS[kind](data) for kind in sorted({"sha256", store_hash})})
 
 
-def differing(file: Descriptor, data: bytes) -> list[str]:
+def failed_algorithms(file: Descriptor, data: bytes) -> list[str]:
     """Return the algorithms whose digest is not that of `data`; [""] if no algorithm is known."""
     known = {name: value for name, value in file.digest.items() if name in _ALGORITHMS}
     return [name for name, value in known.items() if _ALGORITHMS[name](data) != value] if known else [""]

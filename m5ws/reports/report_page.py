@@ -239,7 +239,7 @@ def _environment(report: RunReport) -> Iterator[Markup | None]:
 
 def _lineage(report: RunReport) -> Iterator[Markup | None]:
     view = report.view
-    if (text := lineage.text(view.lineage, view.lineage_whole)) is not None:
+    if (text := lineage.format_lineage(view.lineage, view.lineage_whole)) is not None:
         yield tag("p", f"This run starts {text}.")
     yield page.table(("replay", "when", "state", "verdict"), [_row(row, row.outcome) for row in view.replays])
     yield page.table(

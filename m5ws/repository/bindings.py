@@ -93,7 +93,7 @@ def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
     Raises NotFound, CorruptObject, Misplaced.
     """
     digest = line(objects.store, key)
-    return digest, named(objects, key, digest)
+    return digest, load_checkpoint(objects, key, digest)
 
 
 def files(objects: "Objects", key: str) -> tuple[Digest, OutputFiles]:
@@ -104,7 +104,7 @@ def files(objects: "Objects", key: str) -> tuple[Digest, OutputFiles]:
     return digest, loaded
 
 
-def named(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpoint:
+def load_checkpoint(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpoint:
     """Return the record whose digest is in the line under a key, or in another record, `by`.
 
     Raises as `checkpoint`.
@@ -115,7 +115,7 @@ def named(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpo
 
 
 def check(key: str, value: object, by: str = "") -> None:
-    """Raise Misplaced unless a record, or the record named by a line, belongs under `key`; `by` as in `named`."""
+    """Raise Misplaced unless a record belongs under `key`, or a line names it there. `by`: see `load_checkpoint`."""
     if differing := ", ".join(_differing(key, value)):
         owner = f"{by} names as {key}" if by and by != key else f"{key} contains"
         raise Misplaced(f"{owner} the record of another key: {differing}")

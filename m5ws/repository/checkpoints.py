@@ -129,7 +129,7 @@ def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
         digest = bindings.line(repo.store, where)
     except NotFound as error:
         raise NotFound(f"run {run} has no checkpoint {label}") from error
-    return digest, bindings.named(repo.objects, where, digest)
+    return digest, bindings.load_checkpoint(repo.objects, where, digest)
 
 
 def load(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Checkpoint:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from m5ws.records.base import Digest
 
 
-def rewritten(repo: Repository, run: str) -> str | None:
+def find_rewritten(repo: Repository, run: str) -> str | None:
     """Return a description of the part of a run's ledger that was edited after its checkpoints; None if there is none.
 
     A broken chain is not judged here, because reading it raises an error.

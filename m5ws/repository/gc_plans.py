@@ -37,7 +37,7 @@ class RetryPolicy:
     progress: Progress | None = None
 
 
-def look(store: ObjectStore) -> GcState:
+def read_states(store: ObjectStore) -> GcState:
     """Return the state of every plan, in one request."""
     names: dict[str, set[str]] = {"plan": set(), "executing": set(), "done": set()}
     for name in store.names(PREFIX):
@@ -94,7 +94,7 @@ def retired(store: ObjectStore, plan: str, planned: GcPlan) -> Iterator[RetiredR
         yield from bindings.record(store, where, Retirements).checkpoints
 
 
-def named(store: ObjectStore, plan: str, digests: set[bytes]) -> set[bytes]:
+def select_named(store: ObjectStore, plan: str, digests: set[bytes]) -> set[bytes]:
     """Return the `digests` that a plan names. Reads only parts that could contain one. Raises NotFound."""
     matches: set[bytes] = set()
     wanted = sorted(digests)

@@ -26,7 +26,7 @@ def chain(repo: Repository, record: Run) -> tuple[tuple[Parent, ...], bool]:
     return tuple(parents), True
 
 
-def text(found: tuple[Parent, ...], whole: bool) -> str | None:
+def format_lineage(found: tuple[Parent, ...], whole: bool) -> str | None:
     """Return a chain in words; None if it is empty."""
     if not found:
         return None

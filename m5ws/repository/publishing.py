@@ -89,7 +89,7 @@ class _Guard:
     def settle(self, *, published: bool) -> None:
         """Return when no plan can delete a needed object: every plan has been examined (W2, W5)."""
         while True:
-            state = plans.look(self._repo.store)
+            state = plans.read_states(self._repo.store)
             # A plan that is not executed yet reads all references first, and so finds a published one.
             waiting = frozenset[str]() if published else state.open
             threats = sorted((waiting | state.executing | state.done) - self._settled)
@@ -114,11 +114,11 @@ class _Guard:
             try:
                 self._digests = self._needs()
             except NotFound as error:
-                for executing in sorted(plans.look(self._repo.store).executing - self._settled):
+                for executing in sorted(plans.read_states(self._repo.store).executing - self._settled):
                     self._await(executing)
                 raise ObjectDeleted(f"gc deleted objects that were about to be published: {error}") from error
         try:
-            return plans.named(self._repo.store, plan, self._digests)
+            return plans.select_named(self._repo.store, plan, self._digests)
         except NotFound:
             return self._digests
 
@@ -127,14 +127,14 @@ class _Guard:
         for position, digests in enumerate(_pieces(sorted(named))):
             key = f"{plans.folder(plan, 'keep')}{os.urandom(8).hex()}-{position}"
             bindings.create(self._repo.store, key, Keep(digests=b"".join(digests)))
-        return plan in plans.look(self._repo.store).open
+        return plan in plans.read_states(self._repo.store).open
 
     def _await(self, plan: str) -> None:
         """Return when the plan is done: only then is no more object of it deleted (W3)."""
         patience = self._patience
         end = time.monotonic() + patience.limit_s
         pause_s = _POLL_S[0]
-        while plan not in plans.look(self._repo.store).done:
+        while plan not in plans.read_states(self._repo.store).done:
             if time.monotonic() >= end:
                 raise DeletionInProgress(
                     f"gc is still executing plan {plan}, which names objects that are needed here",

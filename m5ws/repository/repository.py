@@ -49,7 +49,7 @@ class Repository:
 
         With `writing`, gc's plans are read concurrently if that takes a round trip.
         """
-        looking = _begun(partial(gc_plans.look, store)) if writing and isinstance(store, RegionAware) else None
+        looking = _begun(partial(gc_plans.read_states, store)) if writing and isinstance(store, RegionAware) else None
         try:
             data = store.get(FORMAT)
         except NotFound as error:
@@ -99,7 +99,7 @@ class Repository:
 
     def _done_plans(self) -> frozenset[str]:
         looking, self._looking = self._looking, None
-        return (looking.result() if looking is not None else gc_plans.look(self.store)).done
+        return (looking.result() if looking is not None else gc_plans.read_states(self.store)).done
 
     @classmethod
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":

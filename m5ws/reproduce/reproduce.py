@@ -312,12 +312,12 @@ def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
         try:
-            with recovery.telling(home / "runs" / verdict.replay):
+            with recovery.verdict_pending(home / "runs" / verdict.replay):
                 ports.tracker.write_verdict(verdict)
         except (M5Error, OSError) as error:
             _log.warning("the tracker refused the verdict; the next one, or `m5ws ui`, sends it again: %s", error)
         else:
-            recovery.retell(ports.repo, ports.tracker, home)
+            recovery.deliver_verdicts(ports.repo, ports.tracker, home)
     return verdict
 
 

@@ -29,7 +29,7 @@ from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot import local_installs
 
 
-def place(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
+def assign_directory(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
     """Return the plan with a work directory. Processes start there, and see no other current directory."""
     seen, request = str(work.seen), plan.request
     request = msgspec.structs.replace(

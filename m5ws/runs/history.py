@@ -183,7 +183,7 @@ def load(
         try:
             _read(repo, run, attempt, history, ranks, folded=folded)
         except CorruptObject as error:
-            known = cross_check.rewritten(repo, run)
+            known = cross_check.find_rewritten(repo, run)
             raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error
     return history
 

@@ -219,7 +219,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
-        environments=attempt_environments.within(repo, run_id),
+        environments=attempt_environments.drift_by_attempt(repo, run_id),
     )
 
 

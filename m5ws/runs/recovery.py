@@ -52,7 +52,7 @@ class RunAlive(UsageError):
 
 
 @contextmanager
-def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
+def lock_run(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
     """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises RunAlive.
 
     The ranks of a killed supervisor get `wait_s` seconds to end. Processes that are launched in the block inherit the
@@ -68,7 +68,7 @@ def alone(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
         yield
 
 
-def own(directory: Path) -> None:
+def mark_directory(directory: Path) -> None:
     """Mark the directory of a new attempt as the place of its spools."""
     with (directory / _OWNER).open("w") as file:
         file.write(str(os.fstat(file.fileno()).st_ino))
@@ -132,7 +132,7 @@ class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Time of its last event, in seconds since the epoch, by the clock of its host."""
 
 
-def elsewhere(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
+def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
     """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
     attempt = max(ledger.attempts(repo, run), default=0)
     if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
@@ -150,7 +150,7 @@ def elsewhere(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     """Raise Running if the newest attempt of a run may be alive elsewhere."""
-    found = elsewhere(repo, run, home)
+    found = find_remote(repo, run, home)
     if found is None:
         return
     ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
@@ -172,7 +172,7 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
         if not waiting and not (run_dir / VERDICT).exists():
             continue
         try:
-            with alone(run_dir, wait_s=0.0):
+            with lock_run(run_dir, wait_s=0.0):
                 for attempt in waiting:
                     finish(repo, run_dir.name, int(attempt.name), attempt, opener)
                 _publish_verdict(repo, run_dir / VERDICT)
@@ -198,7 +198,7 @@ def _publish_verdict(repo: Repository, path: Path) -> None:
 
 
 @contextmanager
-def telling(run_dir: Path) -> Iterator[None]:
+def verdict_pending(run_dir: Path) -> Iterator[None]:
     """Mark a run's verdict as missing in the tracker, until the block ends without an error."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / UNTOLD).touch()
@@ -206,19 +206,19 @@ def telling(run_dir: Path) -> Iterator[None]:
     (run_dir / UNTOLD).unlink(missing_ok=True)
 
 
-def untold(home: Path) -> list[Path]:
+def pending_verdicts(home: Path) -> list[Path]:
     """Return the marks of verdicts that the tracker lacks."""
     return sorted((home / "runs").glob(f"*/{UNTOLD}"))
 
 
-def retell(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
+def deliver_verdicts(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
     """Write the missing verdicts to the tracker. Return the problems that remain."""
-    for mark in untold(home):
+    for mark in pending_verdicts(home):
         run = mark.parent.name
         if (mark.parent / VERDICT).exists():
             continue
         try:
-            with telling(mark.parent):
+            with verdict_pending(mark.parent):
                 if (verdict := runs.verdict(repo, runs.load(repo, run))) is not None:
                     tracker.write_verdict(verdict)
                 if runs.joint(repo, run) is not None:

@@ -256,7 +256,7 @@ def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
     """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
     try:
         where = checkpoints.key(parent.run, parent.checkpoint)
-        found = bindings.named(repo.objects, where, parent.digest, f"runs/{context.run}/run")
+        found = bindings.load_checkpoint(repo.objects, where, parent.digest, f"runs/{context.run}/run")
     except NotFound as error:
         raise NotFound(
             f"the checkpoint {parent.name}, from which the run starts, is not in the store",

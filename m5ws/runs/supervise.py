@@ -93,7 +93,7 @@ def execute(
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
-    with recovery.alone(home):
+    with recovery.lock_run(home):
         _prepare(ports.tracker)
         attempt_start.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
@@ -104,11 +104,11 @@ def execute(
         snapshot = snapshots.load(ports.repo, plan.run.snapshot)
         for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        recovery.own(plan.directory)
+        recovery.mark_directory(plan.directory)
         try:
             run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
             work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
-            plan = attempt_start.place(plan, work)
+            plan = attempt_start.assign_directory(plan, work)
             observed = ports.observer.observe(rank_variables(ports, plan))
             image = snapshot.declared.image
             plan = attempt_start.list_local_installs(plan, observed, image, ports.allow_local)

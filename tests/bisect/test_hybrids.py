@@ -64,7 +64,7 @@ def pair(repo: Repository, tmp_path: Path) -> tuple[Run, Run]:
 def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
     repo: Repository, pair: tuple[Run, Run]
 ) -> None:
-    elements, untried = differences.between(repo, *pair)
+    elements, untried = differences.list_differences(repo, *pair)
     assert [element.name for element in elements] == [
         "code come.py",
         "code gone.py",
@@ -83,7 +83,7 @@ def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
 
 
 def test_what_explains_the_first_difference_comes_first(repo: Repository, pair: tuple[Run, Run]) -> None:
-    elements, _ = differences.between(repo, *pair)
+    elements, _ = differences.list_differences(repo, *pair)
     groups = differences.grouped(elements, _FIRST)
     assert groups[0][0].name == "config lr"
     assert sorted(map(repr, sum(groups, []))) == sorted(map(repr, elements))  # noqa: RUF017
@@ -92,7 +92,7 @@ def test_what_explains_the_first_difference_comes_first(repo: Repository, pair: 
 
 def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run, Run]) -> None:
     good, bad = pair
-    elements, _ = differences.between(repo, *pair)
+    elements, _ = differences.list_differences(repo, *pair)
     nothing = hybrids.make(repo, good, bad, elements, ())
     assert nothing == hybrids.Hybrid(snapshot=snapshots.load(repo, good.snapshot), spec=good.spec, parent=None)
     everything = hybrids.make(repo, good, bad, elements, elements)
@@ -105,7 +105,7 @@ def test_each_pair_of_elements_is_from_bad_and_all_else_from_good(
     repo: Repository, pair: tuple[Run, Run], tmp_path: Path
 ) -> None:
     good, bad = pair
-    elements, _ = differences.between(repo, *pair)
+    elements, _ = differences.list_differences(repo, *pair)
     for number, chosen in enumerate(combinations(elements, 2)):
         hybrid = hybrids.make(repo, good, bad, elements, chosen)
         published = hybrids.publish(repo, hybrid, good, bad, "two")
@@ -145,7 +145,7 @@ def _check(work: Path, hybrid: hybrids.Hybrid, taken: set[str]) -> None:
 def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repository, tmp_path: Path) -> None:
     moved = {**_GOOD, "code": {"train.py": "good"}, "data": {"data/a": "good", "same.py": "same"}}
     good, bad = _run(repo, tmp_path, _GOOD, "good"), _run(repo, tmp_path, moved, "gone")
-    elements, _ = differences.between(repo, good, bad)
+    elements, _ = differences.list_differences(repo, good, bad)
     by_name = {element.name: element for element in elements}
     with pytest.raises(MergeConflict, match="twice"):
         hybrids.make(repo, good, bad, elements, [by_name["data data"]])

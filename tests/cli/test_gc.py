@@ -79,7 +79,7 @@ def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
     denied = m5("gc", "--grace", "0s")
     assert denied.status == 2
     assert "permission" in denied.err
-    assert not gc_plans.look(left.store).executing
+    assert not gc_plans.read_states(left.store).executing
 
 
 def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, left: Repository) -> None:
@@ -93,7 +93,7 @@ def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, 
 
 
 def test_two_gcs_of_one_workspace_are_never_at_work_together(m5: M5, left: Repository, place: Path) -> None:
-    with execute.alone(place / ".m5ws"):
+    with execute.lock_gc(place / ".m5ws"):
         refused = m5("gc")
         assert refused.status == 2 and "another gc" in refused.err
 
@@ -113,5 +113,5 @@ def test_old_plans_are_cleared_away_but_what_they_did_stays(m5: M5, left: Reposi
     assert list(left.store.list(gc_plans.folder(first)))
     execute.clear(left, second, older_than_s=-1e9)
     assert not list(left.store.list(gc_plans.folder(first)))
-    assert gc_plans.look(left.store).done == {first, second}
+    assert gc_plans.read_states(left.store).done == {first, second}
     assert fsck.check(left).clean

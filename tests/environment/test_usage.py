@@ -20,7 +20,7 @@ _usages = st.none() | st.builds(Usage, places=st.frozensets(_PLACES | st.sampled
 
 
 def _rate(old: EnvironmentSide, new: EnvironmentSide) -> dict[str, str]:
-    changes = usage.judged(drift(old.observed, new.observed), old, new)
+    changes = usage.rate_unused(drift(old.observed, new.observed), old, new)
     return {change.name.removeprefix("distribution."): change.rating for change in changes}
 
 

@@ -20,7 +20,7 @@ _SLOW = """\
 _WAITS = """\
     if step.number == 6:
         open({ready!r}, "w").close()
-        while context.active().stop.left_s(0) is None:
+        while context.active().stop.seconds_left(0) is None:
             time.sleep(0.05)
     x, y = step.next_batch()
 """

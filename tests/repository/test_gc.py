@@ -80,7 +80,7 @@ def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
     _collect(repo)
     before = repo.store.names("gc/")
     assert gc.plan(repo, RetentionRules(), 0.0).id is None
-    assert gc_plans.look(repo.store).open == frozenset() and set(before) <= set(repo.store.names("gc/"))
+    assert gc_plans.read_states(repo.store).open == frozenset() and set(before) <= set(repo.store.names("gc/"))
 
 
 def test_what_is_younger_than_asked_stays() -> None:
@@ -195,7 +195,7 @@ def test_a_lost_part_of_a_plan_makes_a_writer_look_at_everything() -> None:
     writer = Repository(repo.store, repo.format)
     needed = upload(writer, [b"left"])
     _collect(repo)
-    (plan,) = gc_plans.look(repo.store).done
+    (plan,) = gc_plans.read_states(repo.store).done
     for stat in list(repo.store.list(gc_plans.folder(plan))):
         repo.store.delete(stat.key)
     repo.store.delete(gc_plans.head_key(plan))

@@ -37,7 +37,7 @@ def _ends_well(process: "subprocess.Popen[str]") -> list[str]:
 
 
 def _collect_all(repo: Repository, home: Path) -> None:
-    with execute.alone(home) as holder:
+    with execute.lock_gc(home) as holder:
         while (due := execute.due(repo, 0.0)) is not None:
             execute.execute(repo, due.plan, holder, grace_s=0.0)
         while (plan := gc.plan(repo, RetentionRules(), 0.0).id) is not None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.explanation import FirstDifference, Phase
 from m5ws.records.ledger import Step
 from m5ws.records.trace import TraceEntry
@@ -14,12 +14,12 @@ from m5ws.reproduce.explain.causes import Evidence, find_causes, kind, of_change
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs.history import History
 
-THREADS = rated("determinism", "threads", "1", "2")
-CAPABILITY = rated("environment", "cpu.capability", "AVX512", "DEFAULT")
-TORCH = rated("environment", "distribution.torch", "2.12.0", "2.13.0")
-NPROC = rated("launch", "nproc", "2", "1")
-CODE = rated("code", "model.py", "a", "b")
-KERNEL = rated("environment", "kernel", "6.1", "6.2")
+THREADS = rate("determinism", "threads", "1", "2")
+CAPABILITY = rate("environment", "cpu.capability", "AVX512", "DEFAULT")
+TORCH = rate("environment", "distribution.torch", "2.12.0", "2.13.0")
+NPROC = rate("launch", "nproc", "2", "1")
+CODE = rate("code", "model.py", "a", "b")
+KERNEL = rate("environment", "kernel", "6.1", "6.2")
 
 
 def evidence(
@@ -61,15 +61,15 @@ def kinds(proof: Evidence) -> list[tuple[str, bool]]:
     ("change", "expected"),
     [
         (THREADS, "thread count"),
-        (rated("environment", "threads", "1", "2"), "thread count"),
+        (rate("environment", "threads", "1", "2"), "thread count"),
         (CAPABILITY, "vector capability"),
-        (rated("environment", "variable.ONEDNN_MAX_CPU_ISA", None, "AVX2"), "vector capability"),
+        (rate("environment", "variable.ONEDNN_MAX_CPU_ISA", None, "AVX2"), "vector capability"),
         (NPROC, "reduction order, world size"),
         (TORCH, "library version"),
         (CODE, "changed code"),
-        (rated("config", "lr", "1", "2"), "changed config"),
-        (rated("tokenizer", "t.json", "1", "2"), "changed data"),
-        (rated("launch", "environment.X", "1", "2"), "changed input"),
+        (rate("config", "lr", "1", "2"), "changed config"),
+        (rate("tokenizer", "t.json", "1", "2"), "changed data"),
+        (rate("launch", "environment.X", "1", "2"), "changed input"),
     ],
 )
 def test_the_kind_of_a_recorded_change(change: Change, expected: str) -> None:
@@ -84,7 +84,7 @@ def test_one_change_between_two_replays_that_repeat_is_certain_and_two_kinds_are
 
 
 def test_the_settings_file_is_in_what_it_sets() -> None:
-    settings = rated("code", "m5ws.toml", "a", "b")
+    settings = rate("code", "m5ws.toml", "a", "b")
     assert kinds(evidence("backward", "output 0", settings, THREADS, controlled=True)) == [("thread count", True)]
     assert kinds(evidence("backward", "output 0", settings, controlled=True)) == [("changed code", True)]
 
@@ -108,7 +108,7 @@ def test_the_order_of_data() -> None:
     assert kinds(evidence("batch", "batch", one=one, two=besides, batches=("a", "c"))) == [("changed data", False)]
     # The replay's batch of step 3 was the original's batch of step 2.
     assert kinds(evidence("batch", "batch")) == [("data order", True)]
-    data = rated("data", "corpus", "a", "b")
+    data = rate("data", "corpus", "a", "b")
     assert kinds(evidence("batch", "batch", data, batches=("a", "c"))) == [("changed data", False)]
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
 from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankStarted, Setting, State, Step
 from m5ws.records.verdict import Change, Divergence
@@ -158,18 +158,18 @@ _TRACES: dict[str, dict[str, str]] = {
 }
 # Recorded changes, and the patterns that each explains in any case; None: all of them.
 _CHANGES: tuple[tuple[Change, AbstractSet[str] | None], ...] = (
-    (rated("config", "learning_rate", "0.1", "0.2"), _TRACES.keys() - {"batch", "batch of another step"}),
-    (rated("config", "model.dropout", "0.0", "0.1"), _TRACES.keys() - {"batch", "batch of another step"}),
-    (rated("config", "batch_size", "4", "8"), None),
-    (rated("code", "train.py", "a", "b"), None),
-    (rated("launch", "command", "train.py", "train.py -v"), None),
-    (rated("launch", "seed", "1", "2"), {"batch", "batch of another step", "generator", "loss and generator"}),
-    (rated("data", "corpus", "a", "b"), {"batch", "batch of another step"}),
-    (rated("tokenizer", "tokenizer.json", "a", "b"), {"batch", "batch of another step"}),
-    (rated("determinism", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
-    (rated("environment", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
-    (rated("environment", "distribution.torch", "2.12", "2.13"), {"loss", "gradient", "generator", "moments"}),
-    (rated("environment", "distribution.gauge", "1", "2"), set()),
+    (rate("config", "learning_rate", "0.1", "0.2"), _TRACES.keys() - {"batch", "batch of another step"}),
+    (rate("config", "model.dropout", "0.0", "0.1"), _TRACES.keys() - {"batch", "batch of another step"}),
+    (rate("config", "batch_size", "4", "8"), None),
+    (rate("code", "train.py", "a", "b"), None),
+    (rate("launch", "command", "train.py", "train.py -v"), None),
+    (rate("launch", "seed", "1", "2"), {"batch", "batch of another step", "generator", "loss and generator"}),
+    (rate("data", "corpus", "a", "b"), {"batch", "batch of another step"}),
+    (rate("tokenizer", "tokenizer.json", "a", "b"), {"batch", "batch of another step"}),
+    (rate("determinism", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
+    (rate("environment", "threads", "2", "1"), {"loss", "loss and threads", "gradient"}),
+    (rate("environment", "distribution.torch", "2.12", "2.13"), {"loss", "gradient", "generator", "moments"}),
+    (rate("environment", "distribution.gauge", "1", "2"), set()),
 )
 _HINT = re.compile(
     r"[Ll]ikely cause: |likely the |in the original, |threads|kernel|vector width|a library|dropout that"
@@ -202,7 +202,7 @@ def test_a_cause_that_is_named_is_not_contradicted(traces: str, fed: bool, resum
 
 
 def test_data_explains_a_loss_whose_batches_were_not_recorded() -> None:
-    data = rated("data", "corpus", "a", "b")
+    data = rate("data", "corpus", "a", "b")
     for fed in (True, False):
         comparison, first = _compared(_events(_ALL | {"loss": "x"}, fed=fed), fed=fed)
         text = reason(first, [data], hints.find_hint(comparison, first, begin=2), hints.kind(comparison, first)) or ""

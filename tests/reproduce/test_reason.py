@@ -5,20 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.verdict import Change, Divergence
 from m5ws.reproduce.verdict.difference_kinds import kind, rank_changes
 from m5ws.reproduce.verdict.reason import reason
 
-LR = rated("config", "optimizer.lr", "0.001", "0.002")
-SEED = rated("launch", "seed", "1", "2")
-DATA = rated("data", "corpus", "files 1", "files 2")
-TOKENIZER = rated("tokenizer", "tokenizer.json", "a", "b")
-CODE = rated("code", "train.py", "a", "b")
-THREADS = rated("environment", "threads", "1", "2")
-TORCH = rated("environment", "distribution.torch", "2.12.0", "2.13.0")
-KERNEL = rated("environment", "kernel", "6.1", "6.2")
-DROPOUT = rated("config", "model.dropout", "0.0", "0.1")
+LR = rate("config", "optimizer.lr", "0.001", "0.002")
+SEED = rate("launch", "seed", "1", "2")
+DATA = rate("data", "corpus", "files 1", "files 2")
+TOKENIZER = rate("tokenizer", "tokenizer.json", "a", "b")
+CODE = rate("code", "train.py", "a", "b")
+THREADS = rate("environment", "threads", "1", "2")
+TORCH = rate("environment", "distribution.torch", "2.12.0", "2.13.0")
+KERNEL = rate("environment", "kernel", "6.1", "6.2")
+DROPOUT = rate("config", "model.dropout", "0.0", "0.1")
 EVERYTHING = (KERNEL, TORCH, THREADS, CODE, TOKENIZER, DATA, SEED, LR, DROPOUT)
 
 
@@ -93,7 +93,7 @@ def test_one_change_that_fits() -> None:
 
 @pytest.mark.parametrize("first", [at("lr", 1), at("file out/model.bin")])
 def test_an_argument_is_named_as_a_config_key_is(first: Divergence) -> None:
-    argument = rated("argument", "lr", "0.001", "0.002")
+    argument = rate("argument", "lr", "0.001", "0.002")
     text = reason(first, (argument, KERNEL)) or ""
     assert text.startswith("argument lr: 0.001 → 0.002 is the only recorded change that can alter bits. ")
 
@@ -150,12 +150,12 @@ def test_a_file_that_came_or_went() -> None:
 
 
 def test_a_long_list_is_cut_and_counted() -> None:
-    many = tuple(rated("code", f"f{number}.py", "a", "b") for number in range(12))
+    many = tuple(rate("code", f"f{number}.py", "a", "b") for number in range(12))
     assert "(8) code f7.py was changed; and 4 more. The first" in (reason(at("loss"), many) or "")
 
 
 changes = st.builds(
-    rated,
+    rate,
     st.sampled_from(["code", "config", "tokenizer", "data", "declared", "determinism", "launch", "environment"]),
     st.text(max_size=8),
     st.none() | st.text(max_size=3),

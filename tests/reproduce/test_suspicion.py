@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.cli.terminal import explanation
-from m5ws.environment.drift import rated
+from m5ws.environment.drift import rate
 from m5ws.records.explanation import Explanation, FirstDifference, TracedReplay
 from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
@@ -24,10 +24,10 @@ from tests.support.records.recorded_traces import EXPECTED
 _FAULT = re.compile(r"hardware|fault of|flipped")
 _UNREPEATED = re.compile(r"not deterministic|does not repeat|not seeded|nondeterministic|another order")
 _CHANGES = (
-    rated("config", "optimizer.lr", "0.001", "0.002"),
-    rated("code", "train.py", "a", "b"),
-    rated("environment", "distribution.torch", "2.12", "2.13"),
-    rated("environment", "kernel", "6.1", "6.2"),
+    rate("config", "optimizer.lr", "0.001", "0.002"),
+    rate("code", "train.py", "a", "b"),
+    rate("environment", "distribution.torch", "2.12", "2.13"),
+    rate("environment", "kernel", "6.1", "6.2"),
 )
 _LONE = hints.Hint(words=f"model.w alone changed. {hints._LONE}", traces="lone tensor", strong=True)
 _HINTS = (

@@ -30,7 +30,7 @@ class _Attempt:
         self.directory = home / "runs" / _RUN / f"{number:04d}"
         self._spools: dict[str, SpoolWriter] = {}
         self.directory.mkdir(parents=True)
-        recovery.own(self.directory)
+        recovery.mark_directory(self.directory)
 
     def says(self, rank: str, event: Event) -> None:
         if rank not in self._spools:
@@ -110,19 +110,19 @@ def test_from_elsewhere_nothing_is_written_into_a_living_attempt(
     recovery.finish(repo, _RUN, 1, other / "runs" / _RUN / "0001")
     assert _ledger(repo) == before, name
     if name == "planned":
-        assert recovery.elsewhere(repo, _RUN, other) is None
+        assert recovery.find_remote(repo, _RUN, other) is None
     else:
         with pytest.raises(recovery.RunAlive, match=_HOST) as refused:
             recovery.refuse_elsewhere(repo, _RUN, other)
         assert "--take-over" in refused.value.hint
-        found = recovery.elsewhere(repo, _RUN, other)
+        found = recovery.find_remote(repo, _RUN, other)
         assert found is not None and found.host == _HOST and 0 <= time.time() - found.last_s < 61
     # On its own machine, its remaining events are delivered and it is ended.
-    assert recovery.elsewhere(repo, _RUN, here) is None
+    assert recovery.find_remote(repo, _RUN, here) is None
     recovery.deliver(repo, here)
     if name != "planned":
         assert state.load(repo, _RUN).standing == "failed"
-        assert recovery.elsewhere(repo, _RUN, other) is None
+        assert recovery.find_remote(repo, _RUN, other) is None
 
 
 def test_the_life_has_as_many_moments_as_are_tried(repo: Repository, tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_an_attempt_that_was_superseded_is_ended_by_its_own_machine_alone(repo: 
         pass
     second = _Attempt(repo, tmp_path / "there", 2)
     second.begins()
-    assert recovery.elsewhere(repo, _RUN, tmp_path / "there") is None
-    found = recovery.elsewhere(repo, _RUN, tmp_path / "here")
+    assert recovery.find_remote(repo, _RUN, tmp_path / "there") is None
+    found = recovery.find_remote(repo, _RUN, tmp_path / "here")
     assert found is not None and found.attempt == 2
     later = ledger.successor(repo, _RUN, 1)
     assert later is not None and (later.attempt, later.host) == (2, _HOST)
@@ -156,7 +156,7 @@ def test_who_planned_an_attempt_that_another_began_does_not_own_it(repo: Reposit
     before = _ledger(repo)
     recovery.deliver(repo, tmp_path / "late")
     assert _ledger(repo) == before
-    assert recovery.elsewhere(repo, _RUN, tmp_path / "late") is not None
+    assert recovery.find_remote(repo, _RUN, tmp_path / "late") is not None
 
 
 def test_a_moved_workspace_keeps_its_attempts_and_a_copied_one_has_none(repo: Repository, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, 
     where = (tmp_path / "root", directory, _RUN, tmp_path / "checkout", lambda *_: False)
     work = work_directories.make(*where).path
     (work / "written.txt").write_text("by the script")
-    with recovery.alone(directory.parent):
+    with recovery.lock_run(directory.parent):
         recovery.deliver(repo, tmp_path / "home")
         assert work.exists()  # It is alive.
     recovery.deliver(repo, tmp_path / "home")
@@ -96,7 +96,7 @@ def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repositor
         fcntl.flock(held, fcntl.LOCK_EX)
         recovery.deliver(repo, tmp_path)
         assert state.load(repo, _RUN).standing == "running" and not (directory / DELIVERED).exists()
-        with pytest.raises(recovery.RunAlive), recovery.alone(directory.parent, wait_s=0.0):
+        with pytest.raises(recovery.RunAlive), recovery.lock_run(directory.parent, wait_s=0.0):
             pass
 
 
@@ -197,11 +197,11 @@ def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Reposi
     runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
     joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
     segments.publish(repo, tracker, joint, tmp_path)
-    with pytest.raises(OSError, match="nobody"), recovery.telling(tmp_path / "runs" / _RUN):
+    with pytest.raises(OSError, match="nobody"), recovery.verdict_pending(tmp_path / "runs" / _RUN):
         tracker.write_verdict(runs.verdict(repo, runs.load(repo, _RUN)))
     assert tracker.told == [] and tracker.fails == 0
     tracker.fails = 1
-    assert "nobody answers" in recovery.retell(repo, tracker, tmp_path)[0]
-    assert recovery.retell(repo, tracker, tmp_path) == []
+    assert "nobody answers" in recovery.deliver_verdicts(repo, tracker, tmp_path)[0]
+    assert recovery.deliver_verdicts(repo, tracker, tmp_path) == []
     assert tracker.told == [_RUN, f"joint {'b' * 12}"]
-    assert recovery.retell(repo, tracker, tmp_path) == [] and len(tracker.told) == 2
+    assert recovery.deliver_verdicts(repo, tracker, tmp_path) == [] and len(tracker.told) == 2

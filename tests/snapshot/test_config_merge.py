@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from m5ws.config.flatten import parse
 from m5ws.snapshot.config import merge
-from m5ws.snapshot.config.merge import Keys, MergeConflict, differing, merged
+from m5ws.snapshot.config.merge import Keys, MergeConflict, differing_keys, merged
 
 _NAMES = st.sampled_from(["lr", "steps", "model", "betas", "on", "x.y"])
 _VALUES = st.one_of(
@@ -48,7 +48,7 @@ def test_a_merge_has_at_each_key_the_value_of_one_side(
 ) -> None:
     name = f"c.{suffix}"
     before, after = _written(suffix, old), _written(suffix, new)
-    places = differing(name, before, after)
+    places = differing_keys(name, before, after)
     if places is None:
         return
     taken = data.draw(st.sets(st.sampled_from(sorted(places, key=repr))))
@@ -69,7 +69,7 @@ def _differing(name: str, old: bytes, new: bytes) -> set[Keys]:
 def test_keys_that_are_added_removed_or_of_another_kind_are_one_each() -> None:
     old = b'{"a": {"b": 1, "c": [1, 2]}, "gone": {"x": 1}, "kind": 1}'
     new = b'{"a": {"b": 2, "c": [1, 3]}, "come": [1], "kind": "1"}'
-    assert differing("c.json", old, new) == {
+    assert differing_keys("c.json", old, new) == {
         ("a", "b"): ("1", "2"),
         ("a", "c", 1): ("2", "3"),
         ("gone",): ('{"x": 1}', None),
@@ -84,7 +84,7 @@ def test_keys_that_are_added_removed_or_of_another_kind_are_one_each() -> None:
 
 
 def test_lists_of_different_lengths_are_taken_whole() -> None:
-    assert differing("c.yaml", b"a: [1, 2]\n", b"a: [1, 2, 3]\n") == {("a",): ("[1, 2]", "[1, 2, 3]")}
+    assert differing_keys("c.yaml", b"a: [1, 2]\n", b"a: [1, 2, 3]\n") == {("a",): ("[1, 2]", "[1, 2, 3]")}
 
 
 def test_comments_and_layout_of_the_first_stay() -> None:
@@ -104,7 +104,7 @@ def test_comments_and_layout_of_the_first_stay() -> None:
     ],
 )
 def test_files_that_cannot_be_merged_have_no_differing_keys(name: str, old: bytes, new: bytes) -> None:
-    assert differing(name, old, new) is None
+    assert differing_keys(name, old, new) is None
 
 
 def test_a_merge_that_would_change_another_key_is_refused() -> None:
@@ -113,4 +113,4 @@ def test_a_merge_that_would_change_another_key_is_refused() -> None:
 
 
 def test_a_table_of_an_array_that_becomes_a_plain_value_takes_the_file_whole() -> None:
-    assert differing("c.toml", b"[[on]]\n[[on]]\n", b"on = [true, true]\n") is None
+    assert differing_keys("c.toml", b"[[on]]\n[[on]]\n", b"on = [true, true]\n") is None

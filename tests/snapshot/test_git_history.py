@@ -145,10 +145,10 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
     first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
     pinned = [planted.publish(repo, planted.snapshot(code, commit=commit)) for commit in (first, second, None)]
     history = GitHistory(root)
-    commits = commit_history.between(repo, history, pinned[0], pinned[1])
+    commits = commit_history.describe_commits(repo, history, pinned[0], pinned[1])
     assert len(commits) == 1 and commits[0].endswith("Ada: two")
-    assert commit_history.between(repo, history, pinned[0], pinned[0]) == ()
-    assert commit_history.between(repo, history, pinned[0], pinned[2]) == ()
+    assert commit_history.describe_commits(repo, history, pinned[0], pinned[0]) == ()
+    assert commit_history.describe_commits(repo, history, pinned[0], pinned[2]) == ()
     plan = BisectPlan(
         good="a" * 12,
         bad="b" * 12,
@@ -163,4 +163,4 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
     )
     expected = f"commits from {'a' * 12} to {'b' * 12}:\n  {commits[0]}"
     assert expected in bisect.plan_text(plan)
-    assert expected in bisect.text(BisectReport(outcome="unfinished", plan=plan, reason="why"))
+    assert expected in bisect.format_report(BisectReport(outcome="unfinished", plan=plan, reason="why"))

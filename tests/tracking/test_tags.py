@@ -74,10 +74,10 @@ def test_a_config_that_is_no_mapping_is_no_error(repo: Repository, tmp_path: Pat
 
 def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path) -> None:
     subject = _subject(repo, tmp_path)
-    once = description.placed("above\n\nbelow", description.note(subject, []))
+    once = description.placed("above\n\nbelow", description.describe_run(subject, []))
     edited = f"intro\n\n{once}"
     verdict = Verdict(run=subject.run.id, replay="0" * 12, outcome="not comparable", reason="another GPU")
-    again = description.placed(edited, description.note(subject, [verdict]))
+    again = description.placed(edited, description.describe_run(subject, [verdict]))
     assert again.startswith("intro\n\n")
     assert again.endswith("above\n\nbelow")
     assert again.count(subject.run.snapshot[:16]) == 1
@@ -90,6 +90,6 @@ def test_the_commits_between_two_runs_are_on_the_page_of_the_verdict(repo: Repos
     told = "the files are compared below\n+ bbbbbbbbbb 2026-11-24 Ada: `rm` *now*\n- aaaaaaaaaa 2026-11-23 Bob: first"
     change = Change(part="code", name="commit", old="a" * 40, new="b" * 40, detail=told)
     verdict = Verdict(run=subject.run.id, replay="f" * 12, outcome="diverged", changes=(change,))
-    page = description.note(subject, [verdict])
+    page = description.describe_run(subject, [verdict])
     commits = "  - `+ bbbbbbbbbb 2026-11-24 Ada: rm *now*`\n  - `- aaaaaaaaaa 2026-11-23 Bob: first`"
     assert f"- changed: code commit: {'a' * 40} → {'b' * 40}\n{commits}" in page

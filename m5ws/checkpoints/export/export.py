@@ -152,7 +152,7 @@ def apply(repo: Repository, plan: ExportPlan, target: Path, tools: Tools, progre
     Raises UsageError, NotFound, CorruptObject, MissingExtra.
     """
     form = plan.planned.format
-    with fresh_directory.filled(target) as folder:
+    with fresh_directory.create(target) as folder:
         if form == "deepspeed":
             tools.deepspeed()(repo.objects, plan.content, folder, plan.tag, progress)
         elif form == "dcp":

@@ -164,11 +164,11 @@ def several(
     joint = replay(here, ports, request, wanted, parallel)
     every = segments.of_run(ports.repo, request.original)
     segments.publish(ports.repo, ports.tracker, segments.record(joint, every), here.home)
-    output.print_json(joint) if as_json else output.echo(text(joint))
+    output.print_json(joint) if as_json else output.echo(format_joint(joint))
     return joint.exit_code
 
 
-def text(joint: "JointResult") -> str:
+def format_joint(joint: "JointResult") -> str:
     """Return a joint result for people: the result first, then each segment."""
     from m5ws.cli.terminal import verdict
 

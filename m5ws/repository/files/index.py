@@ -24,7 +24,7 @@ _PACKED_FILES = 2**18
 """Number of files whose packs are recorded besides those of the newest tree; they take tens of milliseconds to read."""
 
 
-def settled(seen: Stamp, read_ns: int) -> bool:
+def is_settled(seen: Stamp, read_ns: int) -> bool:
     """Return True if a change after `read_ns`, the start of reading, would show in a file's stamp.
 
     Linux stamps files at its tick of at most 10 ms. A ctime of whole milliseconds may come from a coarser file system,
@@ -119,7 +119,7 @@ class Index:
 
     def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
         """Record the digest of a file, unless a change at the same time could stay hidden."""
-        if settled(seen, read_ns):
+        if is_settled(seen, read_ns):
             self._files.files[location] = (seen, digest)
             self._dirty = True
 
@@ -130,7 +130,7 @@ class Index:
 
     def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
         """As `remember_file`, for a file split into chunks."""
-        if settled(seen, read_ns):
+        if is_settled(seen, read_ns):
             self._files.chunks[location] = (seen, chunks)
             self._dirty = True
 

@@ -12,7 +12,7 @@ _SMALL_PACKS = 16
 """Number of small packs that are reused. If there are more, they are repacked."""
 
 
-def chosen(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -> dict[bytes, Pack]:
+def select_packs(objects: Objects, packs: Sequence[Pack], wanted: Collection[bytes]) -> dict[bytes, Pack]:
     """Return, by file, the existing `packs` that contain some of the `wanted` files and are worth reusing.
 
     A pack with less than half of its bytes in use is not worth it, nor is a small one if there are many. So reading a

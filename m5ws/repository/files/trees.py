@@ -21,7 +21,7 @@ from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Packing, Slice, Tree
 from m5ws.repository import presence
 from m5ws.repository.files import packings
-from m5ws.repository.files.index import Index, KnownTree, settled
+from m5ws.repository.files.index import Index, KnownTree, is_settled
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.locations import PackLocations, is_whole
 from m5ws.repository.files.validation import check, check_paths
@@ -70,7 +70,7 @@ def write_tree(
     digest, packing = writer.finish(tree)
     if not dry_run:
         locations.add_tree(digest, packing)
-    stays = not writer.mapped and all(settled(stamp(found), began_ns) for found in stats)
+    stays = not writer.mapped and all(is_settled(stamp(found), began_ns) for found in stats)
     if index is not None and not dry_run and stays:
         known_tree = KnownTree(
             digest=digest,

@@ -129,7 +129,7 @@ class TreeWriter:
                 elif member is not None:
                     self._add(member)
             if waiting:
-                self._held = pack_reuse.chosen(
+                self._held = pack_reuse.select_packs(
                     self._objects, packs, {bytes.fromhex(member.digest) for member in waiting}
                 )
             for member in waiting:

@@ -27,9 +27,9 @@ def check(repo: Repository, progress: Progress | None = None, *, read_data: bool
     """
     say = progress or (lambda *_: None)
     for _ in range(_LOOKS - 1):
-        state = gc_plans.look(repo.store)
+        state = gc_plans.read_states(repo.store)
         report = _check_once(repo, say, read_data)
-        if report.clean or (not state.executing and gc_plans.look(repo.store) == state):
+        if report.clean or (not state.executing and gc_plans.read_states(repo.store) == state):
             return report
     return _check_once(repo, say, read_data)
 

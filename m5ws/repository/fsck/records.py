@@ -16,7 +16,7 @@ from m5ws.records.outputs import OutputFiles
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
-from m5ws.repository.reachability.links import Named, named
+from m5ws.repository.reachability.links import Named, iter_links
 
 _Claim = tuple[Digest, type[Record]]
 
@@ -108,7 +108,7 @@ class Records:
         self.read.add(digest)
         try:
             record = codec.decode(data, kind, f"object {digest}")
-            found = list(named(self._objects, digest, record))
+            found = list(iter_links(self._objects, digest, record))
         except (CorruptObject, UnknownSchema) as error:
             self.unreadable[digest] = str(error)
             return []

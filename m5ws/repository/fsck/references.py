@@ -29,7 +29,7 @@ from m5ws.repository.fsck import derived
 from m5ws.repository.fsck.damage import Damage, Kind
 from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain, gap
+from m5ws.repository.ledger.chains import Chain, first_missing
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
 from m5ws.repository.repository import Repository
@@ -198,7 +198,7 @@ class References:
         self._foreign(run_id)
         begun = ledger.attempts(self._repo, run_id)
         self._attempts += [(run_id, attempt) for attempt in begun]
-        if (absent := gap(begun)) is not None:
+        if (absent := first_missing(begun)) is not None:
             self._add("missing", f"runs/{run_id}/ledger/{absent:04d}", "later attempts exist", root)
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)

@@ -53,7 +53,7 @@ def due(repo: Repository, grace_s: float) -> DuePlan | None:
 
     Creates an object to read the store's clock.
     """
-    state = gc_plans.look(repo.store)
+    state = gc_plans.read_states(repo.store)
     for name in sorted(state.executing):
         return DuePlan(plan=name, wait_s=0.0, begun=True)
     for name in sorted(state.open):
@@ -63,7 +63,7 @@ def due(repo: Repository, grace_s: float) -> DuePlan | None:
 
 def resolve(repo: Repository, text: str) -> str:
     """Return the only plan that is not done and starts with `text`. Raises NotFound, UsageError."""
-    state = gc_plans.look(repo.store)
+    state = gc_plans.read_states(repo.store)
     names = [name for name in sorted(state.open | state.executing) if name.startswith(text)]
     if len(names) > 1:
         raise UsageError(f"{text!r} matches {len(names)} plans: {', '.join(names)}")
@@ -74,7 +74,7 @@ def resolve(repo: Repository, text: str) -> str:
 
 
 @contextmanager
-def alone(home: Path) -> Iterator[str]:
+def lock_gc(home: Path) -> Iterator[str]:
     """Hold this workspace's gc lock, and yield its name. The kernel frees it when the process ends.
 
     Raises UsageError if another gc of this workspace is running.
@@ -107,11 +107,11 @@ def execute(
     `take_over` confirms that another process with this plan is dead. Raises UsageError before the end of the grace
     period, DeleteRefused, ExecutedElsewhere.
     """
-    if plan in gc_plans.look(repo.store).done:
+    if plan in gc_plans.read_states(repo.store).done:
         raise UsageError(f"plan {plan} is already done")
     head = gc_plans.head(repo.store, plan)
     wait_s = _wait_s(repo, plan, grace_s)
-    begun = plan in gc_plans.look(repo.store).executing
+    begun = plan in gc_plans.read_states(repo.store).executing
     if wait_s > 0 and not begun:
         raise UsageError(
             f"plan {plan} can be executed in {wait_s:.0f} s", hint="Wait, or set a shorter grace period with --grace."
@@ -156,7 +156,7 @@ def execute(
 
 def clear(repo: Repository, after: str, older_than_s: float = CLEARED_S) -> None:
     """Delete plans that were done, or left unpublished, long before plan `after`. Their `.done` records stay."""
-    state = gc_plans.look(repo.store)
+    state = gc_plans.read_states(repo.store)
     ended = repo.store.stat(gc_plans.done_key(after))
     if ended is None:
         return

@@ -249,7 +249,7 @@ def retained(labels: Sequence[str], rules: RetentionRules) -> set[str]:
 
 def _resumable(repo: Repository, reference: RetiredReference) -> bool:
     try:
-        checkpoint = bindings.named(repo.objects, key(reference), reference.digest)
+        checkpoint = bindings.load_checkpoint(repo.objects, key(reference), reference.digest)
         return repo.objects.get_record(checkpoint.content, Content).format in _RESUMABLE
     except NotFound:
         if not _retired_meanwhile(repo, reference):

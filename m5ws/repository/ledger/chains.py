@@ -98,6 +98,6 @@ class Chain:
             self.ended = event
 
 
-def gap(begun: list[int]) -> int | None:
+def first_missing(begun: list[int]) -> int | None:
     """Return the first missing attempt before later ones. Attempts are numbered from 1, and none is ever deleted."""
     return next((number for number, attempt in enumerate(sorted(begun), 1) if attempt != number), None)

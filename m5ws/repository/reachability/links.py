@@ -18,7 +18,7 @@ Named = Slice | tuple[Digest, type[Record]]
 """A part of an object of bytes, or an object that is a record of a kind."""
 
 
-def named(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
+def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Named]:
     """Yield the objects that a record, stored as `digest`, names directly. Raises CorruptObject if it is invalid."""
     if isinstance(record, Snapshot):
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))

@@ -9,7 +9,7 @@ from m5ws.records.outputs import ANY_OUTPUTS
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice, Tree
 from m5ws.repository.objects import Objects, R
-from m5ws.repository.reachability.links import named
+from m5ws.repository.reachability.links import iter_links
 
 
 class ReachableObjects:
@@ -62,7 +62,7 @@ class ReachableObjects:
         if bytes.fromhex(digest) in self._walked:
             return None
         record = self._objects.get_record(digest, kind)
-        for target in named(self._objects, digest, record):
+        for target in iter_links(self._objects, digest, record):
             if isinstance(target, Slice):
                 self.add(target.object)
             else:

@@ -18,7 +18,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.ids import Kind
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.reachability.links import named
+from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.repository import Repository
 
 Check = Callable[[Record], object]
@@ -177,7 +177,7 @@ def _walk_checkpoint(
 ) -> None:
     """Add the objects that the checkpoint under a key needs. A record walked before is checked against this key too."""
     if digest in walked:
-        bindings.named(repo.objects, where, digest, by)
+        bindings.load_checkpoint(repo.objects, where, digest, by)
     else:
         _walk(repo, digest, Checkpoint, needs, walked, partial(bindings.check, where, by=by))
 
@@ -202,7 +202,7 @@ def _walk(
     data = repo.objects.get(digest)
     record = codec.decode(data, kind, f"object {digest}")
     check(record)
-    for target in named(repo.objects, digest, record):
+    for target in iter_links(repo.objects, digest, record):
         if isinstance(target, Slice):
             needs[target.object] = max(needs.get(target.object, 0), target.offset + target.size_bytes)
         else:

@@ -40,9 +40,9 @@ def inside_step(
     if len(one) != len(two) and one and two:
         longer = (one, two)[len(two) > len(one)]
         extra = longer[min(len(one), len(two))]
-        sides = (named(extra), None) if longer is one else (None, named(extra))
-        words = f"only one of the two runs has this in the step: {named(extra)}"
-        return min(len(one), len(two)), place(step, rank, "operations", "operations", sides, words, extra)
+        sides = (display_name(extra), None) if longer is one else (None, display_name(extra))
+        words = f"only one of the two runs has this in the step: {display_name(extra)}"
+        return min(len(one), len(two)), locate(step, rank, "operations", "operations", sides, words, extra)
     return None
 
 
@@ -55,7 +55,7 @@ def _compared(old: TraceEntry, new: TraceEntry, open_: Sequence[str], last: str,
     for was, now, came in ((old.given, new.given, True), (old.made, new.made, False)):
         for name in _ordered(different(was, now)):
             phase, words = _described(old, name, came, open_, last)
-            difference = place(old.step, rank, phase, name, (was.get(name), now.get(name)), words, old)
+            difference = locate(old.step, rank, phase, name, (was.get(name), now.get(name)), words, old)
             what = old.what if old.what == new.what or not old.what else f"{old.what} → {new.what}"
             inner = _inner(old, name, came, open_)
             if inner is not None:
@@ -132,7 +132,7 @@ def called(module: str) -> str:
     return module or "the model"
 
 
-def named(seen: TraceEntry) -> str:
+def display_name(seen: TraceEntry) -> str:
     """Return the display name of a trace entry."""
     done = {"enter": "begin of ", "leave": "end of ", "backward": f"{seen.op} of ", "gradient": "gradient of "}
     return f"{done.get(seen.kind, f'{seen.kind} ')}{called(seen.name)}{f', time {seen.call}' if seen.call > 1 else ''}"
@@ -144,12 +144,12 @@ def _other(old: TraceEntry, new: TraceEntry, open_: Sequence[str], rank: int, st
     same = backward and old.name == new.name
     module = old.name if same else (open_[-1] if open_ else "")
     where = f"the backward pass{f' of {called(old.name)}' if same else ''}" if backward else _caller(open_)
-    words = f"different operations in {where}: {named(old)} in one run, {named(new)} in the other"
-    difference = place(step, rank, "operations", "operations", (named(old), named(new)), words)
+    words = f"different operations in {where}: {display_name(old)} in one run, {display_name(new)} in the other"
+    difference = locate(step, rank, "operations", "operations", (display_name(old), display_name(new)), words)
     return msgspec.structs.replace(difference, module=module, op=old.op if same else None)
 
 
-def place(
+def locate(
     step: int,
     rank: int,
     phase: Phase,

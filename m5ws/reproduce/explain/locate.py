@@ -11,7 +11,7 @@ import msgspec
 
 from m5ws.records.explanation import FirstDifference, Phase
 from m5ws.records.trace import TraceEntry
-from m5ws.reproduce.explain.align import different, inside_step, place
+from m5ws.reproduce.explain.align import different, inside_step, locate
 from m5ws.runs.history import History
 
 
@@ -33,7 +33,7 @@ def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> FirstDifferen
         places = [pair for rank in ranks for pair in _of_rank(one, two, rank, step)]
         if places:
             _, earliest = min(places, key=lambda pair: (pair[0], pair[1].rank))
-            return msgspec.structs.replace(earliest, ranks=tuple(sorted({place.rank for _, place in places})))
+            return msgspec.structs.replace(earliest, ranks=tuple(sorted({locate.rank for _, locate in places})))
     return None
 
 
@@ -71,7 +71,7 @@ def _state(
     for name in different(old.generators, new.generators):
         words = f"generator {name} of rank {rank} differs {when}"
         values = (old.generators.get(name), new.generators.get(name))
-        difference = place(step, rank, "random numbers", f"generator {name}", values, words)
+        difference = locate(step, rank, "random numbers", f"generator {name}", values, words)
         # Different tensors may have caused the draws, as well as the other way round.
         return msgspec.structs.replace(difference, alone=not different(*(_tensors(side, after) for side in (one, two))))
     names = different(old.tensors, new.tensors)
@@ -80,7 +80,7 @@ def _state(
     name = names[0]
     more = f", the first by name of {len(names)} tensors" if len(names) > 1 else ", and no other tensor"
     values = (old.tensors.get(name), new.tensors.get(name))
-    difference = place(step, rank, phase, f"tensor {name}", values, f"{name} differs {when}{more}")
+    difference = locate(step, rank, phase, f"tensor {name}", values, f"{name} differs {when}{more}")
     return msgspec.structs.replace(difference, tensor=name, module=_module_of(name))
 
 
@@ -95,7 +95,7 @@ def _quantity(one: History, two: History, rank: int, step: int) -> FirstDifferen
     if old is None or new is None:
         return None
     if old.batch != new.batch:
-        return place(step, rank, "batch", "batch", (old.batch, new.batch), f"the batch of rank {rank} differs")
+        return locate(step, rank, "batch", "batch", (old.batch, new.batch), f"the batch of rank {rank} differs")
     # In causal order, which the sorted names of a record have lost: the loss comes before its gradients.
     for name in sorted(
         {*old.quantities, *new.quantities}, key=lambda name: ("loss" not in name, "norm" not in name, name)
@@ -104,7 +104,7 @@ def _quantity(one: History, two: History, rank: int, step: int) -> FirstDifferen
         if values[0] != values[1]:
             phase: Phase = "gradient" if "norm" in name else "loss" if "loss" in name else "update"
             words = f"{name} differs on rank {rank}, and everything recorded before is equal"
-            return place(step, rank, phase, name, values, words)
+            return locate(step, rank, phase, name, values, words)
     return None
 
 

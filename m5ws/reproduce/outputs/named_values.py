@@ -21,7 +21,7 @@ def unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
     return values
 
 
-def text(value: object) -> str:
+def exact_text(value: object) -> str:
     """Return the exact text of a plain value. Raises ValueError for any other type."""
     if isinstance(value, float):
         return exact.encode(value)

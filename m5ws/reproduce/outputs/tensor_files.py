@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from m5ws.reproduce.outputs.named_values import text, unique
+from m5ws.reproduce.outputs.named_values import exact_text, unique
 
 PICKLES = (".pkl", ".pickle", "/.metadata")
 """Bare pickles or PyTorch's zip files. torch.distributed.checkpoint writes the last one beside its shards."""
@@ -179,7 +179,7 @@ def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> 
             tensors[name], member = _tensor(archive, top, value)
             used.add(member)
         else:
-            values[name] = text(value)
+            values[name] = exact_text(value)
     rest = {f"member {name.removeprefix(top)}": _member(archive, name) for name in members.keys() - used}
     return FileParts(tensors=tensors, values=values | rest)
 
@@ -191,7 +191,7 @@ def _pickle(file: IO[bytes]) -> FileParts:
         raise ValueError("its pickle is too long")
     _check(data)
     stream = io.BytesIO(data)
-    values = unique((name, text(value)) for name, value in flat(_Reader(stream).load()))
+    values = unique((name, exact_text(value)) for name, value in flat(_Reader(stream).load()))
     if stream.read(1):
         raise ValueError("bytes come after its pickle")
     return FileParts(tensors={}, values=values)
@@ -213,7 +213,7 @@ def _below(value: object) -> list[tuple[str, object]] | None:
     if isinstance(value, (list, tuple)):
         return [(str(number), part) for number, part in enumerate(value)]
     if isinstance(value, (set, frozenset)):
-        return [(str(number), part) for number, part in enumerate(sorted(map(text, value)))]
+        return [(str(number), part) for number, part in enumerate(sorted(map(exact_text, value)))]
     if isinstance(value, type) and issubclass(value, _Inert):
         return []
     if not isinstance(value, _Inert) or _is_tensor(value):
@@ -232,8 +232,8 @@ def _title(value: object) -> str:
 
 def _key(key: object) -> str:
     if isinstance(key, _Inert):
-        return f"[{' '.join(f'{name}={text(value)}' for name, value in flat(key))}]"
-    return key if isinstance(key, str) else f"[{text(key)}]"
+        return f"[{' '.join(f'{name}={exact_text(value)}' for name, value in flat(key))}]"
+    return key if isinstance(key, str) else f"[{exact_text(key)}]"
 
 
 def _is_tensor(value: _Inert) -> bool:
@@ -245,7 +245,9 @@ def _tensor(archive: zipfile.ZipFile, top: str, value: _Inert) -> tuple[str, str
     """Return a tensor's type, shape and digest, and the member with its bytes."""
     storage, offset, size, stride = value.arguments[0][:4]
     # torch's other flags of how to read the bytes: conjugated, negative.
-    flags = "".join(f" {name}={text(part)}" for flag in value.arguments[0][6:] for name, part in flat(flag) if name)
+    flags = "".join(
+        f" {name}={exact_text(part)}" for flag in value.arguments[0][6:] for name, part in flat(flag) if name
+    )
     assert isinstance(storage, _Storage)
     if not isinstance(offset, int) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise TypeError("not a tensor")
@@ -303,4 +305,6 @@ def _safetensors(file: IO[bytes]) -> FileParts:
         end = after
     if file.read(1):
         raise ValueError("bytes come after its tensors")
-    return FileParts(tensors=tensors, values={f"__metadata__.{name}": text(value) for name, value in metadata.items()})
+    return FileParts(
+        tensors=tensors, values={f"__metadata__.{name}": exact_text(value) for name, value in metadata.items()}
+    )

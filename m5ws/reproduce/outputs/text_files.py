@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
-from m5ws.reproduce.outputs.named_values import text as exact_text
-from m5ws.reproduce.outputs.named_values import unique
+from m5ws.reproduce.outputs.named_values import exact_text, unique
 from m5ws.reproduce.outputs.tensor_files import flat
 
 _ROWS = 10**6

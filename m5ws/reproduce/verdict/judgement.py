@@ -53,7 +53,7 @@ def judge(
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing)
     if first is not None:
-        false = cross_check.rewritten(ports.repo, replay.reproduces)
+        false = cross_check.find_rewritten(ports.repo, replay.reproduces)
         hint = hints.record_hint(false) if false else hints.find_hint(comparison, first, replay.begin)
         if hint is None and all(change.rating == "cannot" for change in changes):
             hint = hints.resume_hint(comparison.original)

@@ -96,7 +96,7 @@ def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progr
     Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
     """
     tree = _tree(repo, stored.content)
-    with fresh_directory.filled(target) as made:
+    with fresh_directory.create(target) as made:
         materialise(repo.objects, repo.locations, [tree], made, progress, read_only=False)
     return tree
 

@@ -25,7 +25,7 @@ class MergeConflict(M5Error):
     hint = "Only whole versions of this file can be exchanged between the two runs."
 
 
-def differing(name: str, old: bytes, new: bytes) -> dict[Keys, tuple[str | None, str | None]] | None:
+def differing_keys(name: str, old: bytes, new: bytes) -> dict[Keys, tuple[str | None, str | None]] | None:
     """Return the paths of values that differ, with both values as JSON (None: absent).
 
     A mapping or list that only one side has, and lists of different lengths, are one value. None if the files cannot

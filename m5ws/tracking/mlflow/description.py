@@ -16,7 +16,7 @@ _CHARACTERS = 5000
 _NOTE_CHARACTERS = 500
 
 
-def note(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
+def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
     """Return the description in Markdown. `verdicts` are those that name the run, oldest first.
 
     `joint` is its newest joint verdict.
@@ -79,7 +79,7 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
     tags = {
         "m5ws.verdict": newest.outcome,
         "m5ws.verdict.first": first(newest.first),
-        "m5ws.verdict.recheck": again(newest.recheck),
+        "m5ws.verdict.recheck": describe_recheck(newest.recheck),
     }
     replays = [one for one in verdicts if one.run == run_id]
     if replays:
@@ -107,7 +107,7 @@ def first(divergence: Divergence | None) -> str:
     return f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}{tensor}: {values}"
 
 
-def again(recheck: Recheck | None) -> str:
+def describe_recheck(recheck: Recheck | None) -> str:
     """Return the result of a second replay in one line."""
     if recheck is None:
         return "none"
@@ -129,7 +129,7 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     if verdict.first is not None:
         lines.append(f"- first difference: {first(verdict.first)}")
     if verdict.recheck is not None:
-        lines.append(f"- replayed by `{verdict.replay}`, and again by {again(verdict.recheck)}")
+        lines.append(f"- replayed by `{verdict.replay}`, and again by {describe_recheck(verdict.recheck)}")
     if verdict.explanation is not None:
         place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
         lines.append(f"- examined: {place.words if place is not None else 'no difference'}; cause: {causes}")

@@ -61,7 +61,7 @@ class RunPage:
         """Set tags, description, parameters and datasets, on the script's other runs too."""
         tags = mlflow_subject.tags(subject) | description.verdict_tags(subject.run.id, verdicts, joint) | dict(more)
         tags |= mlflow_subject.note_tags(subject) | self._lineage(subject.run)
-        text = description.note(subject, verdicts, joint)
+        text = description.describe_run(subject, verdicts, joint)
         params = mlflow_params.params(repo, subject)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)
@@ -77,7 +77,7 @@ class RunPage:
     def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
         """Set the verdicts and notes of the run, and nothing else."""
         tags = description.verdict_tags(subject.run.id, verdicts, joint) | mlflow_subject.note_tags(subject)
-        text = description.note(subject, verdicts, joint)
+        text = description.describe_run(subject, verdicts, joint)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)
             self._set(run, tags | {mlflow_subject.NOTE_TAG: description.placed(_note_of(run), text)}, {})

@@ -69,7 +69,9 @@ class StagedState:
         common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
         # Stages of a pipeline may have groups of their own.
         groups = (
-            {"groups": self.common["groups"]} if not collectives.alike(self.common["groups"], objects, group) else {}
+            {"groups": self.common["groups"]}
+            if not collectives.equal_on_all(self.common["groups"], objects, group)
+            else {}
         )
         return common, {"optimizer": own, "without": self.without, **groups}
 
@@ -83,7 +85,7 @@ def differing_replicas(
         for name, tensor in state.items()
         if not isinstance(tensor, DTensor)
     }
-    if collectives.alike(kinds, objects, group):
+    if collectives.equal_on_all(kinds, objects, group):
         return set()
     ranks = collectives.gather(kinds, group)
     return {name for name in kinds if any(rank.get(name, kinds[name]) != kinds[name] for rank in ranks)}
@@ -93,7 +95,7 @@ def _on_all(
     layouts: dict[str, dict[str, Plain]], objects: Objects, group: "torch.distributed.ProcessGroup | None"
 ) -> dict[str, dict[str, Plain]]:
     """Return the layouts of leaves on any rank; collective."""
-    if collectives.alike(layouts, objects, group):
+    if collectives.equal_on_all(layouts, objects, group):
         return layouts
     together: dict[str, dict[str, Plain]] = {kind: {} for kind in layouts}
     for rank in collectives.gather(layouts, group):

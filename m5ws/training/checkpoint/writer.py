@@ -106,7 +106,7 @@ class CheckpointWriter:
             self._abandon(step)
 
     def _left_s(self) -> float | None:
-        return self._active.stop.left_s(self._saving.deadline_s)
+        return self._active.stop.seconds_left(self._saving.deadline_s)
 
     def _abandon(self, step: int) -> None:
         self._active.notice(

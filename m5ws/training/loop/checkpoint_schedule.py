@@ -31,7 +31,7 @@ class Cadence:
         mark = StopMarker(self._folder / f"save-{self._saves}", self._world)
         if self._has_clock and time.monotonic() - self._saved_s >= 60 * self._minutes:
             mark.name(step)
-        return mark.reached(step)
+        return mark.is_reached(step)
 
     def saved(self) -> None:
         """Restart the clock after a checkpoint of this step."""

@@ -154,7 +154,7 @@ class Recorder:
             self._backend.rehearse(self._active.repo.objects, self._group)
             rehearsal.rehearse(self._objects, self._objects_state(), self._known)
             self._position(step.number)
-        stopping = self._active.stop.due(step.number)
+        stopping = self._active.stop.is_due(step.number)
         self._writer.raise_errors()
         ends = last or stopping
         if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
@@ -275,7 +275,7 @@ class Recorder:
 
     def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
         """Return the position in the data if it is equal on all ranks, and so holds for any number; collective."""
-        if collectives.alike(feed, self._active.repo.objects, self._group):
+        if collectives.equal_on_all(feed, self._active.repo.objects, self._group):
             return feed
         if self._active.rank == 0:
             self._active.notice(

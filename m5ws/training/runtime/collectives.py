@@ -60,7 +60,7 @@ def gather(value: T, group: "ProcessGroup | None") -> list[T]:
     return values  # type: ignore[return-value]
 
 
-def alike(value: Plain, objects: Objects, group: "ProcessGroup | None") -> bool:
+def equal_on_all(value: Plain, objects: Objects, group: "ProcessGroup | None") -> bool:
     """Return True if all ranks have the same plain data; collective."""
     return group is None or len(set(gather(objects.digest(codec.encode_plain(value)), group))) == 1
 

@@ -33,7 +33,7 @@ class StopMarker:
         with contextlib.suppress(FileExistsError):
             os.symlink(str(step + self._ahead), self._path)
 
-    def reached(self, step: int) -> bool:
+    def is_reached(self, step: int) -> bool:
         """Return True if a step was named, and `step` is that one or later."""
         try:
             return step >= int(os.readlink(self._path))
@@ -94,17 +94,17 @@ class StopRequest:
         """The exit status of a process that the request ended."""
         return 128 + (self._requested or signal.SIGTERM)
 
-    def left_s(self, deadline_s: float) -> float | None:
+    def seconds_left(self, deadline_s: float) -> float | None:
         """Return the seconds left of the time since the request; None if there was no request on this rank."""
         if self._requested is None:
             return None
         return max(0.0, self._requested_s + deadline_s - time.monotonic())
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return True if all ranks end after `step`, which this rank has just done."""
         if self._requested is not None:
             self._mark.name(step)
-        return self._mark.reached(step)
+        return self._mark.is_reached(step)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

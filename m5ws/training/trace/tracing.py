@@ -123,7 +123,7 @@ class _Step:
             buffers = module.named_buffers(recurse=False, remove_duplicate=False)
             own |= {f"buffer {leaf}": held for leaf, held in buffers}
             states = self._random()
-            given = values.named("input", (args, kwargs)) | values.digests(own)
+            given = values.named_digests("input", (args, kwargs)) | values.digests(own)
             self.write("enter", name, what=_description(module), given=given | states)
             self._inside.append((name, states))
 
@@ -140,7 +140,7 @@ class _Step:
             after = self._random()
             drew = tuple(key.partition(" ")[2] for key in after if before.get(key, after[key]) != after[key])
             ops = self._graph.claim(name, tree_leaves(output))
-            made = values.named("output", output)
+            made = values.named_digests("output", output)
             self.write("leave", name, what=_description(module), made=made, drew=drew, op=" ".join(dict.fromkeys(ops)))
 
         return observe

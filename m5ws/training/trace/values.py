@@ -21,7 +21,7 @@ _ROWS = 512
 """Limit of a batch's samples; samples of larger batches are not listed."""
 
 
-def named(kind: str, values: Any) -> dict[str, str]:
+def named_digests(kind: str, values: Any) -> dict[str, str]:
     """Return the digests of nested values, named by `kind` and index: `input 0`, `input 1`."""
     leaves = tree_leaves(values)
     return digests({f"{kind} {place}": leaf for place, leaf in enumerate(leaves)})

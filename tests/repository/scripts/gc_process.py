@@ -58,7 +58,7 @@ def collect(store: str, home: str, rounds: str) -> None:
     repo = repository(store)
     for _ in range(int(rounds)):
         try:
-            with execute.alone(Path(home)) as holder:
+            with execute.lock_gc(Path(home)) as holder:
                 due = execute.due(repo, 0.0)
                 plan = due.plan if due is not None else gc.plan(repo, RetentionRules(), 0.0, part_objects=5).id
                 if plan is not None:

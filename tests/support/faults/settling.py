@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from m5ws.filesystem import stamp
-from m5ws.repository.files.index import settled
+from m5ws.repository.files.index import is_settled
 from tests.support.workspace.checkouts import git
 
 _DAY_NS = 86_400 * 10**9
@@ -19,7 +19,7 @@ _DAY_NS = 86_400 * 10**9
 def settle(folder: Path) -> None:
     """Return once every file's last change is old enough for the index."""
     files = [*_files(folder)]
-    while not all(settled(stamp(path.lstat()), time.time_ns()) for path in files):
+    while not all(is_settled(stamp(path.lstat()), time.time_ns()) for path in files):
         time.sleep(0.001)
 
 

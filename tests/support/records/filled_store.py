@@ -62,7 +62,7 @@ def _plans(repo: Repository, home: Path) -> None:
     repo.objects.put(b"left by a killed writer")
     done = gc.plan(repo, RetentionRules(), _AT_ONCE_S).id
     assert done is not None
-    with execute.alone(home) as holder:
+    with execute.lock_gc(home) as holder:
         execute.execute(repo, done, holder, grace_s=0.0)
     left = repo.objects.put(b"left by another")
     planned = gc.plan(repo, RetentionRules(last=1), _AT_ONCE_S)
