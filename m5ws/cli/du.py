@@ -1,0 +1,61 @@
+"""`m5ws du`."""
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output, progress
+
+if TYPE_CHECKING:
+    from m5ws.repository.usage import RunUsage
+
+_LIMIT = 20
+
+
+@click.command("du")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="List the N runs with the most unique bytes; 0 lists all.",
+)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, limit: int, as_json: bool) -> None:
+    """List the bytes of runs.
+
+    TOTAL is the size of all objects that a run needs: its snapshot, checkpoints and output files. UNIQUE are those that
+    no other run and no snapshot needs, SHARED the others. RECORDS are its ledger, verdicts and summaries. All records
+    of the store are read.
+
+    \b
+    Example:
+      m5ws du --limit 5
+    """
+    from m5ws.repository import usage
+
+    repo = names.open_repository(names.workspace(context))
+    with progress.Bar() as bar:
+        found = usage.measure(repo, bar)
+    shown = found.runs[: limit or None]
+    if as_json:
+        rows = [{**msgspec.structs.asdict(row), "shared_bytes": row.shared_bytes} for row in shown]
+        whole = {"objects": found.objects, "size_bytes": found.size_bytes, "other_bytes": found.other_bytes}
+        return output.print_json({"runs": rows, "more": len(found.runs) - len(shown), **whole})
+    if shown:
+        heads = ("RUN", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "NAME")
+        output.echo(output.table(heads, [_row(row) for row in shown]), "")
+    if more := len(found.runs) - len(shown):
+        output.print_note(f"{more:,} runs with fewer unique bytes are not listed; `--limit 0` lists all")
+    size, other = output.size(found.size_bytes), output.size(found.other_bytes)
+    output.echo(f"{found.objects:,} objects with {size}, of which {other} are needed by no run")
+    return None
+
+
+def _row(row: "RunUsage") -> tuple[str, ...]:
+    sizes = (row.logical_bytes, row.unique_bytes, row.shared_bytes, row.record_bytes)
+    return row.run, *map(output.size, sizes), row.problem or row.name or ""
