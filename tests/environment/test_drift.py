@@ -160,7 +160,7 @@ def test_a_variable_that_is_not_there_was_not_set() -> None:
 def test_a_change_reads_as_one_line() -> None:
     line = describe(one({"threads": "1"}, {"threads": "2"}))
     assert line == (
-        "environment threads: 1 → 2 (changes bits: reductions are split by thread, so sums are taken in another order)"
+        "environment threads: 1 → 2 (changes bits: threads split reductions, which changes the order of summation)"
     )
     assert "absent → 2.27 (can change bits" in describe(one({"nccl": None}, {"nccl": "2.27"}))
     assert "\n" not in describe(Change(part="code", name="a.py", old="1", new="2", detail="--- a\n+++ b\n"))
