@@ -1,19 +1,18 @@
 """Secret detection before any byte reaches the store (promise 9).
 
 Names and contents of files are checked separately. Values are never printed: a match names the file, the line and the
-kind of secret. Rules prefer to miss a rare secret over reporting ordinary code.
+kind of secret. The kinds are in `secret_rules`.
 """
 
 import codecs
-import functools
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 
+from m5ws import secret_rules
 from m5ws.errors import M5Error
 
 SCANNED_BYTES = 1 << 20
@@ -50,89 +49,11 @@ class SecretsFound(M5Error):
         self.findings = tuple(findings)
 
 
-class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret with a known form.
-
-    If there are `keywords` (lower case), a text without any of them is not searched. The secret is the first group of
-    `pattern`, or else the whole match. `entropy` is its minimum, in bits per character.
-    """
-
-    id: str
-    pattern: str
-    keywords: tuple[str, ...]
-    what: str = ""
-    entropy: float = 0.0
-
-    def secrets(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield each secret in `data` with its position."""
-        for match in _compiled(self.pattern).finditer(data):
-            group = 1 if match.re.groups and match[1] else 0
-            if self.accepts(match[group]):
-                yield match[group], match.start(group)
-
-    def accepts(self, secret: bytes) -> bool:
-        if self.id == _PASSWORD and not _password(secret):
-            return False
-        return not _example(secret) and _entropy(secret) >= self.entropy
-
-    @property
-    def shown(self) -> str:
-        return self.what or f"a secret ({self.id})"
-
-
-class _NamedSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that is a secret because of the name before it. Both patterns must match completely."""
-
-    id: str
-    name: str
-    value: str
-    what: str = ""
-    entropy: float = 0.0
-
-    def matches(self, name: bytes, value: bytes) -> bool:
-        return (
-            _compiled(self.name).search(name) is not None
-            and _compiled(self.value).fullmatch(value) is not None
-            and _entropy(value) >= self.entropy
-        )
-
-
-class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules of secret_rules.toml.
-
-    `token` lists secrets without spaces or quotes, searched for in words. `text` lists secrets with spaces or quotes,
-    searched for in the whole file. `named` lists values that are secret because of the name before them. A value that
-    contains one of `stopwords` is readable text.
-    """
-
-    token: tuple[_Rule, ...]
-    text: tuple[_Rule, ...]
-    named: tuple[_NamedSecret, ...]
-    stopwords: str
-
-
-@functools.cache
-def _rules() -> _Rules:
-    """Return all rules. Loaded on first use: a snapshot of unchanged files reads no file."""
-    from importlib import resources
-
-    return msgspec.toml.decode((resources.files("m5ws") / "secret_rules.toml").read_bytes(), type=_Rules)
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[bytes]:
-    return re.compile(pattern.encode())
-
-
-@functools.cache
-def _stopwords() -> re.Pattern[bytes]:
-    return re.compile(b"|".join(word.encode() for word in _rules().stopwords.split()))
-
-
 _WORD = re.compile(rb"[A-Za-z0-9_.~+/-]{15,}")
 """Words that can be tokens: the shortest token has 15 bytes. Only these words, a tenth of a typical file, are
 searched.
 """
+_DIGIT = re.compile(rb"\d")
 _MIXED = re.compile(rb"[A-Z0-9]")
 """Characters in every random token and in few names."""
 _SIGNS = frozenset(b" \t\n\"'`=:,>|\\")
@@ -171,10 +92,6 @@ _TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|sche
 _ASSIGNMENT = re.compile(
     rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
-_HARMLESS = re.compile(
-    r"(?i)tokenizers?|_tokens?_per|max_tokens|keyboard|monkey|public|(?:key|token|secret|credentials?)_?(?:id|name|arn|ur[il])"
-    r"|(?:next|page|pagination|continuation|change|request|purchase|action|grant|verification|update|csrf|xsrf|sync)_?token"
-)
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
@@ -198,7 +115,7 @@ def kind_by_name(path: str) -> str | None:
 
 def named_secret(variable: str) -> bool:
     """Return True if the name of an environment variable implies a secret value."""
-    return _SECRET_NAME.search(variable.encode()) is not None and _HARMLESS.search(variable) is None
+    return _SECRET_NAME.search(variable.encode()) is not None and secret_rules.HARMLESS_NAME.search(variable) is None
 
 
 def is_environment_file(path: str) -> bool:
@@ -267,10 +184,10 @@ def _contents(data: bytes) -> Iterator[tuple[str, int]]:
         return
     if b"@" in data:
         for match in _URL_PASSWORD.finditer(data):
-            if not _PLACEHOLDER.match(match[3]) and match[2] != match[3] and _strong(match[3]):
+            if not _PLACEHOLDER.match(match[3]) and match[2] != match[3] and secret_rules.is_strong(match[3]):
                 yield (f"a password in a URL ({_show(match[1])}://…:***@…)", match.start())
         for match in _URL_TOKEN.finditer(data):
-            if match.start(1) not in seen and _strong(match[1]):
+            if match.start(1) not in seen and secret_rules.is_strong(match[1]):
                 yield f"a token in a URL ({_blot(match[1])})", match.start()
     if b"=" in data:
         for match in _URL_QUERY.finditer(data):
@@ -285,42 +202,21 @@ def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
         words.setdefault(match[0], match.start())
     joined = b"\n%b\n" % b"\n".join(filter(_MIXED.search, words))
-    for rule in _possible("token", joined):
+    for rule in secret_rules.select("token", joined):
         yield from ((rule.shown, secret, data.find(secret)) for secret, _ in rule.secrets(joined))
-    for rule in _possible("text", data):
+    for rule in secret_rules.select("text", data):
         yield from ((rule.shown, secret, at) for secret, at in rule.secrets(data))
     for word, at in words.items():
         if at and data[at - 1] in _SIGNS and _DIGIT.search(word):
             yield from _named_secrets(data, word.rstrip(b"."), at)
 
 
-def _possible(kind: Literal["token", "text"], text: bytes) -> list[_Rule]:
-    """Return the rules of a kind that have a keyword in the text."""
-    lower = text.lower()
-    present = [word for word in _keywords(kind) if word in lower]
-    wanted = {rule.id: rule for word in present for rule in _keywords(kind)[word]}
-    return [rule for rule in getattr(_rules(), kind) if not rule.keywords or rule.id in wanted]
-
-
-@functools.cache
-def _keywords(kind: str) -> dict[bytes, list[_Rule]]:
-    """Return the rules of a kind, grouped by keyword."""
-    rules = dict[bytes, list[_Rule]]()
-    for rule in getattr(_rules(), kind):
-        for word in rule.keywords:
-            rules.setdefault(word.encode(), []).append(rule)
-    return rules
-
-
 def _named_secrets(data: bytes, value: bytes, at: int) -> Iterator[tuple[str, bytes, int]]:
     """Yield the value at a position if the name before it makes it a secret."""
     name = _name_before(data[max(0, at - _BEFORE) : at])
-    if not _names().search(name) or _example(value):
-        return
-    for rule in _rules().named:
-        if rule.matches(name, value) and (rule.id != _BY_NAME_ALONE or _random(name, value)):
-            yield rule.what or f"a secret ({rule.id})", value, at
-            return
+    rule = secret_rules.select_named(name, value)
+    if rule is not None:
+        yield rule.shown, value, at
 
 
 def _name_before(text: bytes) -> bytes:
@@ -329,61 +225,6 @@ def _name_before(text: bytes) -> bytes:
     if not _SIGN.search(text, len(left)):
         return b""
     return left.rstrip(b"\"'])\\ \t")[-60:].translate(_ENDS).rpartition(b"\n")[2].lower()
-
-
-@functools.cache
-def _names() -> re.Pattern[bytes]:
-    return re.compile(b"|".join(rule.name.encode() for rule in _rules().named))
-
-
-_DIGIT = re.compile(rb"\d")
-_LETTER = re.compile(rb"[A-Za-z]")
-_CHANGES = re.compile(rb"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
-"""Random letters and digits alternate about every fourth character; readable values once or twice."""
-_IDENTIFIER = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9a-f]{16,31}")
-_READABLE = re.compile(rb"(?i)passw(?:or)?d|secret|tiger|sensitive")
-_KINDS = tuple(map(re.compile, (rb"[a-z]", rb"[A-Z]", rb"[0-9]", rb"[^A-Za-z0-9]")))
-_WELL_KNOWN = (b"eby8vdm02xnocqflquwjpllm", b"eyjhbgcioijiuzi1niisinr5cci6ikpxvcj9")
-"""Azurite's account key, and the header of a JSON web token without its content."""
-_BY_NAME_ALONE, _PASSWORD = "key-of-a-service", "password"
-"""Rules for values without a form of their own. These values must look random as well."""
-
-
-def _random(name: bytes, value: bytes) -> bool:
-    """Return True if a value can be a key: not readable text, a digest, a version or an identifier."""
-    if (
-        _HARMLESS.search(name.decode("ascii", "replace"))
-        or _IDENTIFIER.fullmatch(value)
-        or _stopwords().search(value.lower())
-    ):
-        return False
-    return len(_CHANGES.findall(value)) * 10 >= len(value)
-
-
-def _example(secret: bytes) -> bool:
-    lower = secret.lower()
-    known = (
-        lower in b"abcdefghijklmnopqrstuvwxyz0123456789" or lower.startswith(_WELL_KNOWN[0]) or lower == _WELL_KNOWN[1]
-    )
-    return known or b"example" in lower or b"xxxx" in lower
-
-
-def _strong(password: bytes) -> bool:
-    """Return True if a password in a URL can be real, not an example from documentation."""
-    mixed = len(password) >= 6 and _DIGIT.search(password) is not None and _LETTER.search(password) is not None
-    return mixed and not _READABLE.search(password) and b"," not in password
-
-
-def _password(value: bytes) -> bool:
-    """Return True if a value named a password can be one: three kinds of characters, and not a word."""
-    kinds = sum(kind.search(value) is not None for kind in _KINDS)
-    return len(value) >= 10 and kinds >= 3 and _strong(value)
-
-
-def _entropy(value: bytes) -> float:
-    """Return the Shannon entropy, in bits per character."""
-    counts = (value.count(byte) / len(value) for byte in set(value))
-    return -sum(share * math.log2(share) for share in counts)
 
 
 def _environment(path: str, data: bytes) -> Iterator[SecretMatch]:
