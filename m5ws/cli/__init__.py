@@ -61,6 +61,7 @@ COMMANDS = {
     "push": "Copy snapshots and runs to another store.",
     "pull": "Copy snapshots and runs from another store to this workspace's store.",
     "fsck": "Check the whole store and list the damage.",
+    "rm": "Remove runs.",
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
     "ui": "Open MLflow with this workspace's runs.",

@@ -110,10 +110,11 @@ def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, st
 def _run(view: "RunView") -> str:
     from m5ws.repository import lineage
 
-    run, spec, state = view.run, view.run.spec, view.state
+    run, spec, state, gone = view.run, view.run.spec, view.state, view.removal
     total = f" of {state.total_steps}" if state.total_steps else ""
     fields = {
         "name": run.name,
+        "removed": " by ".join(filter(None, (output.moment(gone.created_s), gone.author))) if gone else None,
         "state": f"{view.standing}, step {state.last_step}{total}",
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),

@@ -20,6 +20,7 @@ from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPa
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.note import Note
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.removal import Removal
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
@@ -47,6 +48,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
     ("notes/<run>/<time>-<nonce>", Note, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
+    ("removed/<run>", Removal, {}),
     ("gc/<plan>.plan", GcPlan, {}),
     ("gc/<plan>/garbage/<n>", Garbage, {}),
     ("gc/<plan>/retired/<n>", Retirements, {}),

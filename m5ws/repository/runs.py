@@ -8,7 +8,7 @@ from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, concurrency, presence, publishing, run_index
+from m5ws.repository import bindings, concurrency, presence, publishing, removals, run_index
 from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 from m5ws.repository.run_index import RunCreation, RunFacts
@@ -37,6 +37,7 @@ def publish(repo: Repository, run: Run) -> None:
 
 def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> None:
     assert run.parent is not None
+    removals.refuse_removed(repo, run.parent.run)
     began = repo.objects.begin()
     reach = ReachableObjects(repo.objects)
     reach.checkpoint(run.parent.digest)

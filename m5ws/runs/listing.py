@@ -16,10 +16,11 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.commit import CommitFacts
 from m5ws.records.environment import Observed
 from m5ws.records.note import Note, NoteOutcome
+from m5ws.records.removal import Removal
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
-from m5ws.repository import checkpoints, concurrency, lineage, notes, run_index, runs, snapshots
+from m5ws.repository import checkpoints, concurrency, lineage, notes, removals, run_index, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
@@ -127,6 +128,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     forks: tuple[RunRow, ...] = ()
     joint: JointVerdict | None = None
     notes: tuple[Note, ...] = ()
+    removal: Removal | None = None
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first one's; those without a difference are left out."""
     commit: CommitFacts | None = None
@@ -219,6 +221,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
+        removal=removals.load(repo, run_id),
         environments=attempt_environments.drift_by_attempt(repo, run_id),
     )
 

@@ -23,7 +23,7 @@ from m5ws.records.launch import Context, LaunchRequest, Saving
 from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec, Parent, Run, Trainer
 from m5ws.records.snapshot import Snapshot
-from m5ws.repository import bindings, checkpoints, runs, snapshots
+from m5ws.repository import bindings, checkpoints, removals, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
@@ -222,6 +222,7 @@ def resumed(repo: Repository, run_id: str) -> Run:
     from m5ws.runs import state
 
     run = runs.load(repo, run_id)
+    removals.refuse_removed(repo, run_id)
     if not ledger.attempts(repo, run_id):
         raise NotFound(f"run {run_id} has not started", hint="Start a new run with `m5ws run`.")
     if state.load_newest(repo, run_id).standing == "finished":

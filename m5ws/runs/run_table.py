@@ -38,15 +38,15 @@ def select(
     progress: Progress | None = None,
     now_s: float | None = None,
 ) -> RunTable:
-    """Return the newest runs that meet a condition, at most `limit`; all of them if it is 0.
+    """Return the newest runs that meet a condition, at most `limit`; all of them if it is 0. Removed ones are left out.
 
     Raises InvalidCondition if the condition cannot be understood, or has a name that no run has.
     """
     parsed = where.parse(condition) if condition is not None else None
     source = RunSource(repo, time.time() if now_s is None else now_s)
     known = source.known
-    newest = sorted(known, key=lambda run: (-known[run].created_s, run))
-    damaged = [run for run in runs.ids(repo) if run not in known]
+    newest = sorted(known.keys() - source.removed, key=lambda run: (-known[run].created_s, run))
+    damaged = [run for run in runs.ids(repo) if run not in known and run not in source.removed]
     if parsed is not None and condition is not None:
         matching, unreadable = _matching(source, parsed, condition, newest, progress)
         damaged, unreadable = [], unreadable + len(damaged)

@@ -11,7 +11,7 @@ from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.ledger import Step
 from m5ws.records.note import Note
 from m5ws.records.run import Run
-from m5ws.repository import notes, run_index, runs
+from m5ws.repository import notes, removals, run_index, runs
 from m5ws.repository.ledger import ledger, losses
 from m5ws.repository.ledger.losses import LossRange, LossTracker
 from m5ws.repository.repository import Repository
@@ -35,6 +35,7 @@ class RunSource:
         self.known: Mapping[str, RunCreation] = runs.facts(repo, self.index)
         self.reader = ParameterReader(repo)
         self.annotated = notes.annotated_runs(repo)
+        self.removed = removals.removed_runs(repo)
 
 
 class RunValues:

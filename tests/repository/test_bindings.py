@@ -22,7 +22,7 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce import refusals
 from m5ws.runs import history
 from tests.support.gc import referenced
-from tests.support.gc.referenced import DIVERGED, EQUAL, OTHER, A, B, World
+from tests.support.gc.referenced import DIVERGED, EQUAL, GONE, OTHER, A, B, World
 from tests.support.stores.counting_store import CountingStore
 from tests.support.workspace import command_line
 
@@ -97,6 +97,8 @@ def _of_checkpoint(world: World, key: str) -> Commands:
 def _of_run(world: World, key: str) -> Commands:
     run = key.split("/")[1]
     verbs: Commands = [("show", run), ("diff", run, A if run != A else B), ("gc", "--dry-run")]
+    if run in GONE:  # Neither resumed nor copied, whatever its record contains.
+        return verbs
     verbs += [("run", "--resume", run, "--dry-run"), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
     return [*verbs, ("attest", run)]
 
@@ -137,6 +139,11 @@ def _of_note(world: World, key: str) -> Commands:
     return [("show", run), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
 
 
+def _of_removal(world: World, key: str) -> Commands:
+    run = key.split("/")[1]
+    return [("show", run), ("push", run, "--to", str(world.root / "out"), "--dry-run"), ("gc", "--dry-run")]
+
+
 def _of_pin(world: World, key: str) -> Commands:
     return [("gc", "--dry-run"), ("push", key.split("/")[1], "--to", str(world.root / "out"), "--dry-run")]
 
@@ -165,6 +172,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "runs/<run>/joint/<time>-<nonce>": _of_joint,
     "notes/<run>/<time>-<nonce>": _of_note,
     "pins/<run>/<step>-<attempt>": _of_pin,
+    "removed/<run>": _of_removal,
     "gc/<plan>.plan": _of_plan,
     "gc/<plan>/garbage/<n>": _of_plan,
     "gc/<plan>/retired/<n>": _of_plan,

@@ -14,6 +14,7 @@ from m5ws.workspace import Workspace, find
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
+    from m5ws.repository.run_index import RunCreation
 
 Kind = Literal["snapshot", "run"]
 _BOTH: tuple[Kind, ...] = ("snapshot", "run")
@@ -49,19 +50,24 @@ class Id(click.ParamType[str]):
         self.kinds = kinds
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.repository import runs, snapshots
+        from m5ws.repository import removals, runs, snapshots
 
         try:
             repo = workspace(ctx).repository()
             items = []
             if "run" in self.kinds:
-                records = sorted((runs.load(repo, name) for name in runs.ids(repo)), key=lambda run: -run.created_s)
-                items += [CompletionItem(run.id, help=f"run {run.name or run.purpose}") for run in records]
+                known, removed = runs.facts(repo), removals.removed_runs(repo)
+                newest = sorted(known.keys() - removed, key=lambda run: -known[run].created_s)
+                items += [CompletionItem(run, help=_described(known[run])) for run in newest]
             if "snapshot" in self.kinds:
                 items += [CompletionItem(name[:12], help="snapshot") for name in snapshots.ids(repo)]
         except M5Error:
             return []
         return [item for item in items if item.value.startswith(incomplete.lower())]
+
+
+def _described(run: "RunCreation") -> str:
+    return f"run {run.name or ('reproduce' if run.reproduces else 'train')}"
 
 
 class CheckpointName(click.ParamType[str]):

@@ -31,15 +31,21 @@ def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: 
 
 
 def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
-    """Return the snapshots and runs to copy. Raises UsageError, NotFound, AmbiguousId."""
+    """Return the snapshots and runs to copy, with --all no removed runs. Raises UsageError, NotFound, AmbiguousId."""
     from m5ws.repository import ids as refs
-    from m5ws.repository import runs, snapshots
+    from m5ws.repository import removals, runs, snapshots
 
     if bool(ids) == everything:
         raise UsageError("--all cannot be combined with ids" if ids else "nothing to copy: give ids, or --all")
     if not everything:
-        return [refs.resolve(source, given) for given in ids]
-    return [("snapshot", name) for name in snapshots.ids(source)] + [("run", name) for name in runs.ids(source)]
+        wanted = [refs.resolve(source, given) for given in ids]
+        for kind, name in wanted:
+            if kind == "run":
+                removals.refuse_removed(source, name)
+        return wanted
+    removed = removals.removed_runs(source)
+    present = [("run", name) for name in runs.ids(source) if name not in removed]
+    return [("snapshot", name) for name in snapshots.ids(source)] + present
 
 
 def copy(

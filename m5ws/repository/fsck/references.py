@@ -15,13 +15,14 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.note import Note
 from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.removal import Removal
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, checkpoints, notes, outputs, run_index, runs
+from m5ws.repository import bindings, checkpoints, notes, outputs, removals, run_index, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import packings, trees
@@ -69,6 +70,7 @@ class References:
         self._ends: dict[tuple[str, int], tuple[AttemptEnd, ...]] = {}
         self._indexed: dict[str, list[str]] = {}
         self._unknown: set[tuple[str, str]] = set()
+        self._removed: frozenset[str] = frozenset()
         self._garbage: list[tuple[str, str, PlanPart]] = []
         self.damage: list[Damage] = []
         self.checkpoints: list[tuple[str, str, Digest, str]] = []
@@ -87,6 +89,8 @@ class References:
         jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         jobs += [partial(self._run, run) for run in self.runs]
         jobs += [partial(self._notes, run) for run in names(notes.PREFIX)]
+        self._removed = removals.removed_runs(self._repo)
+        jobs += [partial(self._removal, run) for run in self._removed]
         jobs += [partial(self._pins, run) for run in names(checkpoints.PINS)]
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
@@ -116,7 +120,7 @@ class References:
                 self._hold(where, partial(bindings.check_part, where, part, head))
 
         for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
-            if self._repo.store.stat(belongs) is None:
+            if belongs.split("/")[1] not in self._removed and self._repo.store.stat(belongs) is None:
                 self._add(
                     "missing", belongs, "the ledger names it, but it does not exist", f"run {belongs.split('/')[1]}"
                 )
@@ -221,6 +225,11 @@ class References:
             self._add("dangling", f"{notes.PREFIX}{run_id}", f"run {run_id} does not exist")
         for name in self._repo.store.names(notes.prefix(run_id)):
             self._decode(f"{notes.prefix(run_id)}{name}", Note, f"run {run_id}")
+
+    def _removal(self, run_id: str) -> None:
+        if run_id not in self.runs:
+            self._add("dangling", f"{removals.PREFIX}{run_id}", f"run {run_id} does not exist")
+        self._decode(f"{removals.PREFIX}{run_id}", Removal, f"run {run_id}")
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

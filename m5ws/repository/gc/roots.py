@@ -1,5 +1,7 @@
 """Everything that must stay: every snapshot, run and kept checkpoint, and all objects reachable from them.
 
+Of a removed run, checkpoints and output files need not stay.
+
 An unreadable root raises an error: nothing may be deleted while the needed objects are unknown.
 """
 
@@ -18,7 +20,7 @@ from m5ws.records.gc import RetentionRules, RetiredReference
 from m5ws.records.ledger import AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, checkpoints, outputs, runs, snapshots
+from m5ws.repository import bindings, checkpoints, outputs, removals, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.reach import ReachableObjects
@@ -71,10 +73,15 @@ def read(
         records = list(each("reading runs", runs.ids(repo), partial(runs.load, repo)))
         judged = records if rules.retire else []
         evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
-        origins = _origins(judged)
+        origins = _origins(records)
+        removed = set(removals.removed_runs(repo))
+        _drain(each("reading removals", sorted(removed), partial(_removal, repo)))
 
         def of_run(run: Run) -> list[RetiredReference]:
-            return _run(repo, reach, run, rules, evidence.get(run.id, set()), origins.get(run.id, set()), may_retire)
+            kept = origins.get(run.id, set())
+            if run.id in removed:
+                return _removed_run(repo, reach, run, kept, may_retire)
+            return _run(repo, reach, run, rules, evidence.get(run.id, set()), kept, may_retire)
 
         for references in each("reading ledgers", records, of_run):
             retired += references
@@ -108,6 +115,35 @@ def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> No
     reach.snapshot(snapshot)
 
 
+def _removal(repo: Repository, run: str) -> None:
+    """Read the record of a removal, so that a damaged one stops gc. Raises CorruptObject, Misplaced."""
+    removals.load(repo, run)
+
+
+def _removed_run(
+    repo: Repository, reach: ReachableObjects, record: Run, origins: set[str], may_retire: MayRetire
+) -> list[RetiredReference]:
+    """Add a removed run, and return its checkpoints and output files, which are retired.
+
+    Those that a fork starts from, an attempt in progress resumed from, or a pin keeps are added instead.
+    """
+    _own(repo, reach, record)
+    run = record.id
+    retired = _outputs(repo, reach, run, may_retire, everything=True)
+    kept = _attempts(repo, reach, run) | origins | set(checkpoints.kept(repo, run))
+    stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
+    references = list(_references(repo, run))
+    past = {label for one in references if (label := one.checkpoint) is not None} - kept
+    return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
+
+
+def _own(repo: Repository, reach: ReachableObjects, record: Run) -> None:
+    """Add a run's snapshot, and the checkpoint that it starts from."""
+    reach.snapshot(record.snapshot)
+    if (parent := record.parent) is not None:
+        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{record.id}/run")
+
+
 def _run(
     repo: Repository,
     reach: ReachableObjects,
@@ -118,10 +154,8 @@ def _run(
     may_retire: MayRetire,
 ) -> list[RetiredReference]:
     """Add a run and its checkpoints, and return the retired ones instead. Forks start from those in `origins`."""
-    reach.snapshot(record.snapshot)
-    run, parent = record.id, record.parent
-    if parent is not None:
-        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
+    _own(repo, reach, record)
+    run = record.id
     retired = _outputs(repo, reach, run, may_retire)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
@@ -130,8 +164,10 @@ def _run(
     return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 
-def _outputs(repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire) -> list[RetiredReference]:
-    """Add a run's output files, and return the retired copies instead."""
+def _outputs(
+    repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire, *, everything: bool = False
+) -> list[RetiredReference]:
+    """Add a run's output files, and return the retired copies instead; of a removed run, `everything` is retired."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
     labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
     references = []
@@ -142,7 +178,9 @@ def _outputs(repo: Repository, reach: ReachableObjects, run: str, may_retire: Ma
             )
         except NotFound:
             continue  # Retired by another gc since the listing.
-    return _sorted_out(repo, reach, references, set(outputs.superseded(labels)), stats, may_retire)
+    return _sorted_out(
+        repo, reach, references, set(labels if everything else outputs.superseded(labels)), stats, may_retire
+    )
 
 
 def _sorted_out(

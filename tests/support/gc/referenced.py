@@ -22,9 +22,10 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
+from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
-from m5ws.repository import bindings, checkpoints, notes, outputs, reindex, runs
+from m5ws.repository import bindings, checkpoints, notes, outputs, reindex, removals, runs
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.gc import gc
@@ -37,6 +38,8 @@ FORMAT = Path(__file__).parents[3] / "docs" / "format.md"
 A, B = "a" * 12, "b" * 12
 EQUAL, DIVERGED, OTHER = "c" * 12, "d" * 12, "e" * 12
 """Two replays of A, and one of B."""
+GONE = ("8" * 12, "9" * 12)
+"""Two removed runs without attempts."""
 SPEC = LaunchSpec(command=("train.py",), trainer="python", outputs=("out",))
 
 
@@ -130,6 +133,9 @@ def _fill(repo: Repository, root: Path) -> None:
             notes.publish(repo, Note(run=name, text=f"at {when}", created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
+    for number, name in enumerate(GONE):
+        planted.run(repo, name, runs.load(repo, A).snapshot, spec=SPEC, created_s=float(number))
+        removals.publish(repo, Removal(run=name, created_s=3.0))
     reindex.fill(repo)
 
 

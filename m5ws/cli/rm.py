@@ -1,0 +1,44 @@
+"""`m5ws rm`."""
+
+import click
+
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import output
+
+
+@click.command("rm")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run",)))
+@click.option("--dry-run", is_flag=True, help="Print the runs that would be removed; remove nothing.")
+@click.option("--lost", is_flag=True, help="Remove runs whose newest attempt has no end, such as after a lost machine.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: bool, as_json: bool) -> None:
+    """Remove runs.
+
+    `m5ws ls` leaves removed runs out, and they cannot be resumed, forked or copied. `m5ws gc` deletes their checkpoints
+    and output files, when these are old enough (--older-than). Their records, ledgers, verdicts and notes stay, and
+    `m5ws show` shows them. A removal is final.
+
+    A run is not removed while others rest on it: forks, replays, verdicts, or a checkpoint that is kept. The error
+    names them. Either all RUNs are removed, or none.
+
+    \b
+    Examples:
+      m5ws rm 7c1d --dry-run
+      m5ws rm 7c1d 9a04
+    """
+    from m5ws.runs import removal
+
+    here = names.workspace(context)
+    repo = names.open_repository(here)
+    planned = removal.plan(repo, [names.find_id(repo, run, "run") for run in runs], lost=lost)
+    if not dry_run:
+        removal.remove(repo, planned, here.author())
+    if as_json:
+        return output.print_json({"removed": planned, "dry_run": dry_run})
+    rows = [(one.run, str(one.checkpoints), str(one.outputs), one.name or "") for one in planned]
+    output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "NAME"), rows))
+    output.print_note(
+        "dry run: nothing was removed" if dry_run else "removed; `m5ws gc` deletes their checkpoints and output files"
+    )
+    return None
