@@ -44,6 +44,17 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
+def shrink(workspace: Path) -> None:
+    """Make the model of a workspace one that a test has time for."""
+    config = workspace / "config.yaml"
+    small = {"vocabulary": 400, "length": 32, "layers": 2, "width": 32, "steps": 6, "checkpoint_every": 3}
+    lines = [
+        f"{key}: {small[key]}" if (key := line.partition(":")[0]) in small else line
+        for line in config.read_text().splitlines()
+    ]
+    config.write_text("\n".join(lines) + "\n")
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a workspace from a template, with a model that a test has time for."""
@@ -51,13 +62,7 @@ def workspace(tmp_path: Path) -> Callable[[str], Path]:
     def make(template: str) -> Path:
         root = tmp_path / template
         init.apply(init.plan(root, template, TEMPLATES))
-        config = root / "config.yaml"
-        small = {"vocabulary": 400, "length": 32, "layers": 2, "width": 32, "steps": 6, "checkpoint_every": 3}
-        lines = [
-            f"{key}: {small[key]}" if (key := line.partition(":")[0]) in small else line
-            for line in config.read_text().splitlines()
-        ]
-        config.write_text("\n".join(lines) + "\n")
+        shrink(root)
         return root
 
     return make

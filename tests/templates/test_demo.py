@@ -1,5 +1,6 @@
 """The demo: commands that can be typed, planned before any is run."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import pytest
 
 from m5ws.errors import UsageError
 from m5ws.projects import demo
+from tests.support.ranks.forks import ForkParents
+from tests.support.workspace import checkouts, command_line
+from tests.templates.conftest import shrink
 
 
 def test_everything_is_a_command_that_can_be_typed(tmp_path: Path) -> None:
@@ -66,6 +70,41 @@ def test_a_command_that_ends_otherwise_ends_the_demo(tmp_path: Path) -> None:
     with pytest.raises(demo.DemoFailed, match="status 3, not 1"):
         demo.execute(demo.DemoPlan(options=options, commands=(good, uses, bad), path=None), shown.append)
     assert shown[:4] == [f"$ cd {tmp_path}", f"$ {good.typed(tmp_path, {})[0]}", "made id-7", "more"]
+
+
+@pytest.mark.long
+def test_the_demo_works_inside_another_git_repository(
+    tmp_path: Path, text: Path, fork_parents: ForkParents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = tmp_path / "outer"
+    checkouts.write(outer, {"outer.py": "a = 1\n", ".gitignore": "*.yaml\nmodel.py\n"})
+    checkouts.commit_all(outer)
+    root = outer / "below" / "demo"
+    workspace = root / "gpt-fsdp"
+    planned = demo.plan(demo.DemoOptions(directory=root, templates=("gpt-fsdp",), text=text))
+    root.mkdir(parents=True)
+    ids: dict[str, str] = {}
+    outputs = []
+    with command_line.forked_ranks(fork_parents):
+        for command in planned.commands:
+            monkeypatch.chdir(command.directory)
+            argv = [ids.get(word.strip("{}"), word) for word in command.argv]
+            if argv[0] == "python":
+                subprocess.run((sys.executable, *argv[1:]), check=True)
+                continue
+            done = command_line.call(*argv[1:])
+            assert done.returncode == command.expect, done.stdout + done.stderr
+            outputs.append(done.stdout)
+            if command.keeps:
+                ids[command.keeps] = done.stdout.splitlines()[0].split()[-1]
+            if argv[1] == "init":
+                shrink(workspace)
+                with (workspace / "m5ws.toml").open("a") as settings:
+                    settings.write("enabled = false\n")  # [mlflow] is the last section.
+    assert "REPRODUCED" in outputs[3] and "DIVERGED" in outputs[4]
+    shown = json.loads(command_line.call("show", ids["snapshot"], "--json").stdout)
+    assert shown["snapshot"]["code"]["commit"] == checkouts.git(workspace, "rev-parse", "HEAD")
+    assert checkouts.git(outer, "status", "--porcelain").split() == ["??", "below/"]
 
 
 @pytest.mark.soak
