@@ -256,17 +256,17 @@ class Workspace:
             variable_names=self.settings.environment.variables,
             cache=str(self._user_cache / "machine"),
         )
-        folder, launcher, here = self.environments_dir, local.LocalLauncher, self.observer()
+        folder, launcher, observer = self.environments_dir, local.LocalLauncher, self.observer()
         if not containers:
             from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
 
-            return VirtualEnvironments(folder, self.environment, launcher, here, orders)
+            return VirtualEnvironments(folder, self.environment, launcher, observer, orders)
         from m5ws.environment.rebuild.containers import Containers
 
         url = self.store_url
         stores = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
         copies = [self.cache_dir] if self.cache_dir is not None else []
-        return Containers(folder, (self.home, *stores, *copies), self.environment, launcher, here, orders)
+        return Containers(folder, (self.home, *stores, *copies), self.environment, launcher, observer, orders)
 
     def launcher(self) -> Launcher:
         from m5ws.launch import local
@@ -302,12 +302,12 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
 
     Raises NotFound if there is none, ConfigError (with file and line) for an error in the file.
     """
-    here = start.absolute()
-    if not here.is_dir():
+    folder = start.absolute()
+    if not folder.is_dir():
         raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
-    root = place.nearest(os.fspath(here))
+    root = place.nearest(os.fspath(folder))
     if root is None:
-        raise NotFound(f"no {place.FILE} in {here} or above it", hint="`m5ws init` creates a workspace here.")
+        raise NotFound(f"no {place.FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
     return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
 
 

@@ -182,14 +182,14 @@ def execute(
 def _without_control(task: BisectTask, hybrids: HybridRuns, control: Trial) -> BisectReport:
     """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
     good = task.setup.good.id
-    here = hybrids.drift_since(task.setup.good)
+    changes = hybrids.drift_since(task.setup.good)
     reason = f"run {good} cannot be replayed here, so nothing can be compared: its replay {control.reason}"
     if control.answer == "differs":
         reason = (
             f"run {good}, replayed here without changes, differs from its record: the environment changes bits, or an "
             f"operation is nondeterministic. `m5ws reproduce {good}` shows more. A bisection needs an equal replay"
         )
-    return _report(task, hybrids, "not comparable", reason, here=here)
+    return _report(task, hybrids, "not comparable", reason, here=changes)
 
 
 def _explained(task: BisectTask, hybrids: HybridRuns, causes: Sequence[frozenset[InputDifference]]) -> BisectReport:

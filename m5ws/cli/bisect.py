@@ -69,21 +69,21 @@ def command(
     from m5ws.bisect import bisect
     from m5ws.repository import ids
 
-    here = names.workspace(context)
-    repo = names.open_repository(here)
-    ports = here.ports(repo)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
+    ports = workspace.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
     task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
     if dry_run:
         output.print_json(task.plan) if as_json else output.echo(plan_text(task.plan))
         return
-    report = _executed(here, ports, task, max_runs, rebuild=environments is not None, shown=not no_progress)
+    report = _executed(workspace, ports, task, max_runs, rebuild=environments is not None, shown=not no_progress)
     output.print_json(report) if as_json else output.echo(format_report(report))
     context.exit(report.exit_code)
 
 
 def _executed(
-    here: "Workspace", ports: "Ports", task: "BisectTask", max_runs: int, *, rebuild: bool, shown: bool
+    workspace: "Workspace", ports: "Ports", task: "BisectTask", max_runs: int, *, rebuild: bool, shown: bool
 ) -> "BisectReport":
     """Run hybrids, and print each set that is tried and its result. Steps are printed if `shown`."""
     from m5ws.bisect import bisect
@@ -104,10 +104,12 @@ def _executed(
     with interrupt.on_signals(), RunProgress(enabled=shown) as progress:
 
         def rebuilt(recipe: "Recipe") -> "Ports":
-            return environment.made(here, ports, recipe, progress.prepare)
+            return environment.made(workspace, ports, recipe, progress.prepare)
 
         told_of = TrialListeners(begin=begin, on_trial=report, watch=progress.watch, prepare=progress.prepare)
-        return bisect.execute(ports, task, here.home, here.root, max_runs, told_of, rebuilt if rebuild else None)
+        return bisect.execute(
+            ports, task, workspace.home, workspace.root, max_runs, told_of, rebuilt if rebuild else None
+        )
 
 
 def plan_text(plan: "BisectPlan") -> str:
@@ -187,7 +189,7 @@ def _answer(trial: "Trial") -> str:
 def _untried(untried: "Sequence[ExcludedDifference]") -> list[str]:
     from m5ws.environment import drift
 
-    lines = [f"  {drift.title(one.change)}: {one.why}" for one in untried]
+    lines = [f"  {drift.title(excluded.change)}: {excluded.why}" for excluded in untried]
     return ["", "not tried:", *lines] if lines else []
 
 

@@ -77,29 +77,29 @@ def command(
     from m5ws.reproduce import certify, reproduce
     from m5ws.runs import run as runs
 
-    here = names.workspace(context)
-    repo = names.open_repository(here, create=True)
-    pinned = start(here, repo, snapshot, overrides, None)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace, create=True)
+    pinned = start(workspace, repo, snapshot, overrides, None)
     options = run_source.taken_over(
-        repo, here.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc), lambda: pinned
+        repo, workspace.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc), lambda: pinned
     )
-    launch = runs.spec(here.settings.run, options)
-    ports = here.ports(repo)
+    launch = runs.spec(workspace.settings.run, options)
+    ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
-    _train(here, ports, whole, progress=not no_progress)
+    _train(workspace, ports, whole, progress=not no_progress)
     wanted = certify.restores(repo, whole.id, restores, sample_seed)
     output.print_note(f"restoring it after {len(wanted)} of its steps")
     request = reproduce.ReplayRequest(original=whole.id, env="ignore")
-    found = certify.certificate(repo, whole.id, segments.replay(here, ports, request, wanted, parallel).verdicts)
-    output.print_json(found) if as_json else output.echo(format_certificate(found))
-    context.exit(found.exit_code)
+    joint = certify.certificate(repo, whole.id, segments.replay(workspace, ports, request, wanted, parallel).verdicts)
+    output.print_json(joint) if as_json else output.echo(format_certificate(joint))
+    context.exit(joint.exit_code)
 
 
-def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
+def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
     """Run the uninterrupted training. Raises NothingToCertify."""
     from m5ws.runs import run, supervise
 
-    plan = run.plan(ports.repo, whole, here.home, here.root, ports.environment, ports.tracker)
+    plan = run.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
     output.print_note(f"training {whole.spec.nproc} ranks for {plan.context.until} steps, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
@@ -110,17 +110,23 @@ def _train(here: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -
         )
 
 
-def format_certificate(found: "Certificate") -> str:
+def format_certificate(certificate: "Certificate") -> str:
     """Return a certificate for people: the result, then the versions, then each restore."""
-    title = "CERTIFIED" if found.outcome == "reproduced" else "NOT CERTIFIED"
-    lines = [f"{title}: run {found.run}", f"  {found.reason}", "", output.fields(found.what, "  "), ""]
+    title = "CERTIFIED" if certificate.outcome == "reproduced" else "NOT CERTIFIED"
+    lines = [
+        f"{title}: run {certificate.run}",
+        f"  {certificate.reason}",
+        "",
+        output.fields(certificate.what, "  "),
+        "",
+    ]
     rows = [
-        (str(one.segment.first), "equal" if one.outcome == "sampled" else one.outcome, one.replay)
-        for one in found.verdicts
-        if one.segment is not None
+        (str(restore.segment.first), "equal" if restore.outcome == "sampled" else restore.outcome, restore.replay)
+        for restore in certificate.verdicts
+        if restore.segment is not None
     ]
     lines.append(output.table(("restored after step", "result", "replayed as"), rows))
-    for one in found.verdicts:
-        if one.outcome != "sampled":
-            lines += ["", verdict.format_verdict(one)]
+    for restore in certificate.verdicts:
+        if restore.outcome != "sampled":
+            lines += ["", verdict.format_verdict(restore)]
     return "\n".join(lines)

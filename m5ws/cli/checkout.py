@@ -27,8 +27,8 @@ def command(context: click.Context, snapshot: str, directory: Path, as_json: boo
     from m5ws.repository.files import materialise, trees
 
     repo = names.workspace(context).repository()
-    kind, found = ids.resolve(repo, snapshot)
-    snapshot_id = runs.load(repo, found).snapshot if kind == "run" else found
+    kind, record_id = ids.resolve(repo, snapshot)
+    snapshot_id = runs.load(repo, record_id).snapshot if kind == "run" else record_id
     parts = [
         trees.located(repo.objects, repo.locations, tree) for tree in snapshots.load(repo, snapshot_id).trees.values()
     ]

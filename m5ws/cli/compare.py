@@ -46,9 +46,9 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
     if page is not None:
         pages.refuse_other_file(page)
     repo = names.open_repository(names.workspace(context))
-    found = [names.find_id(repo, run, "run") for run in runs]
+    run_ids = [names.find_id(repo, run, "run") for run in runs]
     with progress.Bar() as bar:
-        compared, drawn = comparison.compare(repo, found, bar)
+        compared, drawn = comparison.compare(repo, run_ids, bar)
     if page is not None:
         pages.write(page, comparison_page.build(compared, drawn))
         output.print_note(f"wrote {page}")
@@ -82,20 +82,20 @@ def _lowest(run: "ComparedRun") -> str:
 
 def _inputs(compared: "RunComparison") -> list[str]:
     """Return the changed inputs as lines: each value with the numbers of the runs that have it."""
-    shown = [one for one in compared.inputs if one.rating != "cannot"]
+    shown = [row for row in compared.inputs if row.rating != "cannot"]
     lines = ["no input that can change bits differs"]
     if shown:
-        lines = [output.table(("INPUT", "VALUES, WITH THE NUMBERS OF THEIR RUNS"), [_input(one) for one in shown])]
+        lines = [output.table(("INPUT", "VALUES, WITH THE NUMBERS OF THEIR RUNS"), [_input(row) for row in shown])]
     if compared.harmless:
         lines.append(f"{compared.harmless} differences that cannot change bits (--json lists them)")
     return lines
 
 
-def _input(one: "Input") -> tuple[str, str]:
+def _input(row: "Input") -> tuple[str, str]:
     by_value: dict[str | None, list[str]] = {}
-    for number, value in enumerate(one.values, 1):
+    for number, value in enumerate(row.values, 1):
         by_value.setdefault(value, []).append(str(number))
-    return one.label, "; ".join(f"{_cut(value)} in {' '.join(numbers)}" for value, numbers in by_value.items())
+    return row.label, "; ".join(f"{_cut(value)} in {' '.join(numbers)}" for value, numbers in by_value.items())
 
 
 def _cut(value: str | None) -> str:

@@ -37,7 +37,7 @@ def load_planned(path: Path) -> Run:
     return codec.decode(path.read_bytes(), Run, str(path))
 
 
-def start(here: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
+def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
     `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
@@ -56,7 +56,7 @@ def start(here: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequenc
         begin = log.tell()
         # -P: the current directory may contain a folder named m5ws.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "m5ws", "-C", str(here.root), "run", *arguments],
+            [sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root), "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

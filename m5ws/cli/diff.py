@@ -29,24 +29,24 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     from m5ws.environment import attempt_environments
     from m5ws.repository import ids, runs
 
-    here = names.workspace(context)
-    repo = names.open_repository(here)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
     (kind_a, id_a), (kind_b, id_b) = ids.resolve(repo, a), ids.resolve(repo, b)
     if kind_a == kind_b == "run":
-        found = diff.between_runs(repo, id_a, id_b)
+        differences = diff.between_runs(repo, id_a, id_b)
     else:
         snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
         snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
-        found = diff.between_snapshots(repo, snapshot_a, snapshot_b)
-    found = commit_history.detailed(found, here.history())
+        differences = diff.between_snapshots(repo, snapshot_a, snapshot_b)
+    differences = commit_history.detailed(differences, workspace.history())
     within = {
         run: attempt_environments.drift_by_attempt(repo, run)
         for run in dict.fromkeys((id_a, id_b))
         if kind_a == kind_b == "run"
     }
     if as_json:
-        return output.print_json({"a": id_a, "b": id_b, "changes": found, "attempts": within})
-    output.echo(*change_text.lines(found, brief=brief))
+        return output.print_json({"a": id_a, "b": id_b, "changes": differences, "attempts": within})
+    output.echo(*change_text.lines(differences, brief=brief))
     for run, attempts in within.items():
         for attempt, changes in attempts.items():
             output.echo(

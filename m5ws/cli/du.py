@@ -40,19 +40,19 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
 
     repo = names.open_repository(names.workspace(context))
     with progress.Bar() as bar:
-        found = usage.measure(repo, bar)
-    shown = found.runs[: limit or None]
+        usages = usage.measure(repo, bar)
+    shown = usages.runs[: limit or None]
     if as_json:
         rows = [{**msgspec.structs.asdict(row), "shared_bytes": row.shared_bytes} for row in shown]
-        whole = {"objects": found.objects, "size_bytes": found.size_bytes, "other_bytes": found.other_bytes}
-        return output.print_json({"runs": rows, "more": len(found.runs) - len(shown), **whole})
+        whole = {"objects": usages.objects, "size_bytes": usages.size_bytes, "other_bytes": usages.other_bytes}
+        return output.print_json({"runs": rows, "more": len(usages.runs) - len(shown), **whole})
     if shown:
         heads = ("RUN", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "NAME")
         output.echo(output.table(heads, [_row(row) for row in shown]), "")
-    if more := len(found.runs) - len(shown):
+    if more := len(usages.runs) - len(shown):
         output.print_note(f"{more:,} runs with fewer unique bytes are not listed; `--limit 0` lists all")
-    size, other = output.size(found.size_bytes), output.size(found.other_bytes)
-    output.echo(f"{found.objects:,} objects with {size}, of which {other} are needed by no run")
+    size, other = output.size(usages.size_bytes), output.size(usages.other_bytes)
+    output.echo(f"{usages.objects:,} objects with {size}, of which {other} are needed by no run")
     return None
 
 

@@ -42,7 +42,7 @@ def policy(given: Sequence[str]) -> Policy:
     return cast(Policy, policies[0]) if policies else "fail"
 
 
-def ports(here: "Workspace", given: "Ports", env: Sequence[str], run: str, snapshot: str | None) -> "Ports":
+def ports(workspace: "Workspace", given: "Ports", env: Sequence[str], run: str, snapshot: str | None) -> "Ports":
     """Return the ports for a replay of `run`: the given ones, or those of a rebuilt environment with `--env rebuild`.
 
     Raises M5Error if the environment cannot be rebuilt, before the replay starts.
@@ -53,20 +53,20 @@ def ports(here: "Workspace", given: "Ports", env: Sequence[str], run: str, snaps
     from m5ws.environment.rebuild import rebuild
 
     recipe = rebuild.recipe(given.repo, run, snapshot)
-    if recipe.image is not None and here.inside(recipe.image):
+    if recipe.image is not None and workspace.inside(recipe.image):
         output.print_note(f"environment: already in a container of {recipe.image}")
         return given
     with Bar() as bar:
-        return made(here, given, recipe, bar, same_patch=policy(env) == "fail")
+        return made(workspace, given, recipe, bar, same_patch=policy(env) == "fail")
 
 
 def made(
-    here: "Workspace", given: "Ports", recipe: "Recipe", progress: "Progress", *, same_patch: bool = True
+    workspace: "Workspace", given: "Ports", recipe: "Recipe", progress: "Progress", *, same_patch: bool = True
 ) -> "Ports":
     """Return the ports of a recipe's environment, which is built unless it exists. Raises M5Error."""
     from m5ws.environment.rebuild import rebuild
 
-    there = here.environments(containers=recipe.image is not None).build(
+    there = workspace.environments(containers=recipe.image is not None).build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
     )
     output.print_note(f"environment: rebuilt, {recipe.image or there.python}")
@@ -80,12 +80,12 @@ def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str]) -> None:
     from m5ws.runs import environment_check
 
     wanted = policy(env)
-    found = environment_check.differences(given, plan) if wanted != "ignore" else ()
-    if found:
+    changes = environment_check.differences(given, plan) if wanted != "ignore" else ()
+    if changes:
         output.print_note("environment: differs from the one that the run requires")
-        output.print_note(_table(found, "required"))
+        output.print_note(_table(changes, "required"))
     if wanted == "fail":
-        environment_check.refuse(found)
+        environment_check.refuse(changes)
 
 
 def announce(drifted: "tuple[Change, ...]") -> None:

@@ -39,12 +39,12 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
     from m5ws.repository.fsck import fsck
     from m5ws.snapshot import rehash
 
-    here = names.workspace(context)
+    workspace = names.workspace(context)
     # Check the store itself, not this machine's cache of it.
-    repo = here.repository(near=False)
+    repo = workspace.repository(near=False)
     with progress.Bar() as bar:
         report = fsck.check(repo, bar, read_data=read_data)
-        files = rehash.read(repo.objects, here.index_path, bar)
+        files = rehash.read(repo.objects, workspace.index_path, bar)
     if as_json:
         output.print_json({**msgspec.structs.asdict(report), "workspace": files})
     else:

@@ -77,23 +77,23 @@ def command(
         raise click.UsageError("--take-over requires --execute PLAN", context)
     if dry_run and wanted:
         raise click.UsageError("--dry-run cannot be combined with --execute", context)
-    here = names.workspace(context)
-    repo = here.repository() if dry_run else names.open_repository(here)
-    if not dry_run and _went_on(here, repo, grace, wanted, take_over, as_json):
+    workspace = names.workspace(context)
+    repo = workspace.repository() if dry_run else names.open_repository(workspace)
+    if not dry_run and _went_on(workspace, repo, grace, wanted, take_over, as_json):
         return
-    planned = _plan(here, repo, older_than, dry_run)
+    planned = _plan(workspace, repo, older_than, dry_run)
     if as_json:
         output.print_json({"plan": planned.id, "state": "planned" if planned.id else "nothing", "would": planned.plan})
     else:
         output.echo(_planned(planned, grace))
 
 
-def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "DeletionPlan":
+def _plan(workspace: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "DeletionPlan":
     from m5ws.records.gc import RetentionRules
     from m5ws.repository import reindex
     from m5ws.repository.gc import gc
 
-    rules = RetentionRules(last=here.settings.retention.last, every=here.settings.retention.every)
+    rules = RetentionRules(last=workspace.settings.retention.last, every=workspace.settings.retention.every)
     with progress.Bar() as bar:
         if not dry_run:
             reindex.fill(repo, bar)
@@ -101,13 +101,13 @@ def _plan(here: "Workspace", repo: "Repository", older_than: float, dry_run: boo
 
 
 def _went_on(
-    here: "Workspace", repo: "Repository", grace: float, wanted: str | None, take_over: bool, as_json: bool
+    workspace: "Workspace", repo: "Repository", grace: float, wanted: str | None, take_over: bool, as_json: bool
 ) -> bool:
     """Execute a plan that is due and print its result. Return True if there was an unfinished plan."""
     from m5ws.repository.gc import execute
 
     name = execute.resolve(repo, wanted) if wanted else None
-    with execute.lock_gc(here.prepare()) as holder, progress.Bar() as bar:
+    with execute.lock_gc(workspace.prepare()) as holder, progress.Bar() as bar:
         if name is None:
             due = execute.due(repo, grace)
             if due is None:
@@ -150,9 +150,9 @@ def _planned(planned: "DeletionPlan", grace: float) -> str:
     return "\n".join([*lines, f"plan {planned.id}: `m5ws gc` executes it {when}; until then nothing is deleted"])
 
 
-def _totals(one: "GcPlan | GcResult") -> str:
-    copies = f", {one.copies:,} copies of output files" if one.copies else ""
-    return f"{one.checkpoints:,} checkpoints{copies}, {one.objects:,} objects, {output.size(one.size_bytes)}"
+def _totals(record: "GcPlan | GcResult") -> str:
+    copies = f", {record.copies:,} copies of output files" if record.copies else ""
+    return f"{record.checkpoints:,} checkpoints{copies}, {record.objects:,} objects, {output.size(record.size_bytes)}"
 
 
 def _tables(plan: "GcPlan") -> list[str]:

@@ -42,19 +42,19 @@ def command(
 
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
-    here = names.workspace(context)
-    repo = names.open_repository(here)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
     run_id = names.find_id(repo, run, "run")
     known = ledger.attempts(repo, run_id)
     chosen = attempt or max(known, default=1)
     if attempt is not None and attempt not in known:
         raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
-    folder = here.attempt_dir(run_id, chosen) / "logs"
+    folder = workspace.attempt_dir(run_id, chosen) / "logs"
     if not folder.is_dir():
         raise NotFound(f"no logs of run {run_id} in {folder}", hint="Logs stay on the machine that started the run.")
 
     def ended() -> bool:
-        names.open_repository(here)
+        names.open_repository(workspace)
         events = ledger.events(repo, run_id, chosen, ledger.LAUNCHER)
         return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
 

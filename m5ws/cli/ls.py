@@ -99,9 +99,9 @@ def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
     state = "damaged" if row.problem else row.standing
     age = output.duration(now_s - row.created_s) if row.created_s else "-"
-    told = row.problem or ", ".join(_described(row))
+    details = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")
-    return "  " * below + row.id, age, state, step, _loss(row.loss), _loss(row.lowest_loss), snapshot, told
+    return "  " * below + row.id, age, state, step, _loss(row.loss), _loss(row.lowest_loss), snapshot, details
 
 
 def _loss(value: float | None) -> str:

@@ -37,11 +37,11 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
     from m5ws.repository import notes
 
     refuse_invalid(text)
-    here = names.workspace(context)
-    repo = names.open_repository(here)
-    written = write(here, names.find_id(repo, run, "run"), text, outcome=outcome)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
+    written = write(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
     note = notes.publish(repo, written)
-    _track(here, note)
+    _track(workspace, note)
     if as_json:
         output.print_json(note)
     else:
@@ -56,19 +56,24 @@ def refuse_invalid(text: str) -> None:
 
 
 def write(
-    here: "Workspace", run: str, text: str, *, kind: Literal["why", "note"] = "note", outcome: NoteOutcome | None = None
+    workspace: "Workspace",
+    run: str,
+    text: str,
+    *,
+    kind: Literal["why", "note"] = "note",
+    outcome: NoteOutcome | None = None,
 ) -> Note:
     """Return a note of this workspace's user, with credentials masked."""
     from m5ws import secret_scan
 
     masked = secret_scan.masked(text)
-    return Note(run=run, text=masked, kind=kind, outcome=outcome, author=here.author(), created_s=time.time())
+    return Note(run=run, text=masked, kind=kind, outcome=outcome, author=workspace.author(), created_s=time.time())
 
 
-def _track(here: "Workspace", note: Note) -> None:
+def _track(workspace: "Workspace", note: Note) -> None:
     """Show a published note in MLflow. A failure is a message: the store has the note."""
     try:
-        if (tracker := here.tracker()) is not None:
+        if (tracker := workspace.tracker()) is not None:
             tracker.refresh(note.run)
     except (M5Error, OSError) as error:
         output.warn(f"the store has the note, MLflow does not: {error}")

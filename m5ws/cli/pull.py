@@ -25,8 +25,8 @@ def command(
     Example:
       m5ws pull 7c1d --from s3://team-training/m5ws
     """
-    here = names.workspace(context)
-    source = here.repository_at(url)
+    workspace = names.workspace(context)
+    source = workspace.repository_at(url)
     wanted = transfer.select_ids(source, ids, everything)
-    target = here.repository(create=not dry_run, imagined=dry_run, form=source.compatible_format)
+    target = workspace.repository(create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

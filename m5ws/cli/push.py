@@ -26,8 +26,8 @@ def command(
       m5ws push 7c1d --to s3://team-training/m5ws
       m5ws push --all --to /mnt/backup/m5ws
     """
-    here = names.workspace(context)
-    source = names.open_repository(here)
+    workspace = names.workspace(context)
+    source = names.open_repository(workspace)
     wanted = transfer.select_ids(source, ids, everything)
-    target = here.repository_at(url, create=not dry_run, imagined=dry_run, form=source.compatible_format)
+    target = workspace.repository_at(url, create=not dry_run, imagined=dry_run, form=source.compatible_format)
     return transfer.copy(source, target, wanted, dry_run, as_json)

@@ -43,25 +43,25 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
     from m5ws.reports import report, report_page
 
     page.refuse_other_file(target)
-    here = names.workspace(context)
-    repo = names.open_repository(here)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
     run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
-        found = report.build(repo, run_id, bar)
-    data = report_page.build(found)
+        content = report.build(repo, run_id, bar)
+    data = report_page.build(content)
     page.write(target, data)
-    problem = _attach(here, run_id, data)
+    problem = _attach(workspace, run_id, data)
     if as_json:
-        verdict = found.verdicts[0].outcome if found.verdicts else None
+        verdict = content.verdicts[0].outcome if content.verdicts else None
         output.print_json({"run": run_id, "file": target, "verdict": verdict, "not_attached": problem})
     else:
         output.print_note(f"wrote {target}")
 
 
-def _attach(here: "Workspace", run: str, data: bytes) -> str | None:
+def _attach(workspace: "Workspace", run: str, data: bytes) -> str | None:
     """Attach the page to the run in MLflow. Return the reason why it is not there, which is also printed; or None."""
     try:
-        if (tracker := here.tracker()) is None:
+        if (tracker := workspace.tracker()) is None:
             return "tracking is off in m5ws.toml"
         tracker.attach(run, "report.html", data)
     except (M5Error, OSError) as error:

@@ -108,16 +108,16 @@ def command(
     """
     segments.refuse_useless(context)
     policy = environment.policy(env)
-    here = names.workspace(context)
-    ports = here.ports(names.open_repository(here))
-    request = _request(ports, run, policy, given, here.settings.run.ignore)
+    workspace = names.workspace(context)
+    ports = workspace.ports(names.open_repository(workspace))
+    request = _request(ports, run, policy, given, workspace.settings.run.ignore)
     wanted = msgspec.convert(given, segments.SegmentSelection)
     chosen = wanted.of(ports.repo, request.original)
-    ports = environment.ports(here, ports, env, request.original, request.snapshot)
+    ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
     if wanted.many:
-        context.exit(segments.several(here, ports, request, chosen, parallel, as_json=as_json))
+        context.exit(segments.several(workspace, ports, request, chosen, parallel, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)
-    context.exit(_one(here, ports, request, progress=not no_progress, as_json=as_json))
+    context.exit(_one(workspace, ports, request, progress=not no_progress, as_json=as_json))
 
 
 def _request(
@@ -142,7 +142,7 @@ def _request(
     )
 
 
-def _one(here: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:
+def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:
     """Replay a run or a segment of it, print the verdict, and return the exit status."""
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.environment import drift
@@ -150,23 +150,23 @@ def _one(here: "Workspace", ports: "Ports", request: "ReplayRequest", *, progres
 
     drifted: list[Change] = []
 
-    def announce(found: tuple[Change, ...]) -> None:
-        drifted.extend(found)
-        environment.announce(found)
-        output.print_note(f"hardware: {reproduce.expectation_of(ports, plan, found).why}")
+    def announce(changes: tuple[Change, ...]) -> None:
+        drifted.extend(changes)
+        environment.announce(changes)
+        output.print_note(f"hardware: {reproduce.expectation_of(ports, plan, changes).why}")
 
-    plan = reproduce.plan(ports, request, here.home, here.root)
+    plan = reproduce.plan(ports, request, workspace.home, workspace.root)
     output.print_note(f"replaying {request.original} as {plan.run.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        found = reproduce.execute(
+        outcome = reproduce.execute(
             ports, request, plan, announce, shown.watch, shown.prepare, verdict.print_recheck, explanation.print_side
         )
-    output.print_json(found) if as_json else output.echo(verdict.format_verdict(found))
+    output.print_json(outcome) if as_json else output.echo(verdict.format_verdict(outcome))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
-        if found.expected is not None and not found.expected.equal:
+        if outcome.expected is not None and not outcome.expected.equal:
             output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
-    return found.exit_code
+    return outcome.exit_code
 
 
 def _original(ports: "Ports", name: str) -> str:
@@ -174,7 +174,7 @@ def _original(ports: "Ports", name: str) -> str:
     try:
         return names.find_id(ports.repo, name, "run")
     except NotFound:
-        found = ports.tracker.resolve(name) if ports.tracker is not None else None
-        if found is None:
+        resolved = ports.tracker.resolve(name) if ports.tracker is not None else None
+        if resolved is None:
             raise
-        return found
+        return resolved

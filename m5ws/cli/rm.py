@@ -29,14 +29,14 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
     """
     from m5ws.runs import removal
 
-    here = names.workspace(context)
-    repo = names.open_repository(here)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
     planned = removal.plan(repo, [names.find_id(repo, run, "run") for run in runs], lost=lost)
     if not dry_run:
-        removal.remove(repo, planned, here.author())
+        removal.remove(repo, planned, workspace.author())
     if as_json:
         return output.print_json({"removed": planned, "dry_run": dry_run})
-    rows = [(one.run, str(one.checkpoints), str(one.outputs), one.name or "") for one in planned]
+    rows = [(row.run, str(row.checkpoints), str(row.outputs), row.name or "") for row in planned]
     output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "NAME"), rows))
     output.print_note(
         "dry run: nothing was removed" if dry_run else "removed; `m5ws gc` deletes their checkpoints and output files"

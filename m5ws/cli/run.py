@@ -112,16 +112,18 @@ def command(
     run_source.refuse_useless(context)
     if given["why"] is not None:
         note.refuse_invalid(given["why"])
-    here = names.workspace(context)
-    repo = names.open_repository(here, create=True)
-    run = run_source.select(here, repo, given, _launch(script(context), given))
-    ports, plan = _plan(here, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"])
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace, create=True)
+    run = run_source.select(workspace, repo, given, _launch(script(context), given))
+    ports, plan = _plan(
+        workspace, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"]
+    )
     if (why := given["why"]) is not None:
-        plan = msgspec.structs.replace(plan, why=note.write(here, run.id, why, kind="why"))
+        plan = msgspec.structs.replace(plan, why=note.write(workspace, run.id, why, kind="why"))
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:
-        detached.start(here, repo, plan, env)
+        detached.start(workspace, repo, plan, env)
         return output.print_json({"run": run}) if as_json else output.echo(run.id)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
@@ -142,7 +144,7 @@ def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments)
 
 
 def _plan(
-    here: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], *, resumes: bool, from_scratch: bool
+    workspace: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], *, resumes: bool, from_scratch: bool
 ) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of a run and its ports, after a check of the environment.
 
@@ -150,11 +152,18 @@ def _plan(
     """
     from m5ws.runs import run as operation
 
-    ports = here.ports(repo)
+    ports = workspace.ports(repo)
     if resumes:
-        ports = environment.ports(here, ports, env, run.id, None)
+        ports = environment.ports(workspace, ports, env, run.id, None)
     plan = operation.plan(
-        repo, run, here.home, here.root, ports.environment, ports.tracker, here.settings.checkpoint, python=ports.python
+        repo,
+        run,
+        workspace.home,
+        workspace.root,
+        ports.environment,
+        ports.tracker,
+        workspace.settings.checkpoint,
+        python=ports.python,
     )
     if resumes and plan.from_scratch and not from_scratch:
         raise UsageError(

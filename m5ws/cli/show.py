@@ -41,12 +41,12 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     from m5ws.repository import ids as refs
     from m5ws.runs import listing
 
-    here = names.workspace(context)
-    repo = names.open_repository(here)
-    kind, found = refs.resolve(repo, name)
-    view = listing.view_run(repo, found) if kind == "run" else listing.view_snapshot(repo, found)
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
+    kind, record_id = refs.resolve(repo, name)
+    view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
     snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
-    view = msgspec.structs.replace(view, commit=commit_history.facts(repo, here.history(), snapshot))
+    view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))

@@ -38,28 +38,40 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
     Example:
       m5ws snapshot -m "warm-up of 200 steps"
     """
-    here = names.workspace(context)
+    workspace = names.workspace(context)
     if rehash:
         # Without the index, every file is read.
-        here.index_path.unlink(missing_ok=True)
-    taken = take(here, here.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
+        workspace.index_path.unlink(missing_ok=True)
+    taken = take(workspace, workspace.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else output.echo(taken.id)
 
 
-def take(here: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False) -> "CapturedSnapshot":
+def take(
+    workspace: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False
+) -> "CapturedSnapshot":
     """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
     from m5ws.snapshot.observation import BackgroundSource
 
     # git runs while this process imports the rest.
-    source = BackgroundSource(here.source(), Path(os.path.realpath(here.root)), seen=here.index_path.exists())
+    source = BackgroundSource(
+        workspace.source(), Path(os.path.realpath(workspace.root)), seen=workspace.index_path.exists()
+    )
     from m5ws.snapshot import snapshot
 
-    ports = (source, here.datasets(), here.tokenizers(), here.observer(provides=False), here.index_path)
+    ports = (
+        source,
+        workspace.datasets(),
+        workspace.tokenizers(),
+        workspace.observer(provides=False),
+        workspace.index_path,
+    )
     with progress.Bar() as bar:
         if dry_run:
-            taken = snapshot.capture(here.root, here.settings, repo, *ports, message, dry_run, bar, _print_warning)
+            taken = snapshot.capture(
+                workspace.root, workspace.settings, repo, *ports, message, dry_run, bar, _print_warning
+            )
         else:
-            taken = snapshot.take(here.root, here.settings, repo, *ports, message, bar, _print_warning)
+            taken = snapshot.take(workspace.root, workspace.settings, repo, *ports, message, bar, _print_warning)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
     output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:
@@ -72,10 +84,10 @@ def _print_warning(line: str) -> None:
 
 
 def start(
-    here: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
+    workspace: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
 ) -> str:
     """Return the snapshot that a run starts from: the named one or a new one, with the overrides applied."""
     from m5ws.snapshot.config import overrides as operation
 
-    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(here, repo, message).id
+    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message).id
     return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id

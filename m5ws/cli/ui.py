@@ -25,8 +25,8 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     """
     from m5ws.runs import recovery
 
-    here = names.workspace(context)
-    tracker = here.tracker()
+    workspace = names.workspace(context)
+    tracker = workspace.tracker()
     if tracker is None:
         raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml.")
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
@@ -34,12 +34,14 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         output.print_json({"url": url, "command": argv})
         return
     problems = (
-        recovery.deliver_verdicts(here.repository(), tracker, here.home) if recovery.pending_verdicts(here.home) else []
+        recovery.deliver_verdicts(workspace.repository(), tracker, workspace.home)
+        if recovery.pending_verdicts(workspace.home)
+        else []
     )
     if argv:
-        here.prepare()
+        workspace.prepare()
         tracker.migrate()
-        problems += recovery.catch_up(tracker, here.home)
+        problems += recovery.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
     output.echo(url)

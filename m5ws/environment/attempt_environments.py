@@ -131,9 +131,9 @@ def _by_rank(repo: Repository, run: str, attempt: int | None) -> dict[str, Obser
     seen: dict[str, Observed] = {}
     for rank in summary.chains if summary is not None else ledger.ranks(repo, run, attempt):
         chain = _chain(repo, run, attempt, rank, summary)
-        found = _first(chain, RankStarted) if rank != ledger.LAUNCHER else None
-        if found is not None:
-            facts = observed.facts | found.facts | {"world": str(found.world)}
+        start = _first(chain, RankStarted) if rank != ledger.LAUNCHER else None
+        if start is not None:
+            facts = observed.facts | start.facts | {"world": str(start.world)}
             seen[rank] = msgspec.structs.replace(observed, facts=facts)
     return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
 

@@ -45,11 +45,11 @@ def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
     """Return the modules and libraries that an attempt's ranks loaded; None unless each started rank recorded them."""
     summary = summaries.load(repo, run, attempt)
     if summary is not None:
-        found = [_used(summaries.events(summary, rank)) for rank in summary.chains if rank != ledger.LAUNCHER]
+        usages = [_used(summaries.events(summary, rank)) for rank in summary.chains if rank != ledger.LAUNCHER]
     else:
         ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-        found = [*concurrency.for_each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
-    return None if None in found else _together(found)
+        usages = [*concurrency.for_each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
+    return None if None in usages else _together(usages)
 
 
 def before_launch(pinned: EnvironmentSide, observed: Observed) -> tuple[Change, ...]:

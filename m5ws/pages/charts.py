@@ -89,18 +89,18 @@ def _share(value: float, limits: tuple[float, float]) -> float:
 
 def _axes(scale: _Scale) -> list[Markup]:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    found = []
+    elements = []
     for value in ticks(*scale.y):
         y = scale.at_y(value)
-        found += [
+        elements += [
             tag("line", x1=_LEFT, x2=right, y1=y, y2=y, stroke="#8884"),
             tag("text", f"{value:.4g}", x=_LEFT - 6, y=y + 4, text_anchor="end"),
         ]
     for value in ticks(*scale.x):
         if value == int(value):
-            found.append(tag("text", f"{value:.12g}", x=scale.at_x(value), y=bottom + 16, text_anchor="middle"))
-    found.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, stroke="currentColor"))
-    return [*found, tag("text", "step", x=right, y=_HEIGHT - 4, text_anchor="end")]
+            elements.append(tag("text", f"{value:.12g}", x=scale.at_x(value), y=bottom + 16, text_anchor="middle"))
+    elements.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, stroke="currentColor"))
+    return [*elements, tag("text", "step", x=right, y=_HEIGHT - 4, text_anchor="end")]
 
 
 def ticks(least: float, most: float) -> list[float]:
@@ -116,16 +116,16 @@ def ticks(least: float, most: float) -> list[float]:
 
 def _drawn(line: Line, number: int, scale: _Scale) -> list[Markup]:
     style = _style(number)
-    found = []
+    elements = []
     for run in _runs(line.points):
         places = [(scale.at_x(step), scale.at_y(value)) for step, value in run]
         if len(places) == 1:
             (x, y) = places[0]
-            found.append(tag("circle", tag("title", line.label), cx=x, cy=y, r=2.5, fill=style["stroke"]))
+            elements.append(tag("circle", tag("title", line.label), cx=x, cy=y, r=2.5, fill=style["stroke"]))
         else:
             path = " ".join(f"{x:g},{y:g}" for x, y in places)
-            found.append(tag("polyline", points=path, fill="none", **style))
-    return found
+            elements.append(tag("polyline", points=path, fill="none", **style))
+    return elements
 
 
 def _runs(points: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:

@@ -63,7 +63,7 @@ def refuse_other_file(path: Path) -> None:
 
 def section(title: str, *content: Child) -> Markup | None:
     """Return content under a heading; None if there is none."""
-    shown = [one for one in content if one is not None]
+    shown = [part for part in content if part is not None]
     return tag("section", tag("h2", title), *shown) if shown else None
 
 

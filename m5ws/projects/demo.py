@@ -145,7 +145,7 @@ def _check_installed(deepspeed: bool) -> None:
 
 def _template(name: str, root: Path, options: DemoOptions) -> Iterator[Command]:
     """Yield the commands of one template: all of them for the first one, fewer for the others."""
-    here, nproc = root / name, ("--nproc", str(options.nproc))
+    workspace, nproc = root / name, ("--nproc", str(options.nproc))
     first = name == options.templates[0]
     compiled = name == "gpt-deepspeed"
     how = "DeepSpeed ZeRO, its optimizer on the CPU" if compiled else "FSDP2"
@@ -165,42 +165,44 @@ def _template(name: str, root: Path, options: DemoOptions) -> Iterator[Command]:
     yield Command(
         says=of_first("Prepare the data: real text, and a tokenizer trained on it."),
         argv=("python", "prepare.py", *text),
-        directory=here,
+        directory=workspace,
     )
     yield Command(
         says=of_first("Pin code, config, tokenizer, data and environment. The digest covers every byte."),
         argv=("m5ws", "snapshot", "-m", "first"),
-        directory=here,
+        directory=workspace,
         keeps="snapshot",
     )
     yield Command(
         says=of_first(f"Train from the snapshot, on {options.nproc} processes."),
         argv=(*_QUIET, "run", "{snapshot}", *nproc, *short),
-        directory=here,
+        directory=workspace,
         keeps="run",
         compiled=compiled,
     )
     yield Command(
         says=of_first("Train again, and compare every step and the whole state, bit for bit."),
         argv=(*_QUIET, "reproduce", "{run}"),
-        directory=here,
+        directory=workspace,
         compiled=compiled,
     )
     if first:
-        yield from _change(here, compiled)
+        yield from _change(workspace, compiled)
 
 
-def _change(here: Path, compiled: bool) -> Iterator[Command]:
+def _change(workspace: Path, compiled: bool) -> Iterator[Command]:
     yield Command(
         says="Train again with one number changed. The verdict names the change and the first step that differs.",
         argv=(*_QUIET, "reproduce", "{run}", "--set", "learning_rate=0.002"),
-        directory=here,
+        directory=workspace,
         keeps="replay",
         expect=1,
         compiled=compiled,
     )
     yield Command(
-        says="The inputs of the two runs, side by side.", argv=("m5ws", "diff", "{run}", "{replay}"), directory=here
+        says="The inputs of the two runs, side by side.",
+        argv=("m5ws", "diff", "{run}", "{replay}"),
+        directory=workspace,
     )
 
 
@@ -241,8 +243,8 @@ def _executable(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 def _missing_from_path() -> Path | None:
     folder = Path(sys.executable).parent
-    found = shutil.which("m5ws")
-    return None if found is not None and Path(found).parent == folder else folder
+    program = shutil.which("m5ws")
+    return None if program is not None and Path(program).parent == folder else folder
 
 
 class _Build:

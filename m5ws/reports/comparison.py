@@ -85,7 +85,7 @@ def compare(
     rows = {row.id: row for row in run_table.describe(repo, names)}
     if (damaged := next((row for row in rows.values() if row.problem), None)) is not None:
         raise UsageError(f"run {damaged.id} is damaged: {damaged.problem}", hint="`m5ws fsck` lists all damage.")
-    inputs = sorted(_inputs(repo, names), key=lambda one: one.rating == "cannot")
+    inputs = sorted(_inputs(repo, names), key=lambda change: change.rating == "cannot")
     compared, drawn = [], []
     first = recorded.load(repo, names[0])
     for position, name in enumerate(names):
@@ -95,7 +95,7 @@ def compare(
         difference = (None, 0) if position == 0 else recorded.first_difference(first, history)
         compared.append(_compared(repo, rows[name], difference))
         drawn.append(recorded.curves_of(history))
-    harmless = sum(one.rating == "cannot" for one in inputs)
+    harmless = sum(change.rating == "cannot" for change in inputs)
     return RunComparison(runs=tuple(compared), inputs=tuple(inputs), harmless=harmless), drawn
 
 

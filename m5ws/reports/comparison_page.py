@@ -12,8 +12,8 @@ from m5ws.repository.ledger.losses import number
 def build(comparison: RunComparison, drawn: Sequence[Curves]) -> bytes:
     """Return the page as UTF-8."""
     runs = comparison.runs
-    inputs = [one for one in comparison.inputs if one.rating != "cannot"]
-    harmless = [one for one in comparison.inputs if one.rating == "cannot"]
+    inputs = [change for change in comparison.inputs if change.rating != "cannot"]
+    harmless = [change for change in comparison.inputs if change.rating == "cannot"]
     more = page.details(f"{len(harmless)} differences that cannot change bits", _inputs(runs, harmless))
     return page.page(
         f"Comparison of {len(runs)} runs",
@@ -71,21 +71,22 @@ def shown(value: float | None) -> str | None:
 
 def _inputs(runs: Sequence[ComparedRun], inputs: Sequence[Input]) -> Markup | None:
     rows: list[list[Child]] = []
-    for one in inputs:
+    for change in inputs:
         cells = [
-            tag("td", value or "absent", class_="changed" if value != one.values[0] else None) for value in one.values
+            tag("td", value or "absent", class_="changed" if value != change.values[0] else None)
+            for value in change.values
         ]
-        rows.append([page.code(one.label), *cells])
+        rows.append([page.code(change.label), *cells])
     return page.table(("input", *(f"{number}: {run.id}" for number, run in enumerate(runs, 1))), rows)
 
 
 def _charts(runs: Sequence[ComparedRun], drawn: Sequence[Curves]) -> list[Markup | None]:
-    found = []
+    figures = []
     for name in curves.names(drawn):
         lines = [
             charts.Line(label=label(position, run), points=points[name])
             for position, (run, points) in enumerate(zip(runs, drawn, strict=True))
             if name in points
         ]
-        found.append(charts.chart(name, lines))
-    return found
+        figures.append(charts.chart(name, lines))
+    return figures

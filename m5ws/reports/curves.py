@@ -56,21 +56,21 @@ def _extremes(points: list[Point]) -> list[Point]:
 
 def of_steps(steps: Iterable[Step]) -> dict[str, list[Point]]:
     """Return the curves of the numbers among the quantities of steps, of the first names by order of appearance."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     for step in steps:
-        _add(found, step)
-    return {name: curve.points for name, curve in found.items()}
+        _add(curves, step)
+    return {name: curve.points for name, curve in curves.items()}
 
 
-def _add(found: dict[str, Curve], step: Step) -> None:
+def _add(curves: dict[str, Curve], step: Step) -> None:
     for name, text in step.quantities.items():
         value = number(text)
-        if value is None or (name not in found and len(found) >= _QUANTITIES):
+        if value is None or (name not in curves and len(curves) >= _QUANTITIES):
             continue
-        found.setdefault(name, Curve()).add(step.step, value)
+        curves.setdefault(name, Curve()).add(step.step, value)
 
 
 def names(of_runs: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the names of quantities in several runs: the loss first."""
-    known = dict.fromkeys(name for one in of_runs for name in one)
+    known = dict.fromkeys(name for points in of_runs for name in points)
     return sorted(known, key=lambda name: (name != "loss", not name.endswith("loss")))

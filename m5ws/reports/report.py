@@ -67,13 +67,13 @@ def build(repo: Repository, run_id: str, progress: Progress | None = None, now_s
 
 
 def _curves(repo: Repository, names: list[str], original: str, progress: Progress | None) -> list[RunCurves]:
-    found = []
+    result = []
     for position, name in enumerate(names):
         if progress:
             progress("reading ledgers", position, len(names))
         label = f"run {name}" if name == original else f"replay {name}"
         try:
-            found.append(RunCurves(run=name, label=label, points=recorded.curves_of(recorded.load(repo, name))))
+            result.append(RunCurves(run=name, label=label, points=recorded.curves_of(recorded.load(repo, name))))
         except runs.UNREADABLE as error:
-            found.append(RunCurves(run=name, label=label, problem=str(error)))
-    return found
+            result.append(RunCurves(run=name, label=label, problem=str(error)))
+    return result

@@ -104,16 +104,16 @@ def _recheck(verdict: Verdict) -> str | None:
     return f"{recheck.replay or 'it'} {results[recheck.repeats]}"
 
 
-def _divergence(found: Divergence | None) -> Markup | None:
-    if found is None:
+def _divergence(divergence: Divergence | None) -> Markup | None:
+    if divergence is None:
         return None
-    tensor = found.tensor
-    if tensor is not None and found.tensors_differ > 1:
-        tensor = f"{tensor} and {found.tensors_differ - 1} more"
+    tensor = divergence.tensor
+    if tensor is not None and divergence.tensors_differ > 1:
+        tensor = f"{tensor} and {divergence.tensors_differ - 1} more"
     fields: dict[str, Child] = {
-        "first difference": f"step {found.step}, rank {found.rank}, {found.quantity}",
-        "original": page.code(_value(found.original)),
-        "replayed": page.code(_value(found.replayed)),
+        "first difference": f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}",
+        "original": page.code(_value(divergence.original)),
+        "replayed": page.code(_value(divergence.replayed)),
         "tensor": page.code(tensor),
     }
     return page.fields(fields)
@@ -181,7 +181,9 @@ def _inputs(report: RunReport) -> Iterator[Markup | None]:
     rows = [(part.name, page.code(part.tree), f"{part.files:,}", f"{part.size_bytes:,}") for part in parts]
     yield page.table(("part", "digest", "files", "bytes"), rows)
     pinned = [dataset for dataset in report.snapshot.snapshot.datasets if dataset.hash]
-    yield page.table(("dataset", "pinned by", "hash"), [(one.name, one.kind, page.code(one.hash)) for one in pinned])
+    yield page.table(
+        ("dataset", "pinned by", "hash"), [(item.name, item.kind, page.code(item.hash)) for item in pinned]
+    )
     values = page.table(("parameter", "value"), [(page.code(name), value) for name, value in report.parameters.items()])
     yield page.details(f"{len(report.parameters)} parameters", values) if values else None
     declared = report.snapshot.snapshot.declared
@@ -191,13 +193,13 @@ def _inputs(report: RunReport) -> Iterator[Markup | None]:
 
 
 def _charts(report: RunReport) -> Iterator[Markup | None]:
-    drawn = [one for one in report.curves if one.points]
-    for name in curves.names(one.points for one in drawn):
-        lines = [charts.Line(label=one.label, points=one.points[name]) for one in drawn if name in one.points]
+    drawn = [curve for curve in report.curves if curve.points]
+    for name in curves.names(curve.points for curve in drawn):
+        lines = [charts.Line(label=curve.label, points=curve.points[name]) for curve in drawn if name in curve.points]
         yield charts.chart(name, lines)
-    for one in report.curves:
-        if one.problem is not None:
-            yield tag("p", f"No curve of {one.label}: {one.problem}")
+    for curve in report.curves:
+        if curve.problem is not None:
+            yield tag("p", f"No curve of {curve.label}: {curve.problem}")
 
 
 # --- where it ran ---------------------------------------------------------------------------------------------------

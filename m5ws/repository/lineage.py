@@ -26,9 +26,9 @@ def chain(repo: Repository, record: Run) -> tuple[tuple[Parent, ...], bool]:
     return tuple(parents), True
 
 
-def format_lineage(found: tuple[Parent, ...], whole: bool) -> str | None:
+def format_lineage(parents: tuple[Parent, ...], whole: bool) -> str | None:
     """Return a chain in words; None if it is empty."""
-    if not found:
+    if not parents:
         return None
-    said = ", which starts after ".join(f"step {parent.step} of run {parent.run}" for parent in found)
-    return f"after {said}" if whole else f"after {said} (whose record is not to be had here)"
+    text = ", which starts after ".join(f"step {parent.step} of run {parent.run}" for parent in parents)
+    return f"after {text}" if whole else f"after {text} (whose record is not to be had here)"

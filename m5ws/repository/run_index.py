@@ -193,11 +193,11 @@ def _losses(last: str, lowest: str, step: str) -> LossRange:
 
 def load(repo: Repository) -> dict[str, RunFacts]:
     """Return the facts of all runs that the index has. One listing; names that m5ws does not write are left out."""
-    found: dict[str, RunFacts] = {}
+    facts: dict[str, RunFacts] = {}
     for stat in repo.store.list(PREFIX):
         run, _, name = stat.key.removeprefix(PREFIX).partition("/")
-        add(found.setdefault(run, RunFacts()), run, name)
-    return found
+        add(facts.setdefault(run, RunFacts()), run, name)
+    return facts
 
 
 def names(repo: Repository, run: str) -> tuple[str, ...]:

@@ -105,9 +105,9 @@ def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | N
     run, known = load(repo, run_id), facts(repo) if known is None else known
     replayed = {run_id, *replays_among(known, run_id)}
     replayed |= set(replays_among(known, run.reproduces)) if run.reproduces else set()
-    found = concurrency.for_each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
-    said = [one for one in found if one is not None and run_id in (one.run, *one.replays)]
-    return sorted(said, key=lambda one: one.created_s)
+    loaded = concurrency.for_each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
+    relevant = [one for one in loaded if one is not None and run_id in (one.run, *one.replays)]
+    return sorted(relevant, key=lambda one: one.created_s)
 
 
 def replays(repo: Repository, run_id: str) -> list[str]:
@@ -117,8 +117,8 @@ def replays(repo: Repository, run_id: str) -> list[str]:
 
 def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first, of runs with these facts."""
-    found = [run for run, fact in known.items() if fact.reproduces == run_id]
-    return sorted(found, key=lambda run: known[run].created_s)
+    replays = [run for run, fact in known.items() if fact.reproduces == run_id]
+    return sorted(replays, key=lambda run: known[run].created_s)
 
 
 def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:
@@ -138,8 +138,8 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
             return None
 
     names = ids(repo)
-    found = zip(names, concurrency.for_each(fact, names), strict=True)
-    return {run_id: one for run_id, one in found if one is not None}
+    loaded = zip(names, concurrency.for_each(fact, names), strict=True)
+    return {run_id: one for run_id, one in loaded if one is not None}
 
 
 UNREADABLE = (*errors.UNREADABLE, UsageError)

@@ -104,13 +104,13 @@ def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
 
 def created(repo: Repository) -> dict[Digest, int]:
     """Return the time of the first annotation of each snapshot, in milliseconds. One listing; the keys have it."""
-    found: dict[Digest, int] = {}
+    times: dict[Digest, int] = {}
     for stat in repo.store.list("snapshots/"):
         _, snapshot, name = stat.key.split("/", 2)
         time, _, _ = name.partition("-")
         time_ms = int(time) if time.isascii() and time.isdigit() else 0
-        found[snapshot] = min(time_ms, found.get(snapshot, time_ms))
-    return found
+        times[snapshot] = min(time_ms, times.get(snapshot, time_ms))
+    return times
 
 
 def ids(repo: Repository) -> list[Digest]:

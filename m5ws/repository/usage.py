@@ -81,11 +81,11 @@ class _Objects:
 
     def unique(self, owners: int) -> list[int]:
         """Return the bytes that each owner alone needs, then those that nobody needs."""
-        found = [0] * (owners + 1)
+        sizes = [0] * (owners + 1)
         for owner, size_bytes in zip(self._owners, self._sizes, strict=True):
             if owner != _SEVERAL:
-                found[owner] += size_bytes
-        return found
+                sizes[owner] += size_bytes
+        return sizes
 
     @property
     def size_bytes(self) -> int:
@@ -111,12 +111,12 @@ def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
         # The objects of a damaged one are those of the runs alone; fsck names the damage.
         with suppress(*runs.UNREADABLE):
             objects.own(len(names), of_snapshot(snapshot))
-    found = []
+    usages = []
     for position, run in enumerate(names):
         say("reading runs", position, len(names))
-        found.append(_usage(repo, objects, position, run, records[run], of_snapshot))
+        usages.append(_usage(repo, objects, position, run, records[run], of_snapshot))
     unique = objects.unique(len(names) + 1)
-    rows = [msgspec.structs.replace(row, unique_bytes=unique[place]) for place, row in enumerate(found)]
+    rows = [msgspec.structs.replace(row, unique_bytes=unique[place]) for place, row in enumerate(usages)]
     return StoreUsage(
         runs=tuple(sorted(rows, key=lambda row: (-row.unique_bytes, -row.logical_bytes, row.run))),
         objects=len(objects),

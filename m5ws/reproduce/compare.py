@@ -223,10 +223,10 @@ class Comparison:
         apart = self.apart
         values = apart.values + len(known.quantities)
         for name, text in known.quantities.items():
-            found = relative(text, event.quantities[name])
+            difference = relative(text, event.quantities[name])
             nearer = (rank, event.step) < (apart.rank, apart.step)
-            if found > apart.relative or (found == apart.relative and nearer):
-                apart = LargestDifference(relative=found, quantity=name, step=event.step, rank=rank, values=0)
+            if difference > apart.relative or (difference == apart.relative and nearer):
+                apart = LargestDifference(relative=difference, quantity=name, step=event.step, rank=rank, values=0)
         self.apart = msgspec.structs.replace(apart, values=values)
 
     def _note_unlike(self, step: int, rank: int, words: str) -> None:

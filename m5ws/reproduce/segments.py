@@ -175,10 +175,10 @@ def _chance(count: int, of: int) -> str:
     """Return a sentence on how likely a sample of `count` segments of `of` would have shown a fault."""
     bad = max(1, round(of / 10))
     seen = 1 - math.comb(of - bad, count) / math.comb(of, count)
-    one, several = f"{count / of:.0%}", f"{seen:.0%}"
+    single, several = f"{count / of:.0%}", f"{seen:.0%}"
     return (
         f"These are {count} of {of} segments. The sample would have shown a fault in one segment with a probability of "
-        f"{one}, and faults in {bad} segments with {several}"
+        f"{single}, and faults in {bad} segments with {several}"
     )
 
 

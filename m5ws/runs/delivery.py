@@ -99,13 +99,13 @@ class Delivery:
 
     def heads(self) -> dict[str, Digest]:
         """Return the head of each rank's chain, computed from its whole spool."""
-        found = {}
+        by_rank = {}
         for path in sorted(self._spools.glob("[0-9]*.spool")):
             head = genesis(self._run, self._attempt, path.stem)
             for event in SpoolReader(path).read():
                 head = chain(head, event)
-            found[path.stem] = head
-        return found
+            by_rank[path.stem] = head
+        return by_rank
 
     def first_error(self) -> str | None:
         """Return the first error that a rank reported, or None."""
@@ -113,11 +113,11 @@ class Delivery:
 
     def _read_events(self, rank: str, path: Path) -> list[AnyEvent]:
         """Return a rank's new events, without the start of the attempt, which is already published."""
-        found = self._seen.setdefault(rank, SpoolReader(path)).read()
-        self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, found))
-        events = [ledger.decode_event(event) for event in found]
+        new = self._seen.setdefault(rank, SpoolReader(path)).read()
+        self._waiting_bytes[rank] = self._waiting_bytes.get(rank, 0) + sum(map(len, new))
+        events = [ledger.decode_event(event) for event in new]
         telling = self._telling.setdefault(rank, ChainSummary())
-        for stored, event in zip(found, events, strict=True):
+        for stored, event in zip(new, events, strict=True):
             telling.add(stored, event)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]

@@ -40,9 +40,9 @@ def differences(ports: supervise.Ports, plan: AttemptPlan) -> tuple[Change, ...]
     return (*unmet, *usage.before_launch(pinned, observed))
 
 
-def refuse(found: tuple[Change, ...]) -> None:
+def refuse(changes: tuple[Change, ...]) -> None:
     """Raise EnvironmentDiffers for a difference that can change bits."""
-    grave = [change for change in found if change.rating != "cannot"]
+    grave = [change for change in changes if change.rating != "cannot"]
     if grave:
         more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
         raise EnvironmentDiffers(f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}")

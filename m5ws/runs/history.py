@@ -193,14 +193,14 @@ def _read(
 ) -> None:
     """Add an attempt to a history: its launcher's chain first, which has the ends of the others."""
     ends: dict[str, Digest] = {}
-    found: dict[str, Digest] = {}
+    heads: dict[str, Digest] = {}
     for rank in sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit()):
         if ranks is not None and rank not in ranks and rank != ledger.LAUNCHER:
             continue
         chain, parts = RecordedChain(repo, run, attempt, rank), dict[type, ChainSeries[Step | State]]()
         for batch in ledger.read(repo, run, attempt, rank):
             chain.note(batch)
-            found[rank] = batch.head
+            heads[rank] = batch.head
             for event in map(ledger.decode_event, batch.events):
                 if recorded_steps.counts(event) and rank.isdigit():
                     _note(history, chain, parts, int(rank), batch.seq, event)
@@ -211,7 +211,7 @@ def _read(
     for rank, head in ends.items():
         if ranks is not None and rank not in ranks:
             continue
-        ledger.check_end(run, attempt, rank, head, found.get(rank, genesis(run, attempt, rank)))
+        ledger.check_end(run, attempt, rank, head, heads.get(rank, genesis(run, attempt, rank)))
 
 
 def _note(

@@ -177,14 +177,16 @@ def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress:
 def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
     """Return all that is known of a snapshot. Raises NotFound, CorruptObject."""
     snapshot = snapshots.load(repo, snapshot_id)
-    said = snapshots.annotations(repo, snapshot_id)
-    observed = next((one.observed for one in reversed(said) if one.observed is not None), None)
+    annotations = snapshots.annotations(repo, snapshot_id)
+    observed = next(
+        (annotation.observed for annotation in reversed(annotations) if annotation.observed is not None), None
+    )
     using = [run for run, fact in runs.facts(repo).items() if fact.snapshot == snapshot_id]
     return SnapshotView(
         id=snapshot_id,
         snapshot=snapshot,
         parts=tuple(_part(repo, name, tree) for name, tree in snapshot.trees.items()),
-        annotations=tuple(said),
+        annotations=tuple(annotations),
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         runs=tuple(using),
     )
@@ -196,7 +198,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
     known = runs.facts(repo)
-    said = runs.verdicts(repo, run_id, known)
+    verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
     written = restored_outputs.listing(repo, run_id, state)
     files = {row.name for row in written}
@@ -212,9 +214,9 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             )
         ),
         outputs=written,
-        verdict=next((one for one in said if run_id in one.replays), None),
+        verdict=next((verdict for verdict in verdicts if run_id in verdict.replays), None),
         replays=tuple(
-            concurrency.for_each(lambda other: _replay(repo, other, said), runs.replays_among(known, run_id))
+            concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
         ),
         lineage=chain,
         lineage_whole=whole,
@@ -228,19 +230,19 @@ def view_run(repo: Repository, run_id: str) -> RunView:
 
 def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
     try:
-        said = snapshots.annotations(repo, snapshot_id)
+        annotations = snapshots.annotations(repo, snapshot_id)
         code = snapshots.load(repo, snapshot_id).code
     except runs.UNREADABLE as error:
         return SnapshotRow(id=snapshot_id, problem=str(error))
     return SnapshotRow(
         id=snapshot_id,
-        created_s=said[0].created_s,
+        created_s=annotations[0].created_s,
         commit=code.commit,
         dirty=code.dirty,
-        author=said[0].author,
-        branch=said[0].branch,
-        message=next((one.message for one in reversed(said) if one.message), None),
-        derived_from=said[0].derived_from,
+        author=annotations[0].author,
+        branch=annotations[0].branch,
+        message=next((annotation.message for annotation in reversed(annotations) if annotation.message), None),
+        derived_from=annotations[0].derived_from,
     )
 
 
@@ -296,7 +298,7 @@ def _outcome(repo: Repository, run_id: str) -> str | None:
 def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
     """Return the row of a replay, or of another one that a verdict rests on."""
     row = _run_row(repo, run_id)
-    again = next((one for one in verdicts if run_id in one.replays[1:]), None)
+    again = next((verdict for verdict in verdicts if run_id in verdict.replays[1:]), None)
     if again is None:
         return row
     if again.explanation is not None and run_id in again.explanation.replays:
@@ -306,8 +308,8 @@ def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRo
 
 def _forks(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     """Return the runs that start from a checkpoint of another, oldest first; without replays of forks."""
-    found = [name for name, fact in known.items() if fact.parent == run_id and fact.reproduces is None]
-    return sorted(found, key=lambda name: known[name].created_s)
+    forks = [name for name, fact in known.items() if fact.parent == run_id and fact.reproduces is None]
+    return sorted(forks, key=lambda name: known[name].created_s)
 
 
 def _part(repo: Repository, name: str, digest: Digest) -> SnapshotSection:

@@ -68,12 +68,12 @@ class Numbers:
 
     def up_to(self, number: int) -> int | None:
         """Return the greatest number that is not greater than `number`, or None."""
-        found = [one for one in self._others if one <= number]
+        lower = [other for other in self._others if other <= number]
         place = bisect_right(self._ranges, number, key=lambda part: part[0])
         if place:
             part = self._ranges[place - 1]
-            found.append(part[bisect_right(part, number) - 1])
-        return max(found, default=None)
+            lower.append(part[bisect_right(part, number) - 1])
+        return max(lower, default=None)
 
 
 def union(sets: Iterable[Iterable[int]]) -> Iterator[int]:
@@ -85,10 +85,10 @@ def union(sets: Iterable[Iterable[int]]) -> Iterator[int]:
         before = number
 
 
-def common(one: Iterable[int], other: Iterable[int]) -> int:
+def common(first: Iterable[int], second: Iterable[int]) -> int:
     """Return the number of common elements of two ascending iterables without repetitions."""
-    before, found = None, 0
-    for number in heapq.merge(one, other):
-        found += number == before
+    before, count = None, 0
+    for number in heapq.merge(first, second):
+        count += number == before
         before = number
-    return found
+    return count

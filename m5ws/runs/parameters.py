@@ -30,10 +30,10 @@ class ParameterReader:
 
     def of_run(self, run: Run) -> dict[str, str]:
         """Return the parameters of a run, the config's first. Raises NotFound, CorruptObject."""
-        found = arguments.load(self._repo, run.snapshot, run.spec).parameters()
+        parameters = arguments.load(self._repo, run.snapshot, run.spec).parameters()
         return {
             **self._of_snapshot(run.snapshot),
-            **{f"args.{name}": value for name, value in found.items()},
+            **{f"args.{name}": value for name, value in parameters.items()},
             **launch(run.spec),
         }
 
@@ -47,29 +47,29 @@ def config(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
     A file that cannot be parsed is one parameter: its digest.
     """
     files = trees.located(repo.objects, repo.locations, snapshots.load(repo, snapshot_id).config).entries
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
         flat = flatten(entry.name, trees.read_file(repo.objects, repo.locations, entry))
         if flat is None:
-            found[entry.name] = entry.digest[:_DIGITS]
+            values[entry.name] = entry.digest[:_DIGITS]
         else:
-            found |= {f"{prefix}{key}": plain(value) for key, value in flat.items()}
-    return found
+            values |= {f"{prefix}{key}": plain(value) for key, value in flat.items()}
+    return values
 
 
 def launch(spec: LaunchSpec) -> dict[str, str]:
     """Return the fields of a launch that are not their defaults. Of the command, the script alone."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for field in msgspec.structs.fields(spec):
         value = getattr(spec, field.name)
         if isinstance(value, tuple):
             value = " ".join(split(value)[0] if field.name == "command" else value)
         if isinstance(value, dict):
-            found |= {f"launch.{field.name}.{name}": text for name, text in value.items()}
+            values |= {f"launch.{field.name}.{name}": text for name, text in value.items()}
         elif value not in (None, ""):
-            found[f"launch.{field.name}"] = str(value)
-    return found
+            values[f"launch.{field.name}"] = str(value)
+    return values
 
 
 def _parts(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
@@ -83,8 +83,8 @@ def _parts(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
 
 def differing(of_runs: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the names whose values are not the same in all runs, in the order in which they appear."""
-    names: Iterable[str] = dict.fromkeys(name for one in of_runs for name in one)
-    return [name for name in names if len({one.get(name) for one in of_runs}) > 1]
+    names: Iterable[str] = dict.fromkeys(name for parameters in of_runs for name in parameters)
+    return [name for name in names if len({parameters.get(name) for parameters in of_runs}) > 1]
 
 
 def find(values: Mapping[str, str], name: str) -> str | None:

@@ -133,8 +133,8 @@ class JoinedSeries(Series[R]):
         self.parts: list[ChainSeries[R]] = []
 
     def up_to(self, number: int) -> int | None:
-        found = (part.up_to(number) for part in self.parts)
-        return max((step for step in found if step is not None), default=None)
+        values = (part.up_to(number) for part in self.parts)
+        return max((step for step in values if step is not None), default=None)
 
     def cut(self, last: int) -> None:
         """Remove the values after step `last`."""

@@ -150,12 +150,12 @@ def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     """Raise Running if the newest attempt of a run may be alive elsewhere."""
-    found = find_remote(repo, run, home)
-    if found is None:
+    remote = find_remote(repo, run, home)
+    if remote is None:
         return
-    ago = timedelta(seconds=round(max(0.0, time.time() - found.last_s)))
+    ago = timedelta(seconds=round(max(0.0, time.time() - remote.last_s)))
     raise RunAlive(
-        f"run {run} may be alive: attempt {found.attempt} on {found.host} has no end, "
+        f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
         f"and its last sign of life is {ago} (h:mm:ss) old",
         hint=f"`m5ws run --resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
     )

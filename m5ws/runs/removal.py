@@ -59,8 +59,8 @@ def plan(repo: Repository, names: Sequence[str], *, lost: bool = False) -> list[
 
 def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> None:
     """Publish the removal of runs."""
-    for one in planned:
-        removals.publish(repo, Removal(run=one.run, author=author, created_s=time.time()))
+    for removal in planned:
+        removals.publish(repo, Removal(run=removal.run, author=author, created_s=time.time()))
 
 
 def _dependents(

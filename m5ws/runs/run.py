@@ -257,13 +257,13 @@ def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
     """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
     try:
         where = checkpoints.key(parent.run, parent.checkpoint)
-        found = bindings.load_checkpoint(repo.objects, where, parent.digest, f"runs/{context.run}/run")
+        checkpoint = bindings.load_checkpoint(repo.objects, where, parent.digest, f"runs/{context.run}/run")
     except NotFound as error:
         raise NotFound(
             f"the checkpoint {parent.name}, from which the run starts, is not in the store",
             hint="`m5ws pull` copies a run together with that checkpoint.",
         ) from error
-    if found.step != parent.step:
+    if checkpoint.step != parent.step:
         raise CorruptObject(f"checkpoint {parent.name} does not match the record of run {context.run}")
     return msgspec.structs.replace(context, resume=parent.digest, parent=parent)
 

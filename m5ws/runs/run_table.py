@@ -69,11 +69,11 @@ def _matching(
 ) -> tuple[list[str], int]:
     """Return those of `names` that meet a condition, and the number of runs that could not be read."""
     missing = {comparison.name for comparison in where.names(condition)} - set(NAMES)
-    found: list[str] = []
+    matching: list[str] = []
     unreadable = 0
     results = concurrency.for_each(partial(_meets, source, condition), names)
     for position, (run, (result, unknown)) in enumerate(zip(names, results, strict=True)):
-        found += [run] * (result is True)
+        matching += [run] * (result is True)
         unreadable += result is None
         missing &= unknown
         if progress:
@@ -81,7 +81,7 @@ def _matching(
     for comparison in where.names(condition):
         if names and comparison.name in missing and unreadable < len(names):
             raise where.invalid(text, comparison.at, f"no run has a value {comparison.name}")
-    return found, unreadable
+    return matching, unreadable
 
 
 def _meets(source: RunSource, condition: Condition, run_id: str) -> tuple[bool | None, set[str]]:
@@ -119,12 +119,12 @@ def _detailed(source: RunSource, row: RunRow) -> tuple[RunRow, Mapping[str, str]
         return row, None
     values = RunValues(source, row.id, row)
     try:
-        found, inputs = values.losses, values.parameters
+        losses, inputs = values.losses, values.parameters
         row = msgspec.structs.replace(
             row,
-            loss=found.last,
-            lowest_loss=found.lowest,
-            lowest_step=found.lowest_step,
+            loss=losses.last,
+            lowest_loss=losses.lowest,
+            lowest_step=losses.lowest_step,
             why=notes.why(values.notes),
             note_outcome=notes.outcome(values.notes),
         )

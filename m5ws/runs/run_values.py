@@ -76,11 +76,11 @@ class RunValues:
     @cached_property
     def losses(self) -> LossRange:
         """The last loss of the newest attempt that has one, and the lowest of all attempts."""
-        found = LossRange()
+        joined = LossRange()
         for attempt in range(1, self.row.attempts + 1):
-            one = self._facts.losses.get(attempt) or recorded_losses(self._repo, self.id, attempt)
-            found = _joined(found, one)
-        return found
+            attempt_losses = self._facts.losses.get(attempt) or recorded_losses(self._repo, self.id, attempt)
+            joined = _joined(joined, attempt_losses)
+        return joined
 
     @cached_property
     def quantities(self) -> Mapping[str, str]:
@@ -142,19 +142,19 @@ def recorded_losses(repo: Repository, run_id: str, attempt: int) -> LossRange:
 
 
 def _joined_all(ranges: Iterable[LossRange]) -> LossRange:
-    found = LossRange()
-    for one in ranges:
-        found = _joined(found, one)
-    return found
+    joined = LossRange()
+    for part in ranges:
+        joined = _joined(joined, part)
+    return joined
 
 
 def _joined(before: LossRange, after: LossRange) -> LossRange:
     """Return the range of losses of two parts, the first of which came before the other."""
     last = before.last if after.last is None else after.last
-    lowest = [one for one in (before, after) if one.lowest is not None]
+    lowest = [losses for losses in (before, after) if losses.lowest is not None]
     best = min(lowest, key=_lowest, default=LossRange())
     return LossRange(last=last, lowest=best.lowest, lowest_step=best.lowest_step)
 
 
-def _lowest(one: LossRange) -> float:
-    return float("inf") if one.lowest is None else one.lowest
+def _lowest(losses: LossRange) -> float:
+    return float("inf") if losses.lowest is None else losses.lowest

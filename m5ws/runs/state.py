@@ -69,16 +69,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int | None:
-        return next((one.total_steps for one in reversed(self.attempts) if one.total_steps), None)
+        return next((attempt.total_steps for attempt in reversed(self.attempts) if attempt.total_steps), None)
 
     @property
     def published(self) -> dict[str, CheckpointPublished]:
         """The recorded checkpoints by name."""
-        return {event.name: event for one in self.attempts for event in one.checkpoints}
+        return {event.name: event for attempt in self.attempts for event in attempt.checkpoints}
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        return tuple(notice for one in self.attempts for notice in one.notices)
+        return tuple(notice for attempt in self.attempts for notice in attempt.notices)
 
 
 def load(repo: Repository, run_id: str) -> RunState:
@@ -114,12 +114,12 @@ def load_newest(repo: Repository, run_id: str) -> RunState:
 
 def _last(repo: Repository, run_id: str, attempt: int) -> list[AnyEvent]:
     """Return the last events of rank 0, back to its last step at least."""
-    found: list[AnyEvent] = []
+    events: list[AnyEvent] = []
     for batch in ledger.backwards(repo, run_id, attempt, "0"):
-        found = [ledger.decode_event(event) for event in batch.events] + found
-        if any(isinstance(event, Step) for event in found):
+        events = [ledger.decode_event(event) for event in batch.events] + events
+        if any(isinstance(event, Step) for event in events):
             break
-    return found
+    return events
 
 
 def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:

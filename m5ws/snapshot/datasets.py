@@ -167,7 +167,11 @@ def _snapshots_with(place: DatasetLocations, name: str, pin: str) -> list[Digest
     ids = snapshots.ids(place.repo)
     new = [snapshot_id for snapshot_id in ids if snapshot_id not in known]
     for snapshot_id, snapshot in zip(new, concurrency.for_each(partial(snapshots.load, place.repo), new), strict=True):
-        pins = (_pin(place, one.name, one.hash) for one in snapshot.datasets if one.kind == "dvc" and one.hash)
+        pins = (
+            _pin(place, dataset.name, dataset.hash)
+            for dataset in snapshot.datasets
+            if dataset.kind == "dvc" and dataset.hash
+        )
         known[snapshot_id] = " ".join((snapshot_id, *pins))
     place.index.remember_marks(_SNAPSHOTS, set(known.values()))
     wanted = _pin(place, name, pin)

@@ -78,12 +78,12 @@ def _around(path: bytes, folders: dict[bytes, _Folder]) -> bytes | None:
 
 def _streams() -> set[tuple[int, int]]:
     """Return device and inode of the files to which stdout and stderr of this process are redirected."""
-    found = set()
+    streams = set()
     for descriptor in (1, 2):
         try:
             status = os.fstat(descriptor)
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode):
-            found.add((status.st_dev, status.st_ino))
-    return found
+            streams.add((status.st_dev, status.st_ino))
+    return streams

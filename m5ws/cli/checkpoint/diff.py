@@ -39,12 +39,12 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     repo = names.open_repository(names.workspace(context))
     left, right = (resolve.resolve(repo, text, counting=False, state=True) for text in (a, b))
     with progress.Bar() as bar:
-        found = diff.compare(repo, left, right, None if brief else _compare, bar)
+        difference = diff.compare(repo, left, right, None if brief else _compare, bar)
     if as_json:
-        output.print_json({"equal": found.equal, **cast(dict[str, object], output.plain(found))})
+        output.print_json({"equal": difference.equal, **cast(dict[str, object], output.plain(difference))})
     else:
-        output.echo(*_lines(found))
-    return 0 if found.equal else _DIFFERENT
+        output.echo(*_lines(difference))
+    return 0 if difference.equal else _DIFFERENT
 
 
 def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "ElementDifferences":
@@ -54,23 +54,24 @@ def _compare(a: bytearray, b: bytearray, dtype: str, first: int) -> "ElementDiff
     return workspace.compare_bits()(a, b, dtype, first)
 
 
-def _lines(found: "CheckpointDiff") -> Iterator[output.Line]:
-    for change in found.tensors:
+def _lines(difference: "CheckpointDiff") -> Iterator[output.Line]:
+    for change in difference.tensors:
         yield from _tensor(change)
     where = None
-    for leaf in found.state:
+    for leaf in difference.state:
         if leaf.where != where:
             where = leaf.where
             yield (output.StyledText(f"state of {where}", bold=True),)
         yield f"  {leaf.path or '(all)'}: {_side(leaf.a)} → {_side(leaf.b)}"
-    for file in found.files:
+    for file in difference.files:
         yield f"file {file.name}: {_side(file.a)} → {_side(file.b)}"
-    yield from (f"note: {note}" for note in found.notes)
-    if found.equal:
-        yield f"no difference: {found.tensors_equal:,} tensors and all state are equal, bit for bit"
+    yield from (f"note: {note}" for note in difference.notes)
+    if difference.equal:
+        yield f"no difference: {difference.tensors_equal:,} tensors and all state are equal, bit for bit"
     else:
-        read = f"{output.size(found.bytes_read)} read of each, {output.size(found.bytes_unread)} equal by their digests"
-        yield f"{len(found.tensors):,} tensors differ, {found.tensors_equal:,} are equal; {read}"
+        unread = output.size(difference.bytes_unread)
+        read = f"{output.size(difference.bytes_read)} read of each, {unread} equal by their digests"
+        yield f"{len(difference.tensors):,} tensors differ, {difference.tensors_equal:,} are equal; {read}"
 
 
 def _side(value: str | None) -> str:
@@ -89,16 +90,18 @@ def _tensor(change: "TensorChange") -> Iterator[output.Line]:
         yield f"  {place}{change.elements.first_a} → {change.elements.first_b}"
 
 
-def _elements(found: "ElementDifferences") -> str:
-    parts = [f"{found.differing:,} of {found.compared:,} elements"]
-    if found.max_absolute is not None and found.max_relative is not None:
-        parts.append(f"by at most {output.number(found.max_absolute)}, relatively {output.number(found.max_relative)}")
+def _elements(elements: "ElementDifferences") -> str:
+    parts = [f"{elements.differing:,} of {elements.compared:,} elements"]
+    if elements.max_absolute is not None and elements.max_relative is not None:
+        parts.append(
+            f"by at most {output.number(elements.max_absolute)}, relatively {output.number(elements.max_relative)}"
+        )
     counted = {
-        "in the sign of zero": found.zero_signs,
-        "in the bits of NaN": found.nans,
-        "NaN in one": found.nan_in_one,
+        "in the sign of zero": elements.zero_signs,
+        "in the bits of NaN": elements.nans,
+        "NaN in one": elements.nan_in_one,
     }
     parts += [f"{count:,} {kind}" for kind, count in counted.items() if count]
-    if found.same_values:
+    if elements.same_values:
         parts.append("the values are the same")
     return ", ".join(parts)

@@ -23,8 +23,8 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     from m5ws.repository import checkpoints
 
     repo = names.open_repository(names.workspace(context))
-    found = resolve.resolve(repo, checkpoint)
-    checkpoints.keep(repo, found.run, found.name)
+    reference = resolve.resolve(repo, checkpoint)
+    checkpoints.keep(repo, reference.run, reference.name)
     if as_json:
-        return output.print_json({"run": found.run, "checkpoint": found.name})
-    return output.echo(f"checkpoint {found.name} of run {found.run} is kept for ever")
+        return output.print_json({"run": reference.run, "checkpoint": reference.name})
+    return output.echo(f"checkpoint {reference.name} of run {reference.run} is kept for ever")

@@ -25,12 +25,12 @@ def workspace(context: click.Context) -> Workspace:
     return find(context.find_root().params.get("directory") or Path())
 
 
-def open_repository(here: Workspace, *, create: bool = False) -> "Repository":
+def open_repository(workspace: Workspace, *, create: bool = False) -> "Repository":
     """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
     from m5ws.runs import recovery
 
-    repo = here.repository(create=create)
-    recovery.deliver(repo, here.home, here.kept)
+    repo = workspace.repository(create=create)
+    recovery.deliver(repo, workspace.home, workspace.kept)
     return repo
 
 

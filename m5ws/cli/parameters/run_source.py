@@ -63,7 +63,7 @@ class RunArguments(TypedDict):
     planned: Path | None
 
 
-def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions") -> "Run":
+def select(workspace: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions") -> "Run":
     """Return the run to execute. Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot."""
     from m5ws.runs import recovery
     from m5ws.runs import run as operation
@@ -73,14 +73,14 @@ def select(here: "Workspace", repo: "Repository", given: RunArguments, launch: "
     if given["resume"] is not None:
         run = operation.resumed(repo, names.find_id(repo, given["resume"], "run"))
         if not given["take_over"]:
-            recovery.refuse_elsewhere(repo, run.id, here.home)
+            recovery.refuse_elsewhere(repo, run.id, workspace.home)
         return run
     if given["from_"] is not None:
         return _fork(repo, given["from_"], given, launch)
     # A snapshot is taken before the launch is known only if the launcher's options name a file.
-    pinned = cache(lambda: start(here, repo, given["snapshot"], given["overrides"], given["message"]))
-    launch = taken_over(repo, here.settings.run, launch, pinned)
-    spec = operation.spec(here.settings.run, launch)
+    pinned = cache(lambda: start(workspace, repo, given["snapshot"], given["overrides"], given["message"]))
+    launch = taken_over(repo, workspace.settings.run, launch, pinned)
+    spec = operation.spec(workspace.settings.run, launch)
     return operation.new_run(pinned(), spec, name=launch.name)
 
 

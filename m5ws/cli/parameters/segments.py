@@ -95,19 +95,19 @@ class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
 
         if not self.all_segments and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
             return []
-        found = segments.of_run(repo, run)
+        recorded = segments.of_run(repo, run)
         if self.all_segments:
-            return found
+            return recorded
         if self.segment is not None:
-            return [segments.numbered(found, self.segment)]
+            return [segments.numbered(recorded, self.segment)]
         if self.sample is not None:
-            return segments.sample(found, self.sample, self.sample_seed)
-        first = self.first if self.first is not None else found[0].first
-        return [segments.covering(found, first, self.last if self.last is not None else found[-1].last)]
+            return segments.sample(recorded, self.sample, self.sample_seed)
+        first = self.first if self.first is not None else recorded[0].first
+        return [segments.covering(recorded, first, self.last if self.last is not None else recorded[-1].last)]
 
 
 def replay(
-    here: "Workspace", ports: "Ports", request: "ReplayRequest", wanted: "list[Segment]", parallel: int
+    workspace: "Workspace", ports: "Ports", request: "ReplayRequest", wanted: "list[Segment]", parallel: int
 ) -> "JointResult":
     """Replay segments, each as a run of its own, and return their joint result. Ctrl-C stops them all."""
     from m5ws.cli.terminal import explanation, verdict
@@ -117,10 +117,10 @@ def replay(
     lock = threading.Lock()
     drifted: list[Change] = []
 
-    def announce(found: "tuple[Change, ...]") -> None:
+    def announce(joint: "tuple[Change, ...]") -> None:
         with lock:
-            if found and not drifted:
-                drifted.extend(found)
+            if joint and not drifted:
+                drifted.extend(joint)
                 output.print_note(
                     "environment: drifted since the start of the original run (`m5ws reproduce RUN` lists how)"
                 )
@@ -129,7 +129,7 @@ def replay(
         if stopped.is_set():
             raise reproduce.ReplayInterrupted("stopped before a verdict")
         part = msgspec.structs.replace(request, segment=segment)
-        plan = reproduce.plan(ports, part, here.home, here.root)
+        plan = reproduce.plan(ports, part, workspace.home, workspace.root)
         output.print_note(f"replaying {segment} of {request.original} as {plan.run.id}")
         watch = lambda *_: stopped.is_set()  # noqa: E731
         return reproduce.execute(
@@ -142,15 +142,15 @@ def replay(
     every = segments.of_run(ports.repo, request.original)
     with interrupt.on_signals():
         try:
-            found = segments.replay(wanted, one, parallel, told, stopped.set)
+            joint = segments.replay(wanted, one, parallel, told, stopped.set)
         except BaseException:
             stopped.set()
             raise
-    return segments.join(request.original, found, every)
+    return segments.join(request.original, joint, every)
 
 
 def several(
-    here: "Workspace",
+    workspace: "Workspace",
     ports: "Ports",
     request: "ReplayRequest",
     wanted: "list[Segment]",
@@ -161,9 +161,9 @@ def several(
     """Replay segments, print their joint result, and return the exit status."""
     from m5ws.reproduce import segments
 
-    joint = replay(here, ports, request, wanted, parallel)
+    joint = replay(workspace, ports, request, wanted, parallel)
     every = segments.of_run(ports.repo, request.original)
-    segments.publish(ports.repo, ports.tracker, segments.record(joint, every), here.home)
+    segments.publish(ports.repo, ports.tracker, segments.record(joint, every), workspace.home)
     output.print_json(joint) if as_json else output.echo(format_joint(joint))
     return joint.exit_code
 
@@ -177,9 +177,12 @@ def format_joint(joint: "JointResult") -> str:
         f"  {joint.reason}",
         "",
     ]
-    rows = [(str(one.segment), one.outcome, one.replay) for one in joint.verdicts]
+    rows = [
+        (str(segment_verdict.segment), segment_verdict.outcome, segment_verdict.replay)
+        for segment_verdict in joint.verdicts
+    ]
     lines.append(output.table(("segment", "verdict", "replayed as"), rows))
-    for one in joint.verdicts:
-        if one.outcome not in ("sampled", "reproduced"):
-            lines += ["", verdict.format_verdict(one)]
+    for segment_verdict in joint.verdicts:
+        if segment_verdict.outcome not in ("sampled", "reproduced"):
+            lines += ["", verdict.format_verdict(segment_verdict)]
     return "\n".join(lines)

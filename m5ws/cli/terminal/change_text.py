@@ -15,13 +15,13 @@ def lines(changes: Sequence[Change], *, brief: bool = False) -> list[output.Line
 
     if not changes:
         return ["no difference"]
-    found: list[output.Line] = []
+    result: list[output.Line] = []
     for part, group in groupby(changes, key=lambda change: change.part):
-        found.append((output.StyledText(part, bold=True),))
+        result.append((output.StyledText(part, bold=True),))
         for change in group:
-            found.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
+            result.append(f"  {drift.describe(change).removeprefix(part).lstrip()}")
             if change.detail and "\n" in change.detail and not brief:
-                found += [
+                result += [
                     ("    ", output.StyledText(line, _COLOURS.get(line[:1]))) for line in change.detail.splitlines()
                 ]
-    return found
+    return result

@@ -16,29 +16,33 @@ def print_side(side: TracedReplay, steps: Segment) -> None:
     output.print_note(f"explaining: {steps} {_SIDES[side.side]}, as {side.replay}")
 
 
-def format_explanation(found: Explanation) -> list[str]:
+def format_explanation(explanation: Explanation) -> list[str]:
     """Return an explanation in lines: place and cause first, then the evidence."""
-    steps = f"step {found.last}" if found.first == found.last else f"steps {found.first}-{found.last}"
-    lines = [f"examined {steps}: {_finding(found)}"]
-    if found.place is not None:
+    steps = (
+        f"step {explanation.last}"
+        if explanation.first == explanation.last
+        else f"steps {explanation.first}-{explanation.last}"
+    )
+    lines = [f"examined {steps}: {_finding(explanation)}"]
+    if explanation.place is not None:
         lines += _place(
-            found.place, ("first", "second") if found.between == "two replays" else ("original", "replayed")
+            explanation.place, ("first", "second") if explanation.between == "two replays" else ("original", "replayed")
         )
-    for number, cause in enumerate(found.causes):
+    for number, cause in enumerate(explanation.causes):
         lines += _cause("cause" if not number else "and" if cause.certain else "or", cause)
-    for side in found.sides:
+    for side in explanation.sides:
         name = side.replay or "not replayed"
         lines.append(f"  {side.side.ljust(9)} {name}: {side.problem or 'repeated its earlier result'}")
-    return lines + [f"  limit     {limit}" for limit in found.limits]
+    return lines + [f"  limit     {limit}" for limit in explanation.limits]
 
 
-def _finding(found: Explanation) -> str:
-    if found.place is None:
+def _finding(explanation: Explanation) -> str:
+    if explanation.place is None:
         return "no difference was found"
     between = {"two replays": "two replays", "record and replay": "the original's ledger and the replay"}
-    place = found.place
+    place = explanation.place
     ranks = "" if len(place.ranks) < 2 else f" (ranks {', '.join(map(str, place.ranks))} differ there)"
-    sides = between.get(found.between or "", "original and replay")
+    sides = between.get(explanation.between or "", "original and replay")
     return f"{sides} first differ in step {place.step}, rank {place.rank}{ranks}"
 
 

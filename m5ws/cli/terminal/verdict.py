@@ -23,9 +23,9 @@ def print_recheck(first: Divergence, second: str) -> None:
     )
 
 
-def _of_file(found: Divergence) -> bool:
+def _of_file(divergence: Divergence) -> bool:
     """Return True for a difference of output files, which have no step and no rank."""
-    return found.quantity.startswith("file ")
+    return divergence.quantity.startswith("file ")
 
 
 def format_verdict(verdict: Verdict) -> str:
@@ -72,10 +72,10 @@ def _replays(verdict: Verdict) -> tuple[str, ...]:
     return tuple(name for name in verdict.replays if name not in explaining)
 
 
-def format_joint(found: JointVerdict) -> str:
+def format_joint(joint: JointVerdict) -> str:
     """Return the result of segment replays together, and the state of each range of steps."""
-    lines = [f"segment by segment, {output.moment(found.created_s)}: {found.outcome}", f"  {found.reason}"]
-    return "\n".join([*lines, output.fields(found.parts, "  ")])
+    lines = [f"segment by segment, {output.moment(joint.created_s)}: {joint.outcome}", f"  {joint.reason}"]
+    return "\n".join([*lines, output.fields(joint.parts, "  ")])
 
 
 def _format_recheck(recheck: Recheck) -> list[str]:
@@ -93,17 +93,17 @@ def _format_recheck(recheck: Recheck) -> list[str]:
 
 
 def format_divergence(
-    found: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
+    divergence: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
-    at = "" if _of_file(found) else f"step {found.step}, rank {found.rank}, "
-    where = f"{title}: {at}{found.quantity}"
-    values = zip(sides, (found.original, found.replayed), strict=True)
+    at = "" if _of_file(divergence) else f"step {divergence.step}, rank {divergence.rank}, "
+    where = f"{title}: {at}{divergence.quantity}"
+    values = zip(sides, (divergence.original, divergence.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
-    if found.tensor is not None:
-        at = f" (state after step {found.tensor_step})" if found.tensor_step is not None else ""
-        more = f", {found.tensors_differ} tensors differ" if found.tensors_differ > 1 else ""
-        lines.append(f"  tensor    {found.tensor}{at}{more}")
+    if divergence.tensor is not None:
+        at = f" (state after step {divergence.tensor_step})" if divergence.tensor_step is not None else ""
+        more = f", {divergence.tensors_differ} tensors differ" if divergence.tensors_differ > 1 else ""
+        lines.append(f"  tensor    {divergence.tensor}{at}{more}")
     return lines
 
 

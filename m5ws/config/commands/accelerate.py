@@ -245,27 +245,27 @@ def _from_config(config: Mapping[str, object], given: Mapping[str, object]) -> d
     """Return a config file's values by the names of options."""
     if not config:
         return {}
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     # Not `enable_cpu_affinity`: accelerate 1.15 takes it from the command line alone.
     for name in ("num_processes", "num_machines", "gpu_ids", "use_cpu", "debug"):
         if config.get(name) is not None:
-            found[name] = config[name]
+            arguments[name] = config[name]
     kind = config["distributed_type"]
     if kind == "NO":
-        found.setdefault("num_processes", 1)
+        arguments.setdefault("num_processes", 1)
     if not any(given.get(name) for name in _PARADIGMS):
-        found["use_deepspeed"], found["use_fsdp"] = kind == "DEEPSPEED", kind == "FSDP"
-        found["multi_gpu"] = kind in _SEVERAL_DEVICES
-        found["use_parallelism_config"] = bool(config.get("parallelism_config"))
-    found["mixed_precision"] = config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")
+        arguments["use_deepspeed"], arguments["use_fsdp"] = kind == "DEEPSPEED", kind == "FSDP"
+        arguments["multi_gpu"] = kind in _SEVERAL_DEVICES
+        arguments["use_parallelism_config"] = bool(config.get("parallelism_config"))
+    arguments["mixed_precision"] = config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")
     if config.get("dynamo_backend") not in (None, "NO"):
-        found["dynamo_backend"] = config["dynamo_backend"]
+        arguments["dynamo_backend"] = config["dynamo_backend"]
     for section in _SECTIONS:
         keys = config.get(section)
         for key, value in keys.items() if isinstance(keys, dict) else ():
             prefix = _PREFIXES.get(section, "")
-            found[key if key.startswith(prefix) else prefix + key] = value
-    return found
+            arguments[key if key.startswith(prefix) else prefix + key] = value
+    return arguments
 
 
 def _ds_fields(config: Mapping[str, object], given: Mapping[str, object]) -> list[str]:

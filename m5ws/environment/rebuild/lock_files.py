@@ -23,12 +23,12 @@ def hashes(name: str, data: bytes) -> Hashes:
     try:
         text = data.decode("utf-8")
         table = tomllib.loads(text) if PurePosixPath(name).suffix in (".lock", ".toml") else None
-        found: dict[tuple[str, str], set[str]] = {}
+        by_version: dict[tuple[str, str], set[str]] = {}
         for package, version, digest in _requirements(text) if table is None else _packages(table):
-            found.setdefault((_normalised(package), version), set()).add(digest)
+            by_version.setdefault((_normalised(package), version), set()).add(digest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         return {}
-    return {key: frozenset(digests) for key, digests in found.items()}
+    return {key: frozenset(digests) for key, digests in by_version.items()}
 
 
 def _requirements(text: str) -> Iterator[tuple[str, str, str]]:

@@ -22,5 +22,5 @@ def ends(attempt: int, chains: Mapping[str, Chain]) -> tuple[AttemptEnd, ...]:
     events = chains[LAUNCHER].telling.events
     rank = chains["0"].telling if "0" in chains else None
     places = [place for place, event in enumerate(events, 1) if isinstance(event, AttemptEnded)]
-    found = (run_index.ended(attempt, events[:place], rank) for place in places)
-    return tuple(end for end in found if end is not None)
+    ended = (run_index.ended(attempt, events[:place], rank) for place in places)
+    return tuple(end for end in ended if end is not None)

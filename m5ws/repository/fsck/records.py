@@ -108,7 +108,7 @@ class Records:
         self.read.add(digest)
         try:
             record = codec.decode(data, kind, f"object {digest}")
-            found = list(iter_links(self._objects, digest, record))
+            links = list(iter_links(self._objects, digest, record))
         except (CorruptObject, UnknownSchema) as error:
             self.unreadable[digest] = str(error)
             return []
@@ -122,7 +122,7 @@ class Records:
             self.trees[digest] = tuple(dict.fromkeys(record.trees.values()))
         elif isinstance(record, Content) and record.tree is not None:
             self.place(digest, record.tree, [record.packing] if record.packing is not None else [])
-        return self._remember(digest, found)
+        return self._remember(digest, links)
 
     def _remember(self, digest: Digest, targets: Iterable[Named]) -> list[_Claim]:
         claims: list[_Claim] = []

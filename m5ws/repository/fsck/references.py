@@ -191,8 +191,8 @@ class References:
             self._unknown |= {(run_id, "verdict")} if verdict is None else set()
             if verdict is not None and run is not None:
                 self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
-        for said in self._repo.store.names(runs.joints_of(run_id)):
-            self._decode(f"{runs.joints_of(run_id)}{said}", JointVerdict, root)
+        for joint in self._repo.store.names(runs.joints_of(run_id)):
+            self._decode(f"{runs.joints_of(run_id)}{joint}", JointVerdict, root)
         self._facts[run_id] = (run, verdict)
         self._unknown |= {(run_id, "created")} if run is None else set()
         for name in self._repo.store.names(f"runs/{run_id}/summaries/"):
@@ -312,7 +312,7 @@ class References:
     def _index(self, run_id: str) -> None:
         """Compare the keys of a run in the index with their originals."""
         run, verdict = self._facts.get(run_id, (None, None))
-        ends = (end for (name, _), found in self._ends.items() if name == run_id for end in found)
+        ends = (end for (name, _), attempt_ends in self._ends.items() if name == run_id for end in attempt_ends)
         expected = run_index.expected(run_id, run, ends, verdict.outcome if verdict is not None else None)
         for name in self._indexed[run_id]:
             where = f"{run_index.PREFIX}{run_id}/{name}"

@@ -133,7 +133,7 @@ def _removed_run(
     kept = _attempts(repo, reach, run) | origins | set(checkpoints.kept(repo, run))
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     references = list(_references(repo, run))
-    past = {label for one in references if (label := one.checkpoint) is not None} - kept
+    past = {label for reference in references if (label := reference.checkpoint) is not None} - kept
     return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 

@@ -107,8 +107,8 @@ def read(
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
     # Many callers need the first batch only. The others are fetched in parallel.
-    found = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
-    for key, data in zip(keys, found, strict=True):
+    batches = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
+    for key, data in zip(keys, batches, strict=True):
         batch = codec.decode(data, Batch, key)
         _check(batch, key, head)
         stored(data)
@@ -162,17 +162,17 @@ def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent
 
 def check_ends(repo: Repository, run: str, attempt: int) -> None:
     """Raise CorruptObject if a rank's chain does not end at the head in the attempt's last event."""
-    ended = next((one for one in events(repo, run, attempt, LAUNCHER) if isinstance(one, AttemptEnded)), None)
+    ended = next((event for event in events(repo, run, attempt, LAUNCHER) if isinstance(event, AttemptEnded)), None)
     for rank, head in ended.heads.items() if ended is not None else ():
-        found = genesis(run, attempt, rank)
+        chain_head = genesis(run, attempt, rank)
         for batch in read(repo, run, attempt, rank):
-            found = batch.head
-        check_end(run, attempt, rank, head, found)
+            chain_head = batch.head
+        check_end(run, attempt, rank, head, chain_head)
 
 
-def check_end(run: str, attempt: int, rank: str, head: str, found: str) -> None:
+def check_end(run: str, attempt: int, rank: str, head: str, stored: str) -> None:
     """Raise CorruptObject if a rank's chain does not end where the attempt's end has it."""
-    if found != head:
+    if stored != head:
         raise CorruptObject(
             f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end at its recorded head",
             hint="Events are missing at its end, or were edited. Run `m5ws fsck` to list all damage.",
@@ -196,6 +196,6 @@ def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None
 
 def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
     """Return the chains of an attempt: ranks by number, then the launcher."""
-    found = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
-    names = [name for name in found if is_number(name) or name == LAUNCHER]
+    keys = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
+    names = [name for name in keys if is_number(name) or name == LAUNCHER]
     return sorted(names, key=lambda name: (name == LAUNCHER, 0 if name == LAUNCHER else int(name)))

@@ -63,11 +63,11 @@ def key(run: str, attempt: int, batches: int) -> str:
 
 def read(repo: Repository, run: str, attempt: int, rank: str) -> ChainSummary:
     """Return the events of a chain that belong to a summary, from the ledger. Raises CorruptObject."""
-    found = ChainSummary()
+    summary = ChainSummary()
     for batch in ledger.read(repo, run, attempt, rank):
         for raw in batch.events:
-            found.add(bytes(raw), ledger.decode_event(raw))
-    return found
+            summary.add(bytes(raw), ledger.decode_event(raw))
+    return summary
 
 
 def write(repo: Repository, run: str, attempt: int, ranks: Mapping[str, ChainSummary]) -> AttemptSummary | None:

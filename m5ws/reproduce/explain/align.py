@@ -15,13 +15,13 @@ _SCRIPT = "the script, outside the model"
 
 
 def inside_step(
-    one: Sequence[TraceEntry], two: Sequence[TraceEntry], rank: int, step: int
+    first: Sequence[TraceEntry], two: Sequence[TraceEntry], rank: int, step: int
 ) -> tuple[int, FirstDifference] | None:
     """Return the first difference between two traces of a step, and its position; None without traces."""
     open_: list[str] = []
     known: dict[str, str] = {}
     last = ""
-    for position, (old, new) in enumerate(zip(one, two, strict=False)):
+    for position, (old, new) in enumerate(zip(first, two, strict=False)):
         if _key(old) != _key(new):
             return position, _other(old, new, open_, rank, step)
         if "cut" in (old.kind, new.kind):
@@ -37,12 +37,12 @@ def inside_step(
             del open_[open_.index(old.name) :]
         if old.kind in ("enter", "leave"):
             last = f"{old.kind} {old.name}"
-    if len(one) != len(two) and one and two:
-        longer = (one, two)[len(two) > len(one)]
-        extra = longer[min(len(one), len(two))]
-        sides = (display_name(extra), None) if longer is one else (None, display_name(extra))
+    if len(first) != len(two) and first and two:
+        longer = (first, two)[len(two) > len(first)]
+        extra = longer[min(len(first), len(two))]
+        sides = (display_name(extra), None) if longer is first else (None, display_name(extra))
         words = f"only one of the two runs has this in the step: {display_name(extra)}"
-        return min(len(one), len(two)), locate(step, rank, "operations", "operations", sides, words, extra)
+        return min(len(first), len(two)), locate(step, rank, "operations", "operations", sides, words, extra)
     return None
 
 

@@ -37,21 +37,23 @@ def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> FirstDifferen
     return None
 
 
-def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> Iterator[tuple[tuple[int, int], FirstDifference]]:
+def _of_rank(
+    first_view: TraceView, two: TraceView, rank: int, step: int
+) -> Iterator[tuple[tuple[int, int], FirstDifference]]:
     """Yield the first difference of a rank in a step, if any, with its position in the step."""
-    before = _state(one.history, two.history, rank, step, "state")
+    before = _state(first_view.history, two.history, rank, step, "state")
     if before is not None:
         yield (0, 0), before
         return
-    inside = inside_step(one.in_step(rank, step), two.in_step(rank, step), rank, step)
+    inside = inside_step(first_view.in_step(rank, step), two.in_step(rank, step), rank, step)
     if inside is not None:
         yield (1, inside[0]), inside[1]
         return
-    quantity = _quantity(one.history, two.history, rank, step)
+    quantity = _quantity(first_view.history, two.history, rank, step)
     if quantity is not None:
         yield (2, 0), quantity
         return
-    after = _state(one.history, two.history, rank, step, "update")
+    after = _state(first_view.history, two.history, rank, step, "update")
     if after is not None:
         yield (3, 0), after
 

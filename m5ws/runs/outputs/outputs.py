@@ -39,7 +39,7 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
     """
     root = work.resolve()
     untouched = {root / path.relative_to(work) for path in inputs.untouched(work, given)}
-    found: dict[bytes, SourceFile] = {}
+    files: dict[bytes, SourceFile] = {}
     faults: dict[str, None] = {}
     for output in outputs:
         for path in _files(root / output):
@@ -49,17 +49,17 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
                 faults[f"{_shown(inside)}: {fault}"] = None
             elif fault is None:
                 name = os.fsencode(inside)
-                found[name] = SourceFile(path=name, location=os.path.realpath(path))
+                files[name] = SourceFile(path=name, location=os.path.realpath(path))
     declared = tuple(Path(output) for output in outputs)
     beside = sorted(
         _shown(path.relative_to(root))
         for path in _files(root, follow=False)
-        if path not in untouched and not any(path.relative_to(root).is_relative_to(one) for one in declared)
+        if path not in untouched and not any(path.relative_to(root).is_relative_to(folder) for folder in declared)
     )
     not_kept = [listed(list(faults))] if faults else []
     if beside:
         not_kept.append(f"written outside [run] outputs: {listed(beside)}")
-    return Outputs(files=tuple(found.values()), not_kept=tuple(not_kept))
+    return Outputs(files=tuple(files.values()), not_kept=tuple(not_kept))
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:

@@ -51,10 +51,14 @@ class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
 def listing(repo: Repository, run: str, known: RunState) -> tuple[OutputsRow, ...]:
     """Return all output files of a run, in order of attempts. Raises NotFound, CorruptObject."""
     # Older versions published final output files as a checkpoint.
-    labels = sorted({one.name for attempt in known.attempts for one in attempt.checkpoints if one.outputs})
+    labels = sorted(
+        {checkpoint.name for attempt in known.attempts for checkpoint in attempt.checkpoints if checkpoint.outputs}
+    )
     of_old = [(label, checkpoints.key(run, label), checkpoints.attempt_of(label)) for label in labels]
     stored = [(label, outputs.key(run, label), outputs.attempt_of(label)) for label in outputs.names(repo, run)]
-    return tuple(concurrency.for_each(lambda one: _row(repo, *one), sorted([*of_old, *stored], key=lambda one: one[2])))
+    return tuple(
+        concurrency.for_each(lambda item: _row(repo, *item), sorted([*of_old, *stored], key=lambda item: item[2]))
+    )
 
 
 def _row(repo: Repository, name: str, where: str, attempt: int) -> OutputsRow:
@@ -136,17 +140,17 @@ class OutputCopier:
             files = self._files()
             if not files:
                 return None
-            found = saved_outputs.content(self._repo, self._run, files)
-            if found != self._content:
+            content = saved_outputs.content(self._repo, self._run, files)
+            if content != self._content:
                 copy = OutputFiles(
                     run=self._run.id,
                     snapshot=self._run.snapshot,
                     attempt=self._attempt,
-                    content=found,
+                    content=content,
                     moment=f"{self._number:06d}",
                 )
                 outputs.publish(self._repo, copy)
-                self._content, self._number = found, self._number + 1
+                self._content, self._number = content, self._number + 1
         except (M5Error, OSError) as error:
             # Such as a file that the script is writing. The next copy has it.
             return str(error)

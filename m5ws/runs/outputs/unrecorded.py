@@ -29,7 +29,7 @@ def events(
 
 def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
     """Yield the missing events, as `events` does, of all attempts before one. Their machines may be gone."""
-    earlier = [one for one in ledger.attempts(repo, run) if one < attempt]
+    earlier = [number for number in ledger.attempts(repo, run) if number < attempt]
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) < attempt}
     yield from _missing(repo, run, made, earlier)
 
@@ -59,10 +59,10 @@ def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[Outpu
     try:
         if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
             return
-        digest, found = outputs.find(repo, run, name)
+        digest, stored = outputs.find(repo, run, name)
     except UNREADABLE:
         return
-    yield OutputsStored(time_s=time.time(), name=name, record=digest, content=found.content)
+    yield OutputsStored(time_s=time.time(), name=name, record=digest, content=stored.content)
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:

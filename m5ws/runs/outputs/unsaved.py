@@ -71,7 +71,7 @@ def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opene
         copy()
         publishing.publish(
             repo,
-            lambda needs=needs: {bytes.fromhex(one) for one in needs},  # type: ignore[misc]
+            lambda needs=needs: {bytes.fromhex(need) for need in needs},  # type: ignore[misc]
             lambda name=name: publishing.create_once(  # type: ignore[misc]
                 repo, checkpoints.key(run, name), source.store.get(checkpoints.key(run, name))
             ),

@@ -126,16 +126,16 @@ class S3Store:
 
     def check_region(self, home_region: str | None) -> str:
         region = self.region()
-        asked, here = self.location.options.region, self.connection.here
+        asked, local = self.location.options.region, self.connection.here
         for value, source in ((region, "the bucket is in"), (asked, "m5ws.toml has")):
             if home_region and value and value != home_region:
                 raise WrongRegion(
                     f"the home region of the store at {self.url} is {home_region}, but {source} {value}",
                     hint="Check the bucket. A store that was copied to another region has its own home region.",
                 )
-        if home_region and here and here != home_region:
+        if home_region and local and local != home_region:
             return (
-                f"the store's home region is {home_region}, but this machine is in {here}: all transfers cross regions"
+                f"the store's home region is {home_region}, but this machine is in {local}: all transfers cross regions"
             )
         return ""
 

@@ -65,7 +65,7 @@ def script_metrics(tracking_uri: str, run_id: str) -> dict[str, list[tuple[int, 
             for name in mlflow.get_run(mlflow_id).data.metrics:
                 if not name.startswith((PREFIX, _SYSTEM)):
                     history = mlflow.get_metric_history(mlflow_id, name)
-                    metrics.setdefault(name, set()).update((one.step, one.value.hex()) for one in history)
+                    metrics.setdefault(name, set()).update((metric.step, metric.value.hex()) for metric in history)
     return {name: sorted(metrics[name]) for name in sorted(metrics)}
 
 
@@ -82,10 +82,10 @@ def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: V
             options = FollowerOptions(
                 store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True
             )
-            known = [one for one in runs.verdicts(repo, run_id) if one.replay != verdict.replay]
-            found = _pages(mlflow, options)
+            known = [earlier for earlier in runs.verdicts(repo, run_id) if earlier.replay != verdict.replay]
+            run_pages = _pages(mlflow, options)
             subject, joint = tags.load(repo, run_id), runs.joint(repo, run_id)
-            RunPage(mlflow, found[0], found[1:]).judge(subject, [*known, verdict], joint)
+            RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, [*known, verdict], joint)
 
 
 def refresh(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
@@ -95,9 +95,9 @@ def refresh(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> 
     repo = Repository.open(open_store(store_url))
     options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
     with client(tracking_uri) as mlflow:
-        found = _pages(mlflow, options)
+        run_pages = _pages(mlflow, options)
         subject, verdicts = tags.load(repo, run_id), runs.verdicts(repo, run_id)
-        RunPage(mlflow, found[0], found[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
+        RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
 
 
 def attach(tracking_uri: str, experiment: str, store_url: str, run_id: str, name: str, data: bytes) -> None:

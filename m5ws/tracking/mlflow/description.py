@@ -81,12 +81,12 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
         "m5ws.verdict.first": first(newest.first),
         "m5ws.verdict.recheck": describe_recheck(newest.recheck),
     }
-    replays = [one for one in verdicts if one.run == run_id]
+    replays = [verdict for verdict in verdicts if verdict.run == run_id]
     if replays:
-        tags["m5ws.replayed_by"] = _joined([name for one in replays for name in one.replays])
-    if proofs := [one.replay for one in replays if one.outcome == "reproduced"]:
+        tags["m5ws.replayed_by"] = _joined([name for verdict in replays for name in verdict.replays])
+    if proofs := [verdict.replay for verdict in replays if verdict.outcome == "reproduced"]:
         tags["m5ws.reproduced_by"] = _joined(proofs)
-    if own := [one for one in verdicts if run_id in one.replays]:
+    if own := [verdict for verdict in verdicts if run_id in verdict.replays]:
         tags["m5ws.reproduces"] = own[-1].run
     if joint is not None:
         if joint.created_s >= newest.created_s:
@@ -151,7 +151,7 @@ def _change(change: Change) -> str:
     if (change.part, change.name) != ("code", "commit") or not change.detail:
         return line
     # The commits between both sides, as code, because their messages may contain Markdown.
-    commits = [f"  - `{one.replace('`', '')}`" for one in change.detail.splitlines()[1:]]
+    commits = [f"  - `{commit.replace('`', '')}`" for commit in change.detail.splitlines()[1:]]
     return "\n".join([line, *commits])
 
 

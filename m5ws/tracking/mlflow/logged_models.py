@@ -72,27 +72,27 @@ class Models:
             if error.error_code in _NONE_THERE:
                 return False
             raise
-        each = list({one.record: one for one in made}.values())
-        for one in each:
-            model = known.get(one.record) or self._create(run, one)
+        each = list({result.record: result for result in made}.values())
+        for result in each:
+            model = known.get(result.record) or self._create(run, result)
             if model.status != _READY:
                 model = self._client.finalize_logged_model(model.model_id, _READY)
-            known[one.record] = model
-        self._link([(known[one.record].model_id, one.after) for one in each])
+            known[result.record] = model
+        self._link([(known[result.record].model_id, result.after) for result in each])
         return True
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
         """Return MLflow's models by their checkpoint's digest, and remember those that the page lists."""
         if self._known is None:
             query = f"tags.`{RUN_TAG}` = '{run.id}'"
-            found = pages(
+            models = pages(
                 lambda token: self._client.search_logged_models(
                     [self._experiment_id], filter_string=query, page_token=token
                 )
             )
-            known = {one.tags[CHECKPOINT_TAG]: one for one in found if CHECKPOINT_TAG in one.tags}
+            known = {model.tags[CHECKPOINT_TAG]: model for model in models if CHECKPOINT_TAG in model.tags}
             outputs = self._client.get_run(self._page_id).outputs
-            self._linked = {one.model_id for one in outputs.model_outputs} if outputs else set()
+            self._linked = {model.model_id for model in outputs.model_outputs} if outputs else set()
             self._known = known
         return self._known
 
@@ -114,12 +114,12 @@ class Models:
             },
         )
 
-    def _link(self, found: Sequence[tuple[str, int]]) -> None:
+    def _link(self, links: Sequence[tuple[str, int]]) -> None:
         """List models as outputs of the MLflow run, at their steps."""
         from mlflow.entities import LoggedModelOutput
 
-        new = [LoggedModelOutput(model_id, step) for model_id, step in found if model_id not in self._linked]
+        new = [LoggedModelOutput(model_id, step) for model_id, step in links if model_id not in self._linked]
         for start in range(0, len(new), _LINKS):
             group = new[start : start + _LINKS]
             self._client.log_outputs(self._page_id, group)
-            self._linked.update(one.model_id for one in group)
+            self._linked.update(link.model_id for link in group)

@@ -93,17 +93,17 @@ class Points:
 
 def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point, int]:
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
-    names = dict.fromkeys(name for one in ranks for name in one.quantities)
-    texts = {name: [one.quantities[name] for one in ranks if name in one.quantities] for name in names}
-    values = {metric_name(f"{PREFIX}{name}"): _mean(found) for name, found in texts.items()}
-    seconds = max(one.seconds for one in ranks)
+    names = dict.fromkeys(name for record in ranks for name in record.quantities)
+    texts = {name: [record.quantities[name] for record in ranks if name in record.quantities] for name in names}
+    values = {metric_name(f"{PREFIX}{name}"): _mean(texts_of_name) for name, texts_of_name in texts.items()}
+    seconds = max(record.seconds for record in ranks)
     if seconds > 0:
         values[STEP_S] = seconds
-        if tokens := sum(one.tokens for one in ranks):
+        if tokens := sum(record.tokens for record in ranks):
             values[TOKENS_PER_S] = tokens / seconds
     point = Point(attempt=attempt, step=step, time_ms=int(ranks[0].time_s * 1000), values=values)
     # 8 bytes are kept for each step. After a collision of 64 bits, a repeated step would not be sent again.
-    return point, hash(tuple((name, *found) for name, found in texts.items()))
+    return point, hash(tuple((name, *texts_of_name) for name, texts_of_name in texts.items()))
 
 
 def _mean(texts: list[str]) -> float:

@@ -29,15 +29,15 @@ _ODD = re.compile(r"[^/\w.\- :]")
 def params(repo: Repository, subject: Subject) -> dict[str, str]:
     """Return parameter names and values. With several config files, names begin with the file's path."""
     files = trees.located(repo.objects, repo.locations, subject.snapshot.config).entries
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
         flat = _flat(entry, trees.read_file(repo.objects, repo.locations, entry))
         for key, value in flat:
-            found[metric_name(f"{prefix}{key}")] = _cut(_scalar(value))
+            values[metric_name(f"{prefix}{key}")] = _cut(_scalar(value))
     given = arguments.load(repo, subject.run.snapshot, subject.run.spec).parameters()
     named = {f"args.{key}": value for key, value in itertools.islice(given.items(), _KEYS)}
-    return found | {metric_name(key): _cut(value) for key, value in (named | _launch(subject)).items()}
+    return values | {metric_name(key): _cut(value) for key, value in (named | _launch(subject)).items()}
 
 
 def metric_name(text: str) -> str:

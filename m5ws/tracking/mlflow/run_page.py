@@ -71,8 +71,8 @@ class RunPage:
 
     def _lineage(self, run: Run) -> dict[str, str]:
         """Return the tag by which MLflow shows a fork below its parent, if the parent has a page here."""
-        found = find(self._client, run.parent.run) if run.parent is not None else []
-        return {mlflow_subject.PARENT_PAGE_TAG: found[0]} if found else {}
+        run_ids = find(self._client, run.parent.run) if run.parent is not None else []
+        return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 
     def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
         """Set the verdicts and notes of the run, and nothing else."""
@@ -132,8 +132,8 @@ class RunPage:
         expected = self._before.values if self._before else {}
         if all(_text(latest.get(key)) == _text(expected.get(key)) for key in keys):
             return set()
-        found = (one for key in sorted(keys) for one in self._client.get_metric_history(self.run_id, key))
-        return {(one.key, one.step, one.timestamp) for one in found}
+        metrics = (metric for key in sorted(keys) for metric in self._client.get_metric_history(self.run_id, key))
+        return {(metric.key, metric.step, metric.timestamp) for metric in metrics}
 
     def _set(self, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
         """Write tags that differ from MLflow's, and missing parameters. MLflow never changes a parameter."""
@@ -149,14 +149,18 @@ class RunPage:
     def _log_datasets(self, run: Any, subject: Subject) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        logged = {(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs} if run.inputs else set()
+        logged = (
+            {(dataset.dataset.name, dataset.dataset.digest) for dataset in run.inputs.dataset_inputs}
+            if run.inputs
+            else set()
+        )
         inputs = [
             DatasetInput(
-                Dataset(name=one.name, digest=one.digest, source_type="m5ws", source=one.source),
-                [InputTag(key, value) for key, value in one.tags.items()],
+                Dataset(name=dataset.name, digest=dataset.digest, source_type="m5ws", source=dataset.source),
+                [InputTag(key, value) for key, value in dataset.tags.items()],
             )
-            for one in mlflow_subject.datasets(subject)
-            if (one.name, one.digest) not in logged
+            for dataset in mlflow_subject.datasets(subject)
+            if (dataset.name, dataset.digest) not in logged
         ]
         for group in _groups(inputs, _METRICS):
             self._client.log_inputs(run.info.run_id, datasets=group)
@@ -167,11 +171,13 @@ def find(client: Any, run_id: str) -> list[str]:
 
     All experiments are searched, because a script may choose its own.
     """
-    experiments = [one.experiment_id for one in pages(lambda token: client.search_experiments(page_token=token))]
+    experiments = [
+        experiment.experiment_id for experiment in pages(lambda token: client.search_experiments(page_token=token))
+    ]
     query = f"tags.`{RUN_TAG}` = '{run_id}'"
-    found = list(pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
-    found.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
-    return [run.info.run_id for run in found]
+    runs = list(pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
+    runs.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
+    return [run.info.run_id for run in runs]
 
 
 def order(run: Any) -> tuple[int, int, int, str]:
@@ -183,16 +189,16 @@ def order(run: Any) -> tuple[int, int, int, str]:
 
 def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> RunPage:
     """Return the run's page: the existing one, or the one that its script started, or a new one."""
-    found = find(client, subject.run.id)
-    if not found:
+    run_ids = find(client, subject.run.id)
+    if not run_ids:
         created = client.create_run(
             open_experiment(client, experiment, artifacts),
             start_time=started_ms,
             tags={RUN_TAG: subject.run.id, DELIVERED_TAG: _written(_NOTHING)},
             run_name=mlflow_subject.name(subject.run),
         )
-        found = [created.info.run_id]
-    page = RunPage(client, found[0], found[1:])
+        run_ids = [created.info.run_id]
+    page = RunPage(client, run_ids[0], run_ids[1:])
     page.keep()
     return page
 

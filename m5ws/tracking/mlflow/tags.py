@@ -104,8 +104,8 @@ def tags(subject: Subject) -> dict[str, str]:
 def note_tags(subject: Subject) -> dict[str, str]:
     """Return the tags of a run's notes: its expectation, the newest note and the newest outcome; no absent ones."""
     newest = next((note.text for note in reversed(subject.notes) if note.kind == "note"), None)
-    found = {"why": notes.why(subject.notes), "note": newest, "outcome": notes.outcome(subject.notes)}
-    return {f"m5ws.{key}": _one_line(value) for key, value in found.items() if value is not None}
+    texts = {"why": notes.why(subject.notes), "note": newest, "outcome": notes.outcome(subject.notes)}
+    return {f"m5ws.{key}": _one_line(value) for key, value in texts.items() if value is not None}
 
 
 def name(run: Run) -> str:
@@ -117,19 +117,19 @@ def name(run: Run) -> str:
 
 def datasets(subject: Subject) -> list[DatasetInput]:
     """Return the run's datasets as MLflow's inputs."""
-    found = []
-    for one in subject.snapshot.datasets:
-        full = one.hash or one.tree
-        about = {"digest": full, "tree": one.tree, "kind": one.kind, "size_bytes": str(one.size_bytes)}
-        found.append(
+    inputs = []
+    for dataset in subject.snapshot.datasets:
+        full = dataset.hash or dataset.tree
+        about = {"digest": full, "tree": dataset.tree, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes)}
+        inputs.append(
             DatasetInput(
-                name=one.name[:_INPUT_TAG_CHARACTERS],
+                name=dataset.name[:_INPUT_TAG_CHARACTERS],
                 digest=full if len(full) <= _DIGEST_CHARACTERS else full[:32],
-                source=f"m5ws:snapshot/{subject.run.snapshot}/data/{one.name}",
+                source=f"m5ws:snapshot/{subject.run.snapshot}/data/{dataset.name}",
                 tags={f"m5ws.{key}": value[:_INPUT_TAG_CHARACTERS] for key, value in about.items()},
             )
         )
-    return found
+    return inputs
 
 
 def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
@@ -193,10 +193,10 @@ def _data(snapshot: Snapshot) -> str:
 
     Many datasets become one digest, so that cutting hides no difference.
     """
-    line = ",".join(f"{one.name}={(one.hash or one.tree)[:_SHORT]}" for one in snapshot.datasets)
+    line = ",".join(f"{dataset.name}={(dataset.hash or dataset.tree)[:_SHORT]}" for dataset in snapshot.datasets)
     if len(line) <= 500:
         return "_".join(line.split()) or ABSENT
-    every = "".join(f"{one.name}\0{one.hash or one.tree}\0" for one in snapshot.datasets)
+    every = "".join(f"{dataset.name}\0{dataset.hash or dataset.tree}\0" for dataset in snapshot.datasets)
     return f"{len(snapshot.datasets)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
 
 
