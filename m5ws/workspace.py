@@ -128,14 +128,16 @@ class Workspace:
         return self.home
 
     def repository(
-        self, *, create: bool = False, imagined: bool = False, near: bool = True, form: Format | None = None
+        self, *, create: bool = False, for_dry_run: bool = False, near: bool = True, store_format: Format | None = None
     ) -> "Repository":
-        """Open the store, or create it with `create`, in the format `form`. Raises NotFound if it does not exist.
+        """Open the store, or create it in `store_format` with `create`. Raises NotFound if it does not exist.
 
-        With `imagined`, for a dry run, a missing store is returned as it would be created. Without `near`, all data is
+        With `for_dry_run`, a missing store is returned as it would be created. Without `near`, all data is
         read from the store itself and not from this machine's cache.
         """
-        repository = self.repository_at(self.settings.store.url, create=create, imagined=imagined, form=form)
+        repository = self.repository_at(
+            self.settings.store.url, create=create, for_dry_run=for_dry_run, store_format=store_format
+        )
         if not near or self.cache_dir is None:
             return repository
         from m5ws.store.cache.cache import cached
@@ -151,11 +153,11 @@ class Workspace:
         return Repository.open(open_store(os.fspath(folder)))
 
     def repository_at(
-        self, url: str, *, create: bool = False, imagined: bool = False, form: Format | None = None
+        self, url: str, *, create: bool = False, for_dry_run: bool = False, store_format: Format | None = None
     ) -> "Repository":
         """Open or create the store at any URL, as `repository` does, without a cache.
 
-        A relative path is resolved against the workspace. A new store gets the format `form`. Raises UsageError if an
+        A relative path is resolved against the workspace. A new store gets `store_format`. Raises UsageError if an
         existing store has another format.
         """
         from m5ws.repository.repository import Repository
@@ -164,31 +166,31 @@ class Workspace:
 
         where = self._located(url)
         store = open_store(where)
-        if create or imagined:
+        if create or for_dry_run:
             self.prepare()
-        if form is not None and Repository.is_unused(store, form):
+        if store_format is not None and Repository.is_unused(store, store_format):
             if not create:
-                return Repository.for_dry_run(store, form)
+                return Repository.for_dry_run(store, store_format)
             store.delete(FORMAT)
             store = open_store(where)
         joined.recall(self.home / "joined", store)
         if create:
-            repository = Repository.create(store, form)
+            repository = Repository.create(store, store_format)
             joined.join(self.home / "joined", store)
         else:
-            repository = self._open(store, form, imagined=imagined)
+            repository = self._open(store, store_format, for_dry_run=for_dry_run)
         if repository.note:
             _log.warning(repository.note)
         return repository
 
-    def _open(self, store: ObjectStore, form: Format | None, *, imagined: bool) -> "Repository":
+    def _open(self, store: ObjectStore, store_format: Format | None, *, for_dry_run: bool) -> "Repository":
         from m5ws.repository.repository import Repository
 
         try:
             return Repository.open(store)
         except NotFound as error:
-            if imagined:
-                return Repository.for_dry_run(store, form)
+            if for_dry_run:
+                return Repository.for_dry_run(store, store_format)
             raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
 
     def source(self) -> SourceControl:

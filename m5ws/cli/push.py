@@ -29,5 +29,7 @@ def command(
     workspace = names.workspace(context)
     source = names.open_repository(workspace)
     wanted = transfer.select_ids(source, ids, everything)
-    target = workspace.repository_at(url, create=not dry_run, imagined=dry_run, form=source.compatible_format)
+    target = workspace.repository_at(
+        url, create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format
+    )
     return transfer.copy(source, target, wanted, dry_run, as_json)

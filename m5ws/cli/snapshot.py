@@ -42,7 +42,7 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
     if rehash:
         # Without the index, every file is read.
         workspace.index_path.unlink(missing_ok=True)
-    taken = take(workspace, workspace.repository(create=not dry_run, imagined=dry_run), message, dry_run=dry_run)
+    taken = take(workspace, workspace.repository(create=not dry_run, for_dry_run=dry_run), message, dry_run=dry_run)
     return output.print_json(taken) if as_json else output.echo(taken.id)
 
 

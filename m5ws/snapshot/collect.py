@@ -28,51 +28,52 @@ _CHECKED, _INSPECTED = "checked", "inspected"
 _PROBED = "tokenizer"
 
 
-def store(look: CaptureContext) -> CaptureResult:
+def store(context: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
     began_ns = time.time_ns()
-    glance = look.source.glance(look.root)()
-    kept = unchanged.recall(look, glance)
-    state = look.source.state(look.root) if kept is None else kept.state
-    pins = _pins(look, state) if kept is None else kept.pins
-    located = _located(look, pins)
-    claims = _claims(look, located)
-    tokenizer = _tokenizer_claim(look)
+    glance = context.source.glance(context.root)()
+    kept = unchanged.recall(context, glance)
+    state = context.source.state(context.root) if kept is None else kept.state
+    pins = _pins(context, state) if kept is None else kept.pins
+    located = _located(context, pins)
+    claims = _claims(context, located)
+    tokenizer = _tokenizer_claim(context)
     contents = CaptureResult(state=state, notes=list(state.notes))
     if kept is None:
-        divided = partition.partition_files(look.root, look.settings, state, tokenizer, claims)
+        divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
         contents.dirty = divided.dirty
-        look.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
-        _store_own(look, divided, contents)
+        context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
+        _store_own(context, divided, contents)
         files, left = divided.tokenizer, divided.datasets
     else:
         contents.glance, contents.dirty = glance, kept.dirty
         contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
         files, left = partition.pinned(tokenizer, claims)
-    _store_tokenizer(look, files, contents)
+    _store_tokenizer(context, files, contents)
     stored = {item.tracked.path: item for item in located if isinstance(item, datasets.ReusedDataset)}
     whole = {item.path: item.files for item in located if isinstance(item, PinnedPath)}
-    contents.datasets = tuple(_dataset(look, claim, stored, whole, contents) for claim in left)
+    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in left)
     if not contents.unchanged:
-        _look_again(look, contents)
+        _look_again(context, contents)
     if kept is None and glance is not None:
-        unchanged.remember(look, contents, divided, glance, pins, began_ns)
+        unchanged.remember(context, contents, divided, glance, pins, began_ns)
     return contents
 
 
 # --- parts of the workspace --------------------------------------------------------------------------
 
 
-def _pins(look: CaptureContext, state: SourceState) -> tuple[TrackedDataset, ...]:
-    return look.datasets.find(look.root, state.files) if look.datasets is not None else ()
+def _pins(context: CaptureContext, state: SourceState) -> tuple[TrackedDataset, ...]:
+    return context.datasets.find(context.root, state.files) if context.datasets is not None else ()
 
 
-def _located(look: CaptureContext, pins: Sequence[TrackedDataset]) -> list[PinnedPath | datasets.ReusedDataset]:
+def _located(context: CaptureContext, pins: Sequence[TrackedDataset]) -> list[PinnedPath | datasets.ReusedDataset]:
     """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
-    path = look.settings.tokenizer.path
+    path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     return [
-        datasets.locate(_place(look), pin, reuse=tokenizer is None or not _holds(pin.path, tokenizer)) for pin in pins
+        datasets.locate(_place(context), pin, reuse=tokenizer is None or not _holds(pin.path, tokenizer))
+        for pin in pins
     ]
 
 
@@ -80,53 +81,55 @@ def _holds(folder: bytes, path: bytes) -> bool:
     return path == folder or path.startswith(folder + b"/")
 
 
-def _place(look: CaptureContext) -> datasets.DatasetLocations:
-    assert look.datasets is not None
+def _place(context: CaptureContext) -> datasets.DatasetLocations:
+    assert context.datasets is not None
     return datasets.DatasetLocations(
-        root=look.root,
-        repo=look.repo,
-        source=look.datasets,
-        index=look.index,
-        staging=look.staging,
-        dry_run=look.dry_run,
-        progress=look.progress,
-        allowed=_allowed(look),
-        inspect=lambda files: _inspect(look, files),
+        root=context.root,
+        repo=context.repo,
+        source=context.datasets,
+        index=context.index,
+        staging=context.staging,
+        dry_run=context.dry_run,
+        progress=context.progress,
+        allowed=_allowed(context),
+        inspect=lambda files: _inspect(context, files),
     )
 
 
-def _allowed(look: CaptureContext) -> Digest:
+def _allowed(context: CaptureContext) -> Digest:
     """Return a digest of the rules for secrets and of the exemptions from them."""
-    return look.repo.objects.digest(f"{SEARCH_RULES} {look.settings.secrets!r}".encode())
+    return context.repo.objects.digest(f"{SEARCH_RULES} {context.settings.secrets!r}".encode())
 
 
-def _inspect(look: CaptureContext, files: Sequence[SourceFile]) -> None:
+def _inspect(context: CaptureContext, files: Sequence[SourceFile]) -> None:
     from m5ws.snapshot import inspection
 
-    inspection.inspect_content(files, look.settings.secrets.allow)
+    inspection.inspect_content(files, context.settings.secrets.allow)
 
 
-def _claims(look: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
+def _claims(context: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
     """Return every dataset. A tracked one that the store has already is without files."""
     tracked = [
         item if isinstance(item, PinnedPath) else PinnedPath(path=item.tracked.path, files=(), tracked=item.tracked)
         for item in located
     ]
     pins = [claim.tracked for claim in tracked if claim.tracked is not None]
-    own = [PinnedPath(path=path, files=_required(look, path)) for path in partition.data_paths(look.settings, pins)]
+    own = [
+        PinnedPath(path=path, files=_required(context, path)) for path in partition.data_paths(context.settings, pins)
+    ]
     return [*tracked, *own]
 
 
-def _tokenizer_claim(look: CaptureContext) -> PinnedPath | None:
-    name = look.settings.tokenizer.path
+def _tokenizer_claim(context: CaptureContext) -> PinnedPath | None:
+    name = context.settings.tokenizer.path
     if name is None:
         return None
     path = partition.tree_path(name)
-    return PinnedPath(path=path, files=pinned_files.below(look.root, path) or ())
+    return PinnedPath(path=path, files=pinned_files.below(context.root, path) or ())
 
 
-def _required(look: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
-    files = pinned_files.below(look.root, path)
+def _required(context: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
+    files = pinned_files.below(context.root, path)
     if files is None:
         raise NotFound(
             f"[data] paths: {os.fsdecode(path)!r} does not exist", hint="Add the data, or correct m5ws.toml."
@@ -137,48 +140,50 @@ def _required(look: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
 # --- each part -----------------------------------------------------------------------------------------
 
 
-def _store_own(look: CaptureContext, divided: Partition, contents: CaptureResult) -> None:
+def _store_own(context: CaptureContext, divided: Partition, contents: CaptureResult) -> None:
     """Check code and config, and store them."""
-    allowed = _allowed(look)
-    if (known := _checked(look, divided, allowed)) is None:
+    allowed = _allowed(context)
+    if (known := _checked(context, divided, allowed)) is None:
         from m5ws.snapshot import inspection
         from m5ws.snapshot.config import edit
 
         own = (*divided.code, *divided.config)
         contents.inspected = inspection.inspect_code(
-            look.root, own, look.repo.objects, look.index, look.settings.secrets.allow
+            context.root, own, context.repo.objects, context.index, context.settings.secrets.allow
         )
         for file in divided.config:
             edit.check(file.path.decode("utf-8", "backslashreplace"), Path(file.location).read_bytes())
-        known = (look.write(divided.code), look.write(divided.config))
-        look.index.remember_marks(_CHECKED, {f"{allowed}:{known[0].digest}:{known[1].digest}"})
+        known = (context.write(divided.code), context.write(divided.config))
+        context.index.remember_marks(_CHECKED, {f"{allowed}:{known[0].digest}:{known[1].digest}"})
     contents.code = contents.add(divided.code, known[0])
     contents.config = contents.add(divided.config, known[1])
 
 
-def _checked(look: CaptureContext, divided: Partition, allowed: Digest) -> tuple[trees.Written, trees.Written] | None:
+def _checked(
+    context: CaptureContext, divided: Partition, allowed: Digest
+) -> tuple[trees.Written, trees.Written] | None:
     """Return the stored code and config if the same files were checked and written before, else None."""
-    if not look.index.marks(_CHECKED):
+    if not context.index.marks(_CHECKED):
         return None
-    known = look.known(divided.code, divided.config)
+    known = context.known(divided.code, divided.config)
     if known is None:
         return None
     code, config = known
     mark = f"{allowed}:{code.digest}:{config.digest}"
-    return (code, config) if mark in look.index.marks(_CHECKED) else None
+    return (code, config) if mark in context.index.marks(_CHECKED) else None
 
 
-def _store_tokenizer(look: CaptureContext, files: tuple[SourceFile, ...] | None, contents: CaptureResult) -> None:
+def _store_tokenizer(context: CaptureContext, files: tuple[SourceFile, ...] | None, contents: CaptureResult) -> None:
     if files is None:
         return
-    tree = contents.add(files, _write_content(look, b"", files))
-    text = look.settings.tokenizer.probe
-    ids = _token_ids(look, files, tree, text, contents) if text else None
+    tree = contents.add(files, _write_content(context, b"", files))
+    text = context.settings.tokenizer.probe
+    ids = _token_ids(context, files, tree, text, contents) if text else None
     contents.tokenizer = Tokenizer(tree=tree, probe_text=text or None, probe_ids=ids)
 
 
 def _token_ids(
-    look: CaptureContext, files: Sequence[SourceFile], tree: Digest, text: str, contents: CaptureResult
+    context: CaptureContext, files: Sequence[SourceFile], tree: Digest, text: str, contents: CaptureResult
 ) -> tuple[int, ...] | None:
     """Return the token ids of the probe text, None without a `tokenizer.json`. The index remembers them.
 
@@ -188,29 +193,29 @@ def _token_ids(
     if file is None:
         contents.notes.append("no tokenizer.json exists: the tokenizer's files are pinned without token ids")
         return None
-    version = look.probe.version() if look.probe is not None else None
-    if look.probe is None or version is None:
+    version = context.probe.version() if context.probe is not None else None
+    if context.probe is None or version is None:
         raise MissingExtra("pinning a tokenizer's token ids", "tokenizer", or_else='set [tokenizer] probe = ""')
-    key = f"{tree}:{version}:{look.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
-    for mark in look.index.marks(_PROBED):
+    key = f"{tree}:{version}:{context.repo.objects.digest(text.encode('utf-8', 'surrogatepass'))}:"
+    for mark in context.index.marks(_PROBED):
         if mark.startswith(key):
             return tuple(json.loads(mark.removeprefix(key)))
-    ids = look.probe.ids(Path(file.location).read_bytes(), text)
-    look.index.remember_marks(_PROBED, {key + json.dumps(ids)})
+    ids = context.probe.ids(Path(file.location).read_bytes(), text)
+    context.index.remember_marks(_PROBED, {key + json.dumps(ids)})
     return ids
 
 
-def _write_content(look: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
+def _write_content(context: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
     """Check and store files that are pinned by content under `path`. A tree that passed before is not read again."""
     name = f"{path.hex()}:"
-    marks = look.index.marks(_INSPECTED)
-    known = look.known(files) if any(mark.startswith(name) for mark in marks) else None
-    if known is not None and f"{name}{_allowed(look)}:{known[0].digest}" in marks:
+    marks = context.index.marks(_INSPECTED)
+    known = context.known(files) if any(mark.startswith(name) for mark in marks) else None
+    if known is not None and f"{name}{_allowed(context)}:{known[0].digest}" in marks:
         return known[0]
-    _inspect(look, files)
-    written = look.write(files)
+    _inspect(context, files)
+    written = context.write(files)
     others = {mark for mark in marks if not mark.startswith(name)}
-    look.index.remember_marks(_INSPECTED, others | {f"{name}{_allowed(look)}:{written.digest}"})
+    context.index.remember_marks(_INSPECTED, others | {f"{name}{_allowed(context)}:{written.digest}"})
     return written
 
 
@@ -219,7 +224,7 @@ def _depth(file: SourceFile) -> tuple[int, bytes]:
 
 
 def _dataset(
-    look: CaptureContext,
+    context: CaptureContext,
     claim: PinnedPath,
     kept: dict[bytes, datasets.ReusedDataset],
     whole: dict[bytes, tuple[SourceFile, ...]],
@@ -231,10 +236,10 @@ def _dataset(
         contents.size_bytes += reused.dataset.size_bytes
         return reused.dataset
     if claim.tracked is not None:
-        dataset, written = datasets.write(_place(look), claim, whole[claim.path])
+        dataset, written = datasets.write(_place(context), claim, whole[claim.path])
         contents.add(claim.files, written)
         return dataset
-    written = _write_content(look, claim.path, claim.files)
+    written = _write_content(context, claim.path, claim.files)
     contents.add(claim.files, written)
     name = os.fsdecode(claim.path)
     return Dataset(name=name, kind="files", tree=written.digest, size_bytes=written.size_bytes)
@@ -243,25 +248,25 @@ def _dataset(
 # --- the last comparison -----------------------------------------------------------------------------------
 
 
-def _look_again(look: CaptureContext, contents: CaptureResult) -> None:
+def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
     """Raise FileChanged if anything changed since the capture began."""
     if contents.inspected is not None:
         contents.inspected.check()
-    if not _same_tree(look, contents):
+    if not _same_tree(context, contents):
         raise FileChanged("files were added, removed or committed while the workspace was captured")
-    if look.dry_run:
+    if context.dry_run:
         return
     for files, digest in contents.stored:
-        staged = any(str(file.location).startswith(str(look.staging)) for file in files[:1])
+        staged = any(str(file.location).startswith(str(context.staging)) for file in files[:1])
         if staged:
             continue
         fresh = [SourceFile(path=file.path, location=file.location) for file in files]
-        if not trees.is_still(look.repo.objects, look.repo.locations, fresh, look.index, digest):
+        if not trees.is_still(context.repo.objects, context.repo.locations, fresh, context.index, digest):
             raise FileChanged("files were changed while the workspace was captured")
 
 
-def _same_tree(look: CaptureContext, contents: CaptureResult) -> bool:
+def _same_tree(context: CaptureContext, contents: CaptureResult) -> bool:
     """Return True if source control reports the same tree as at the begin of the capture."""
     if contents.glance is not None:
-        return look.source.glance(look.root)() == contents.glance
-    return look.source.state(look.root).is_same_tree(contents.state)
+        return context.source.glance(context.root)() == contents.glance
+    return context.source.state(context.root).is_same_tree(contents.state)

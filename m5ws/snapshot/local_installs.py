@@ -15,15 +15,15 @@ from m5ws.snapshot.context import CaptureContext
 _NAMED = "local"
 
 
-def warnings(look: CaptureContext, observer: Observer, installation: Digest) -> list[str]:
+def warnings(context: CaptureContext, observer: Observer, installation: Digest) -> list[str]:
     """Return a warning for each local install. The index remembers the `installation` (a digest) that was named."""
-    wanted = look.settings.environment
-    mark = look.repo.objects.digest(repr((installation, wanted.allow_local, wanted.image)).encode())
-    if mark in look.index.marks(_NAMED):
+    wanted = context.settings.environment
+    mark = context.repo.objects.digest(repr((installation, wanted.allow_local, wanted.image)).encode())
+    if mark in context.index.marks(_NAMED):
         return []
     named = local(observer.origins(wanted.image), wanted.allow_local)
-    if not look.dry_run:
-        look.index.remember_marks(_NAMED, {mark})
+    if not context.dry_run:
+        context.index.remember_marks(_NAMED, {mark})
     return [
         f"{name} is an {origin.kind} install from {origin.url}, outside the workspace: a run that imports it fails"
         for name, origin in named.items()

@@ -119,7 +119,7 @@ def capture(
     index_path.parent.mkdir(parents=True, exist_ok=True)
     trouble: Exception | None = None
     with Index(index_path) as index, _staging(index_path.parent) as staging:
-        look = CaptureContext(
+        context = CaptureContext(
             root=Path(os.path.realpath(root)),
             settings=settings,
             repo=repo,
@@ -137,14 +137,14 @@ def capture(
                 repo.objects.put_record,
             ),
         )
-        look.warn(local_installs.warnings(look, observer, _installation(look)))
+        context.warn(local_installs.warnings(context, observer, _installation(context)))
         for _ in range(_ATTEMPTS):
             try:
-                contents = store(look)
+                contents = store(context)
             except (FileChanged, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 trouble = error
             else:
-                return _captured(look, observer, contents, message)
+                return _captured(context, observer, contents, message)
     raise FileChanged(f"the workspace changed during each of {_ATTEMPTS} captures: {trouble}") from trouble
 
 
@@ -162,47 +162,49 @@ def _staging(parent: Path) -> Iterator[Path]:
 
 
 def _captured(
-    look: CaptureContext, observer: Observer, contents: CaptureResult, message: str | None
+    context: CaptureContext, observer: Observer, contents: CaptureResult, message: str | None
 ) -> CapturedSnapshot:
     snapshot = Snapshot(
         code=Code(commit=contents.state.commit, dirty=contents.dirty, tree=contents.code),
         config=contents.config,
         tokenizer=contents.tokenizer,
         datasets=tuple(sorted(contents.datasets, key=lambda dataset: dataset.name)),
-        declared=_declared(look, observer),
-        determinism=look.settings.determinism,
+        declared=_declared(context, observer),
+        determinism=context.settings.determinism,
     )
-    snapshot_id = look.repo.objects.digest(codec.encode(snapshot))
-    published = None if message else _published_annotation(look, snapshot_id, snapshot)
+    snapshot_id = context.repo.objects.digest(codec.encode(snapshot))
+    published = None if message else _published_annotation(context, snapshot_id, snapshot)
     return CapturedSnapshot(
         id=snapshot_id,
         snapshot=snapshot,
-        annotation=published or _annotation(look, contents, message, snapshot_id),
+        annotation=published or _annotation(context, contents, message, snapshot_id),
         files=contents.files,
         size_bytes=contents.size_bytes,
         new_bytes=contents.new_bytes,
         unchanged=contents.unchanged,
         annotated=published is not None,
-        warnings=tuple(look.warnings),
+        warnings=tuple(context.warnings),
     )
 
 
-def _declared(look: CaptureContext, observer: Observer) -> Declared:
-    wanted = look.settings.environment
-    declared = observer.declare(look.root, wanted.locks, wanted.image)
+def _declared(context: CaptureContext, observer: Observer) -> Declared:
+    wanted = context.settings.environment
+    declared = observer.declare(context.root, wanted.locks, wanted.image)
     return msgspec.structs.replace(declared, wanted={**declared.wanted, **wanted.wanted})
 
 
-def _annotation(look: CaptureContext, contents: CaptureResult, message: str | None, snapshot_id: Digest) -> Annotation:
+def _annotation(
+    context: CaptureContext, contents: CaptureResult, message: str | None, snapshot_id: Digest
+) -> Annotation:
     """Return a new annotation, with credentials masked. The observed environment is made durable."""
     from m5ws import secret_scan
 
     state = contents.state
     observed = None
-    if not look.dry_run:
-        observed = look.observation.result()
-        recent = sorted(look.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
-        look.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(look)}:{snapshot_id}"})
+    if not context.dry_run:
+        observed = context.observation.result()
+        recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
+        context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})
     return Annotation(
         created_s=time.time(),
         author=state.author,
@@ -214,30 +216,30 @@ def _annotation(look: CaptureContext, contents: CaptureResult, message: str | No
     )
 
 
-def _published_annotation(look: CaptureContext, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
+def _published_annotation(context: CaptureContext, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
     """Return the newest annotation of a snapshot that this workspace took with the same installed distributions.
 
     None if its packings are not the current ones: lost packs may have been replaced. An observation of the machine
     costs more than the rest of an unchanged snapshot, and each attempt of a run makes one anyway.
     """
-    if f"{_installation(look)}:{snapshot_id}" not in look.index.marks(_ANNOTATED):
+    if f"{_installation(context)}:{snapshot_id}" not in context.index.marks(_ANNOTATED):
         return None
-    annotations = snapshots.annotations(look.repo, snapshot_id)
-    if not look.dry_run:
+    annotations = snapshots.annotations(context.repo, snapshot_id)
+    if not context.dry_run:
         # Readers begin with the newest annotation.
-        packings = snapshots.packings(look.repo, snapshot)
+        packings = snapshots.packings(context.repo, snapshot)
         annotations = annotations[-1:] if annotations and annotations[-1].packings == packings else []
     if not annotations:
         return None
     newest = annotations[-1]
     # Records that gc deleted during a late publication, or that a disk lost, are written again.
     needed = {snapshot_id: 0} | ({newest.observed: 0} if newest.observed is not None else {})
-    return newest if not presence.missing(look.repo.objects, needed) else None
+    return newest if not presence.missing(context.repo.objects, needed) else None
 
 
-def _installation(look: CaptureContext) -> Digest:
+def _installation(context: CaptureContext) -> Digest:
     """Return a digest of the interpreter, the times of its package folders, and the kernel release."""
     folders = [
         (path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages") and os.path.isdir(path)
     ]
-    return look.repo.objects.digest(repr((sys.executable, sys.version, os.uname().release, folders)).encode())
+    return context.repo.objects.digest(repr((sys.executable, sys.version, os.uname().release, folders)).encode())

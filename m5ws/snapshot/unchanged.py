@@ -48,21 +48,23 @@ class CachedCapture(msgspec.Struct, frozen=True, kw_only=True):
     config_files: tuple[SourceFile, ...]
 
 
-def recall(look: CaptureContext, glance: Glance | None) -> CachedCapture | None:
+def recall(context: CaptureContext, glance: Glance | None) -> CachedCapture | None:
     """Return the earlier capture of the unchanged workspace if the store has all of it, else None."""
-    if glance is None or not (note := look.index.note(_NOTE)):
+    if glance is None or not (note := context.index.note(_NOTE)):
         return None
     try:
         known = msgspec.msgpack.decode(note, type=_CacheEntry)
     except codec.UNREADABLE:
         return None
-    if known.key != _key(look, glance):
+    if known.key != _key(context, glance):
         return None
-    config = _config(look, known)
+    config = _config(context, known)
     if config is None:
         return None
     written = trees.present(
-        look.repo.objects, look.repo.locations, [known.code, trees.recorded(look.repo.objects, config, look.index)]
+        context.repo.objects,
+        context.repo.locations,
+        [known.code, trees.recorded(context.repo.objects, config, context.index)],
     )
     if written is None:
         return None
@@ -73,7 +75,7 @@ def recall(look: CaptureContext, glance: Glance | None) -> CachedCapture | None:
 
 
 def remember(
-    look: CaptureContext,
+    context: CaptureContext,
     contents: CaptureResult,
     divided: partition.Partition,
     glance: Glance,
@@ -82,38 +84,38 @@ def remember(
 ) -> None:
     """Remember a capture that began at `began_ns` (wall clock) after `glance`, if any later change would show."""
     late = glance.indexed_ns + _INDEX_TICK_NS >= began_ns
-    if look.dry_run or late or not contents.state.glanceable or not _covered(look, divided, pins):
+    if context.dry_run or late or not contents.state.glanceable or not _covered(context, divided, pins):
         return
     files = [SourceFile(path=file.path, location=file.location) for file in divided.code]
     try:
-        code = trees.recorded(look.repo.objects, files, look.index)
+        code = trees.recorded(context.repo.objects, files, context.index)
     except OSError:
         return
-    if code is None or code.digest != contents.code or look.source.glance(look.root)() != glance:
+    if code is None or code.digest != contents.code or context.source.glance(context.root)() != glance:
         return
     remembered = _CacheEntry(
-        key=_key(look, glance),
+        key=_key(context, glance),
         state=msgspec.structs.replace(contents.state, files=(), changed=(), stats={}),
         dirty=contents.dirty,
         pins=tuple(pins),
         code=code,
         config=tuple((file.path, os.fspath(file.location)) for file in divided.config),
     )
-    look.index.remember_note(_NOTE, msgspec.msgpack.encode(remembered))
+    context.index.remember_note(_NOTE, msgspec.msgpack.encode(remembered))
 
 
-def _covered(look: CaptureContext, divided: partition.Partition, pins: Sequence[TrackedDataset]) -> bool:
+def _covered(context: CaptureContext, divided: partition.Partition, pins: Sequence[TrackedDataset]) -> bool:
     """Return True if no config file and no pin is a link to a file that a glance does not cover."""
-    links = any(os.path.islink(os.path.join(look.root, os.fsdecode(pin.pin))) for pin in pins)
-    return not links and all(os.fspath(file.location) == _place(look, file.path) for file in divided.config)
+    links = any(os.path.islink(os.path.join(context.root, os.fsdecode(pin.pin))) for pin in pins)
+    return not links and all(os.fspath(file.location) == _place(context, file.path) for file in divided.config)
 
 
-def _config(look: CaptureContext, known: _CacheEntry) -> tuple[SourceFile, ...] | None:
+def _config(context: CaptureContext, known: _CacheEntry) -> tuple[SourceFile, ...] | None:
     """Return the config files if they are the remembered ones, else None."""
     names = tuple(path for path, _ in known.config)
     try:
         files = partition.config_files(
-            look.root, look.settings.config, names, partition.roots(look.settings, known.pins)
+            context.root, context.settings.config, names, partition.roots(context.settings, known.pins)
         )
     except NotFound:
         return None
@@ -121,10 +123,10 @@ def _config(look: CaptureContext, known: _CacheEntry) -> tuple[SourceFile, ...] 
     return files if same else None
 
 
-def _place(look: CaptureContext, path: bytes) -> str:
-    return os.path.join(look.root, os.fsdecode(path))
+def _place(context: CaptureContext, path: bytes) -> str:
+    return os.path.join(context.root, os.fsdecode(path))
 
 
-def _key(look: CaptureContext, glance: Glance) -> Digest:
-    settings = (os.fspath(look.root), SEARCH_RULES, repr(look.settings), look.datasets is not None)
-    return look.repo.objects.digest(codec.encode_plain((*settings, glance.outputs)))
+def _key(context: CaptureContext, glance: Glance) -> Digest:
+    settings = (os.fspath(context.root), SEARCH_RULES, repr(context.settings), context.datasets is not None)
+    return context.repo.objects.digest(codec.encode_plain((*settings, glance.outputs)))
