@@ -136,8 +136,8 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
             raise UsageError(f"nothing to compare: run {run.id} has not started", hint="Name runs that were trained.")
     done = history.load(ports.repo, bad.id)
     comparison = compare.compare_histories(history.load(ports.repo, good.id), done)
-    session = comparison.original.by_steps
     first = comparison.first()
+    session = comparison.original.by_session or first is not None
     if not session:
         first = results.first_difference(ports.repo, ports.tracker, comparison, good.id, bad.id)
     elif first is None and done.outcome == "finished":

@@ -27,7 +27,7 @@ from m5ws.reproduce.verdict import difference_kinds
 from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import Keys
 
-_RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "outputs")
+_RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "outputs", "observe")
 """Launch settings of records and saves. Hybrids keep GOOD's, since other records could not be compared."""
 
 

@@ -139,6 +139,7 @@ def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments)
         checkpoint_every=given["checkpoint_every"],
         checkpoint_minutes=given["checkpoint_minutes"],
         fingerprint_every=given["fingerprint_every"],
+        observe=given["observe"],
         name=given["name"],
     )
 

@@ -226,6 +226,8 @@ name = @NAME@
 # Parent of work directories: private, outside any checkout. Empty: m5ws/work in the user's state directory.
 # work_dir = ""
 # ignore = []
+# Record the steps of a script that does not use m5ws.session.
+# observe = true
 # environment = { NAME = "value" }
 
 [checkpoint]

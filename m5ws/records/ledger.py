@@ -39,11 +39,13 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     """One optimizer step, numbered from 1. `quantities` are exact texts (`records.exact`), `batch` digests the inputs.
 
     `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
+    `digests` are of other values, by name, in an observed script: the outputs of its modules, the optimizer's settings.
     """
 
     step: int
     quantities: dict[str, str]
     batch: Digest | None = None
+    digests: dict[str, Digest] = msgspec.field(default_factory=dict)
     tokens: int = 0
     seconds: float = 0.0
     total: int | None = None
@@ -109,6 +111,17 @@ class Setting(Event, tag="setting", frozen=True, kw_only=True):
     value: str
 
 
+class Observation(Event, tag="observation", frozen=True, kw_only=True):
+    """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
+
+    The first event of an attempt has the step `after` which the attempt goes on.
+    """
+
+    rank: int
+    after: Count | None = None
+    parts: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class Imported(Event, tag="imported", frozen=True, kw_only=True):
     """Modules and libraries that a rank and its forked workers loaded since its last event of this kind.
 
@@ -154,6 +167,7 @@ AnyEvent = (
     | OutputsStored
     | Notice
     | Setting
+    | Observation
     | Imported
     | RankEnded
     | AttemptEnded

@@ -10,7 +10,10 @@ first; or Python alone, for scripts that expect GPUs if torchrun's variables are
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):
-    """Launch settings of a run. `diff` and `reproduce` compare those that can change bits."""
+    """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
+
+    `observe`: the steps of a script without a session are observed. Older builds did not.
+    """
 
     command: tuple[str, ...]
     trainer: Trainer = "torchrun"
@@ -21,6 +24,7 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
+    observe: bool = False
 
 
 class Parent(Record, frozen=True, kw_only=True):

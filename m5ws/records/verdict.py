@@ -124,6 +124,7 @@ class Expectation(Record, frozen=True, kw_only=True):
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
 
+    `observed`: the steps were observed in a script without a session, not recorded by one.
     `outputs` lists output files with differences that do not decide, and the rules for them. `expected` is the
     expectation before the replay began. `recheck` is the second replay after a divergence, `course` belongs to a replay
     that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced replays.
@@ -138,6 +139,7 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
+    observed: bool = False
     reason: str | None = None
     expected: Expectation | None = None
     recheck: Recheck | None = None

@@ -20,7 +20,9 @@ from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
 from m5ws.runs.recorded_steps import Series
 
-_ORDER = ("batch", "loss", "grad_norm")
+_ORDER = ("batch", "output", "loss", "grad_norm")
+_AFTER = {"evaluation": len(_ORDER) + 3}
+"""Values that are computed after the step."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Comparison:
             self._first = difference
         if step == self._first.step:
             self._at_first.append(difference)
-        kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
+        kind = quantity if order <= len(_ORDER) or quantity in _AFTER else quantity.partition(" ")[0]
         self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
@@ -199,17 +201,17 @@ class Comparison:
             elif self.original.outcome in COMPLETE:
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
-        before = {"batch": known.batch} | dict(known.quantities)
-        after = {"batch": event.batch} | dict(event.quantities)
+        before = {"batch": known.batch} | known.digests | known.quantities
+        after = {"batch": event.batch} | event.digests | event.quantities
         same = True
         for name in dict.fromkeys([*before, *after]):
             old, new = before.get(name), after.get(name)
             if old != new:
                 same = False
-                order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
+                order = _ORDER.index(name) if name in _ORDER else _AFTER.get(name, len(_ORDER))
                 self._differs(event.step, order, rank, name, old, new)
             elif old is not None:
-                self.equal["batches" if name == "batch" else "quantities"] += 1
+                self.equal["batches" if name == "batch" else "digests" if name in known.digests else "quantities"] += 1
         self.equal["steps"] += same
         self._measure(known, event, rank)
 

@@ -25,9 +25,9 @@ from m5ws.runs.history import History
 def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
     """Return the segment of the second replay: from the start of `replay` to the step that differs.
 
-    Return None to replay the whole run: a script without a session has no steps to end after.
+    Return None to replay the whole run: a script without a session does not end after a step.
     """
-    if not comparison.original.by_steps:
+    if not comparison.original.by_session:
         return None
     last = max(first.step, replay.begin + 1)
     whole = replay.segment or Segment(first=replay.begin, last=last)
@@ -63,15 +63,18 @@ def replay(
     second = planned.run
     try:
         result = supervise.execute(ports, planned, feed, progress)
-        parted = _difference(ports, with_first, first_replay.id, second.id, ignore)
-        again = _difference(ports, with_original, first_replay.reproduces or "", second.id, ignore)
+        # Files and metrics that an incomplete replay did not write yet are no difference.
+        with_files = result.outcome in COMPLETE and not comparison.original.by_session
+        parted, again = with_first.first(), with_original.first()
+        if with_files and parted is None:
+            parted = results.first_difference(ports.repo, ports.tracker, with_first, first_replay.id, second.id, ignore)
+        if with_files and again is None:
+            original = first_replay.reproduces or ""
+            again = results.first_difference(ports.repo, ports.tracker, with_original, original, second.id, ignore)
     except (M5Error, OSError) as error:
         return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=str(error))
     if result.asked:
         raise KeyboardInterrupt
-    if result.outcome not in COMPLETE and not comparison.original.by_steps:
-        # Files and metrics that it did not write yet are no difference.
-        parted = again = None
     return msgspec.structs.replace(compare_replays(divergence, parted, again, result), replay=second.id, last=last)
 
 
@@ -185,14 +188,6 @@ def without_recheck(verdict: Verdict) -> Verdict:
 
 def _up_to(history: History, last: int | None) -> History:
     return history if last is None else history.within(-1, last)
-
-
-def _difference(
-    ports: supervise.Ports, comparison: Comparison, before: str, after: str, ignore: Sequence[str]
-) -> Divergence | None:
-    if comparison.original.by_steps:
-        return comparison.first()
-    return results.first_difference(ports.repo, ports.tracker, comparison, before, after, ignore)
 
 
 def _where(divergence: Divergence) -> tuple[int, int, str]:

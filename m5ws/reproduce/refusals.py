@@ -13,8 +13,8 @@ from m5ws.runs.history import History
 
 _NAMED = 5
 NOTHING = (
-    "the run recorded nothing to compare: its script does not use m5ws.session, logs no metrics, and writes no files "
-    "to a folder of [run] outputs"
+    "the run recorded nothing to compare: its script does not use m5ws.session, no optimizer of torch was observed in "
+    "it, it logs no metrics, and it writes no files to a folder of [run] outputs"
 )
 
 
@@ -58,7 +58,7 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
     """Return the fault of output files that decide, as text; None if the store has those of the ledger."""
-    for label, event in original.stored.items() if not original.by_steps else ():
+    for label, event in original.stored.items() if not original.by_session else ():
         try:
             bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
         except NotFound:

@@ -261,7 +261,7 @@ def _explained(
 ) -> tuple[Verdict, str | None]:
     """Return the verdict, explained if it has a step that differs, and "the explanation" if the user stopped it."""
     first = verdict.first
-    if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_steps:
+    if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_session:
         return verdict, None
     case = explain.ExplainContext(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
     explanation, stopped = explain.explain_divergence(case, listeners.watch, listeners.progress, listeners.on_side)

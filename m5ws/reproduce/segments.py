@@ -52,7 +52,7 @@ def of_run(repo: Repository, run: str) -> list[Segment]:
     begin = runs.load(repo, run).begin
     if done.last_step <= begin:
         raise UsageError(
-            f"run {run} has no segments: it recorded no steps",
+            f"run {run} has no segments: its script uses no session",
             hint="Its script does not use m5ws.session. `m5ws reproduce RUN` replays and compares the whole run.",
         )
     segments, first, name = [], begin, None

@@ -18,6 +18,7 @@ from m5ws.records.ledger import (
     AttemptStarted,
     CheckpointPublished,
     Notice,
+    Observation,
     OutputsStored,
     RankStarted,
     Setting,
@@ -38,6 +39,7 @@ class History(msgspec.Struct, kw_only=True):
 
     `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
     events of all output files, by their names.
+    `observed`: the script uses no session, and its steps were observed.
     `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
     """
 
@@ -54,9 +56,11 @@ class History(msgspec.Struct, kw_only=True):
     outcome: str | None = None
     attempts: int = 0
     world: int = 0
+    observed: bool = False
     source: tuple[Repository, str] | None = None
     """Store and run of a live history, from which steps are read that are not held any more."""
     _loaded: "History | None" = None
+    _attempt: int = 0
 
     @property
     def last_step(self) -> int:
@@ -65,18 +69,19 @@ class History(msgspec.Struct, kw_only=True):
 
     @property
     def by_steps(self) -> bool:
-        """Whether steps or states were recorded: the script uses a session."""
+        """Whether steps or states were recorded or observed."""
         return bool(self.steps or self.states)
+
+    @property
+    def by_session(self) -> bool:
+        """Whether the script uses a session, which records the state that decides."""
+        return self.by_steps and not self.observed
 
     def add(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of `rank`, in that rank's order."""
         match event:
-            case AttemptStarted():
-                self.attempts += 1
-                self.outputs = None
-                begin = checkpoints.step_of(event.resume) if event.resume else 0
-                self._go_back(begin)
-                self.begun.append((begin, event.attempt))
+            case AttemptStarted() | Observation():
+                self._start(event)
             case RankStarted():
                 self.world = event.world
                 self.facts[event.rank] = event.facts
@@ -150,8 +155,22 @@ class History(msgspec.Struct, kw_only=True):
             contents={step: content for step, content in self.contents.items() if first < step <= last},
         )
 
-    def _go_back(self, step: int) -> None:
+    def _start(self, event: AttemptStarted | Observation) -> None:
+        if isinstance(event, AttemptStarted):
+            self.attempts += 1
+            self.outputs = self.outcome = None
+            self._attempt = event.attempt
+            if not self.observed:
+                self._begin(checkpoints.step_of(event.resume) if event.resume else 0)
+        elif event.after is not None:
+            # Each rank has one. A script that goes on from its own checkpoint shows where by its first step.
+            self.observed = True
+            if (event.after, self._attempt) not in self.begun:
+                self._begin(event.after)
+
+    def _begin(self, step: int) -> None:
         """Forget all records after `step`: the attempt that begins does these steps again."""
+        self.begun.append((step, self._attempt))
         for steps in self.steps.values():
             recorded_steps.cut(steps, step)
         for states in self.states.values():
@@ -160,7 +179,6 @@ class History(msgspec.Struct, kw_only=True):
             del self.contents[later]
         for rank, changes in self.threads.items():
             self.threads[rank] = [change for change in changes if change[0] <= step]
-        self.outcome = None
 
 
 def load(
@@ -204,7 +222,7 @@ def _read(
             for event in map(ledger.decode_event, batch.events):
                 if recorded_steps.counts(event) and rank.isdigit():
                     _note(history, chain, parts, int(rank), batch.seq, event)
-                elif folded or not isinstance(event, AttemptStarted):
+                elif folded or not isinstance(event, AttemptStarted | Observation):
                     history.add(rank, event)
                 if isinstance(event, AttemptEnded) and not ends:
                     ends = event.heads

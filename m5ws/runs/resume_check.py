@@ -49,7 +49,8 @@ class RepeatedSteps:
         if before is None:
             return []
         self.steps += 1
-        names = [name for name in before.quantities if event.quantities.get(name) != before.quantities[name]]
+        old, new = ({**step.digests, **step.quantities} for step in (before, event))
+        names = [name for name in old if new.get(name) != old[name]]
         if before.batch != event.batch:
             names.insert(0, "batch")
         return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []

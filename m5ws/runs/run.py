@@ -50,6 +50,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int | None = None
     checkpoint_minutes: float | None = None
     fingerprint_every: int | None = None
+    observe: bool | None = None
     name: str | None = None
     environment: dict[str, str] = {}
 
@@ -101,6 +102,7 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         checkpoint_minutes=options.checkpoint_minutes or settings.checkpoint_minutes,
         fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
         outputs=settings.outputs,
+        observe=settings.observe if options.observe is None else options.observe,
     )
 
 

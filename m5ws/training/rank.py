@@ -25,6 +25,7 @@ from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
+from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     stop.install()
+    if orders.spec.observe:
+        watch.start(active)
     loads.watch()
     try:
         status, error = _run(arguments, active)
@@ -90,7 +93,10 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> tuple[int, str
     try:
         if portable.is_asked(active.context.determinism):
             portable.require()
-        _run_script(arguments)
+        try:
+            _run_script(arguments)
+        finally:
+            watch.finish()
         isolation.check(active.context)
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:

@@ -80,6 +80,7 @@ class Runner:
     trace: Trace | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     local_installs: tuple[LocalInstall, ...] = ()
+    observe: bool = False
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
         """Begin an attempt as the supervisor does, and return its context."""
@@ -116,7 +117,9 @@ class Runner:
         environ: dict[str, str] | None = None,
     ) -> Attempt:
         """Run a command on `ranks` ranks to its end; `kill` is "RANK:STEP:SIGNAL" for tiny.py."""
-        orders, directory = self.context(LaunchSpec(command=command, nproc=ranks, seed=11), resume)
+        orders, directory = self.context(
+            LaunchSpec(command=command, nproc=ranks, seed=11, observe=self.observe), resume
+        )
         path = directory / "context"
         path.write_bytes(codec.encode(orders))
         told = {"M5WS_CONTEXT": str(path), "TINY_KILL": kill, **(environ or {})}

@@ -18,6 +18,7 @@ class LaunchArguments(TypedDict):
     checkpoint_every: int | None
     checkpoint_minutes: float | None
     fingerprint_every: int | None
+    observe: bool | None
     name: str | None
 
 
@@ -34,5 +35,8 @@ options = grouped(
         help="Minutes between checkpoints.",
     ),
     click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints."),
+    click.option(
+        "--observe/--no-observe", default=None, help="Record the steps of a script that does not use m5ws.session."
+    ),
     click.option("--name", type=names.Text(), metavar="NAME", help="Display name of the run."),
 )

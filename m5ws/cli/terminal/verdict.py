@@ -31,7 +31,9 @@ def _of_file(divergence: Divergence) -> bool:
 def format_verdict(verdict: Verdict) -> str:
     """Return a verdict in lines: the result, then the evidence, then the changes that may be the cause."""
     part = f", {verdict.segment}" if verdict.segment is not None else ""
-    lines = [f"{verdict.outcome.upper()}: run {verdict.run}{part}, replayed as {' and '.join(_replays(verdict))}"]
+    evidence = " (observed)" if verdict.observed else ""
+    replays = " and ".join(_replays(verdict))
+    lines = [f"{verdict.outcome.upper()}{evidence}: run {verdict.run}{part}, replayed as {replays}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
     if verdict.expected is not None and not verdict.expected.equal:
         lines.append(f"  hardware: {verdict.expected.why}")

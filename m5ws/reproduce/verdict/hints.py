@@ -70,7 +70,7 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
 
 def resume_hint(original: History) -> Hint | None:
     """Return the hint for a script without a session whose run was resumed; None if it was not."""
-    if original.by_steps or all(notice.kind != outputs.RESTORED for notice in original.notices):
+    if original.by_session or all(notice.kind != outputs.RESTORED for notice in original.notices):
         return None
     words = (
         f"attempt {original.attempts} continued from the output files of an earlier attempt. A script's own resume may "
@@ -81,6 +81,8 @@ def resume_hint(original: History) -> Hint | None:
 
 def _record(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Hint | None:
     """Return the hint for a wrong record: values of the step differ, and the state after it is equal."""
+    if comparison.original.observed:
+        return None  # An observed value, such as a setting of the optimizer, may have no effect on the state.
     if not _state_known(comparison, first.step) or any(_of_state(each.quantity) for each in differences):
         return None
     names = ", ".join(dict.fromkeys(difference.quantity for difference in differences))
@@ -161,7 +163,7 @@ def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Di
 
 def _computation(quantity: str) -> Hint | None:
     """Return the hint for a quantity that a pass computes; None for any other, such as a learning rate."""
-    passes = {"loss": "forward", "grad_norm": "backward"}
+    passes = {"output": "forward", "loss": "forward", "grad_norm": "backward"}
     if quantity not in passes:
         return None
     words = f"the arithmetic of the {passes[quantity]} pass: threads, a kernel, vector width or a library"

@@ -20,6 +20,11 @@ from m5ws.reproduce.verdict import hints, reason
 from m5ws.runs import supervise
 from m5ws.runs.outputs import outputs
 
+_UNOBSERVED = (
+    "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
+    "module computes, generators of the script's own, and processes that the script starts"
+)
+
 
 def judge(
     ports: supervise.Ports,
@@ -30,14 +35,15 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
-    Output files decide if the script uses no session. `ignore` has rules of files that are not judged, beside the
-    defaults.
+    Output files decide if the script uses no session, and no observed step differs. `ignore` has rules of files that
+    are not judged, beside the defaults.
     """
     assert replay.reproduces is not None
     first = comparison.first()
     missing = list(comparison.missing())
     runs = (replay.reproduces, replay.id)
-    if not comparison.original.by_steps:
+    by_session = comparison.original.by_session
+    if not by_session and first is None:
         first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
     elif comparison.original.outputs is not None and comparison.replay.outputs is None:
         files = output_files.OutputReport(not_compared=("output files: the replay wrote none",))
@@ -49,7 +55,7 @@ def judge(
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
     changes = commit_history.detailed(changes, ports.history)
     metrics: tuple[str, ...] = ()
-    if comparison.original.by_steps and first is None:
+    if by_session and first is None:
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing)
     if first is not None:
@@ -79,6 +85,7 @@ def judge(
         outputs=_beside(comparison, files),
         first=first,
         changes=changes,
+        observed=comparison.original.observed,
         reason=why,
         created_s=time.time(),
     )
@@ -131,7 +138,7 @@ def _equal(comparison: Comparison) -> str:
 def _beside(comparison: Comparison, files: output_files.OutputReport) -> tuple[str, ...]:
     """Return lines on output files: all that differ. They decide nothing where there are states."""
     differ = [f"differs: {difference.name}" for difference in files.differences]
-    if differ and comparison.original.by_steps:
+    if differ and comparison.original.by_session:
         differ.append("the recorded steps and states decide the verdict; output files do not change it")
     return (*(outputs.listed(differ, "\n").split("\n") if differ else ()), *files.unjudged)
 
@@ -151,7 +158,8 @@ def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
     """Return lines on everything that neither side recorded, so that nobody takes it for verified."""
     if not comparison.original.by_steps:
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
-    lines = [
+    lines = [_UNOBSERVED] if comparison.original.observed else []
+    lines += [
         f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
     ]
     last = comparison.original.last_step

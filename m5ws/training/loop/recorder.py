@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from m5ws.records.ledger import Setting
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
@@ -22,6 +21,7 @@ from m5ws.training.loop import fork, rehearsal, restore
 from m5ws.training.loop.checkpoint_schedule import Cadence
 from m5ws.training.loop.step import Step
 from m5ws.training.runtime import collectives, context, facts, isolation
+from m5ws.training.runtime.threads import Threads
 from m5ws.training.state import plain_state, rng
 
 
@@ -56,7 +56,7 @@ class Recorder:
         self._pending_step: Step | None = None
         self._first = 1
         self._clock = time.perf_counter()
-        self._threads = active.facts.get("threads")
+        self._threads = Threads(active)
         self._objects_state()  # State that cannot be stored fails now, not hours later at the first checkpoint.
 
     # --- begin
@@ -146,7 +146,7 @@ class Recorder:
     def end_of_step(self, step: Step, last: bool) -> None:
         """Record a step that is done; fingerprint and checkpoint if they are due; collective on those steps."""
         self._flush()
-        self._record_threads(step.number)
+        self._threads.record(step.number)
         self._record_step(step)
         if step.number == self._first:
             # An optimizer's state exists after its first step: limits fail now, not hours later at the first resume.
@@ -178,13 +178,6 @@ class Recorder:
         """Return True if the state after `step` is the state before or after a traced step."""
         trace = self._active.context.trace
         return trace is not None and trace.first <= step + 1 <= trace.last + 1
-
-    def _record_threads(self, step: int) -> None:
-        """Record torch's number of threads when it changes: sums are split by it."""
-        now = str(torch.get_num_threads())
-        if self._threads is not None and now != self._threads:
-            self._active.emit(Setting, rank=self._active.rank, step=step, name="threads", value=now)
-            self._threads = now
 
     def _saves_at_end(self, step: int) -> bool:
         """Return True if the attempt's last step is saved because it is the last."""

@@ -22,6 +22,7 @@ from m5ws.training.loop import fork
 from m5ws.training.loop.fork import Fork
 from m5ws.training.loop.recorder import Recorder
 from m5ws.training.loop.step import Step
+from m5ws.training.observation import watch
 from m5ws.training.runtime import context, isolation
 from m5ws.training.state import rng
 
@@ -65,6 +66,8 @@ def session(
     recorder = started = tracer = None
     if active is not None:
         isolation.check(active.context)
+        if observed := watch.end():
+            active.notice("limit", f"{observed} steps before the session began are recorded beside its own", observed)
         spec = active.context.spec
         own = _named(state)
         recorder = Recorder(

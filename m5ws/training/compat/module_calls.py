@@ -1,0 +1,52 @@
+"""Calls of modules: a function around every outermost one.
+
+torch's own hooks of all modules cost six times as much, since they are called for each inner module, and torch.compile
+traces them and warns of them (docs/design/0022). torch.fx replaces `Module.__call__` in the same way.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from m5ws.training.compat.facts import Fact
+
+_original = torch.nn.Module.__call__
+
+Around = Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+"""Called with the original `Module.__call__`, the module and its arguments, in place of the call."""
+
+
+def surround(around: Around) -> None:
+    """Let `around` make the calls of modules in this thread that are not within another one, or in a backward pass."""
+    thread = threading.get_ident()
+    inside = False
+
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside or threading.get_ident() != thread or _in_backward():
+            return _original(module, *args, **kwargs)
+        inside = True
+        try:
+            return around(_original, module, args, kwargs)
+        finally:
+            inside = False
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def restore() -> None:
+    """Let modules be called as torch calls them."""
+    torch.nn.Module.__call__ = _original  # type: ignore[method-assign]
+
+
+def _in_backward() -> bool:
+    """Return True in a backward pass, in which activation checkpointing calls modules again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+OBSERVED = (
+    Fact("torch", "Module.__call__", lambda: _original is torch.nn.Module.__dict__["__call__"]),
+    Fact("torch", "torch._C._current_graph_task_id", lambda: not _in_backward()),
+)

@@ -1,0 +1,60 @@
+"""The place of an attempt in its run, if the script goes on from its own checkpoint.
+
+m5ws does not know the step of that checkpoint. But the first step that the attempt does has a batch, and an earlier
+attempt may have done the same step.
+"""
+
+from collections.abc import Iterator
+
+from m5ws.records.ledger import Step
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+
+_SEARCHED = 100_000
+_LATER = frozenset(("evaluation",))
+"""Digests of values that a script may compute after a step, or not."""
+
+
+def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> tuple[int, str | None]:
+    """Return the step after which an attempt goes on, and the reason why that is unclear, if it is.
+
+    `first` is the attempt's first step, without its number. Of earlier steps with the same batch, an equal one counts
+    first, then one with the same settings of the optimizer. Raises CorruptObject for a broken chain.
+    """
+    last = 0
+    alike: list[Step] = []
+    for searched, step in enumerate(_backwards(repo, run, attempt, rank)):
+        last = max(last, step.step)
+        if searched >= _SEARCHED:
+            break
+        if step.batch == first.batch and _values(step) == _values(first):
+            return step.step - 1, None
+        if step.batch is not None and step.batch == first.batch:
+            alike.append(step)
+    same_settings = [step for step in alike if step.digests.get("settings") == first.digests.get("settings")]
+    likely = same_settings or alike
+    if len({step.step for step in likely}) == 1:
+        return likely[0].step - 1, None
+    if likely:
+        return likely[0].step - 1, (
+            "several earlier steps had the batch of this attempt's first step, and none had its other values. It has "
+            "the number of the newest"
+        )
+    return last, (
+        "no earlier step had the batch of this attempt's first step. Its steps are numbered after the last one, and "
+        "whether the script's own resume was exact is unknown"
+    )
+
+
+def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Step]:
+    """Yield the steps of this rank in earlier attempts, the newest first."""
+    for earlier in reversed(range(1, attempt)):
+        for batch in ledger.backwards(repo, run, earlier, str(rank)):
+            for event in map(ledger.decode_event, reversed(batch.events)):
+                if isinstance(event, Step):
+                    yield event
+
+
+def _values(step: Step) -> tuple[dict[str, str], dict[str, str]]:
+    digests = {name: value for name, value in step.digests.items() if name not in _LATER}
+    return step.quantities, digests

@@ -1,0 +1,351 @@
+"""Observation of a script that does not use m5ws.session: its steps, with evidence of their results.
+
+A step is one update: all calls of optimizers that follow each other without a forward pass with gradients in between,
+in which no parameters are updated twice. Steps are numbered from 1. A step that a gradient scaler skips is no step. Its
+forward pass belongs to the next one.
+
+Invariant: observation changes no bits, draws no random numbers, does no collectives, and never fails a training. After
+an error in it, the script goes on without it.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+import msgspec
+import torch
+
+from m5ws.records.exact import decode, encode
+from m5ws.records.ledger import Observation, State, Step
+from m5ws.training.compat.tensors import tree_leaves
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.observation import earlier_steps, samples
+from m5ws.training.observation.names import Names
+from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.runtime.threads import Threads
+from m5ws.training.state import rng, scalars
+
+_FORWARDS = 16
+"""Forward passes of a step, with and without gradients, of which values are read. The others are counted."""
+_HOST_ELEMENTS = 2**20
+"""Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
+_EVERY = 100
+_EARLY = frozenset((1, 2, 5, 10, 20, 50))
+
+
+@dataclass
+class _Forwards:
+    """The forward passes of a step: the inputs and outputs of the outermost modules."""
+
+    inputs: list[samples.Sample] = field(default_factory=list)
+    outputs: list[samples.Sample] = field(default_factory=list)
+    losses: dict[int, list[scalars.Reader | str]] = field(default_factory=dict)
+    without_gradients: list[samples.Sample] = field(default_factory=list)
+    count: int = 0
+    evaluations: int = 0
+    computed: set[int] = field(default_factory=set)
+    """Addresses of the values that left modules: passed to another one, they are no data."""
+    earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
+    modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
+    """The modules by their ids, and those of the step before. Weak, since a script may delete its model."""
+
+
+@dataclass
+class _Update:
+    """A step whose optimizers have been called."""
+
+    forwards: _Forwards
+    updated: set[tuple[int, int]] = field(default_factory=set)
+    optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
+    state: State | None = None
+    settings: Any = field(default_factory=blake3.blake3)
+    quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
+
+
+class Observer:
+    """Turns calls of modules and optimizers into steps and states of this rank's chain."""
+
+    def __init__(self, active: ActiveRank) -> None:
+        self._active = active
+        self._names = Names()
+        self._forwards = _Forwards()
+        self._update: _Update | None = None
+        self._stepping: list[bool] = []
+        self._settings: dict[str, str] = {}
+        self._rates: dict[str, Any] = {}
+        self._initial: dict[str, str] = {}
+        self._begun = self._numbered = self._failed = False
+        self._pending: tuple[_Update, float, float] | None = None
+        self._recorded = 0
+        self._threads = Threads(active)
+        self._clock = time.perf_counter()
+        self.step = 0
+        """The last step that has ended."""
+
+    # --- forward passes
+
+    def call(
+        self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call an outermost module, and observe its inputs and outputs."""
+        self._guarded(self._before_forward, module)
+        output = original(module, *args, **kwargs)
+        self._guarded(self._after_forward, module, (args, kwargs), output)
+        return output
+
+    def _before_forward(self, module: torch.nn.Module) -> None:
+        if self._update is not None and torch.is_grad_enabled() and self._names.module(module) is not None:
+            self._close()
+
+    @torch.no_grad()
+    def _after_forward(self, module: torch.nn.Module, given: Any, output: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.requires_grad for leaf in leaves):
+            if self._update is not None:  # The module has no parameters of its own: a loss function.
+                self._close()
+            self._add_forward(module, given, output, leaves)
+        elif self._names.module(module) is not None:
+            forwards = self._forwards if self._update is None else self._update.forwards
+            forwards.evaluations += 1
+            if forwards.evaluations <= _FORWARDS:
+                forwards.without_gradients += [*samples.take(given), *samples.take(output)]
+
+    def _add_forward(self, module: torch.nn.Module, given: Any, output: Any, leaves: list[torch.Tensor]) -> None:
+        forwards = self._forwards
+        forwards.count += 1
+        if self._names.module(module) is not None:
+            forwards.modules[id(module)] = weakref.ref(module)
+        if forwards.count > _FORWARDS:
+            return
+
+        def is_computed(tensor: torch.Tensor) -> bool:
+            return tensor.requires_grad or _address(tensor) in forwards.computed
+
+        forwards.inputs += samples.take(given, is_computed)
+        forwards.outputs += samples.take(output)
+        forwards.computed.update(map(_address, leaves))
+        loss = _loss(output)
+        if loss is not None:
+            forwards.losses.setdefault(id(module), []).append(scalars.take("loss", samples.local(loss)))
+
+    # --- optimizers
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Observe an optimizer before its step: its settings, and the state before the first step of all."""
+        self._guarded(self._before_update, optimizer)
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Observe an optimizer after its step, while it still has the gradients."""
+        self._guarded(self._after_update, optimizer)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._stepping.append(False)
+        if self._update is not None and self._update.updated & _places(optimizer):
+            self._close()
+        if not self._begun:
+            self._begun = True
+            self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
+        label = self._names.optimizer(optimizer)
+        groups = optimizer.param_groups
+        self._settings[label] = "; ".join(f"{label}{number} {_settings(group)}" for number, group in enumerate(groups))
+        self._rates[label] = groups[0].get("lr") if groups else None
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        wraps_another = self._stepping.pop()
+        if self._stepping:
+            self._stepping[-1] = True
+        if wraps_another:
+            return  # The step of the one inside counts.
+        if self._update is None:
+            self._update = _Update(self._forwards)
+            self._forwards = _Forwards(earlier=self._forwards.modules)
+        update, label = self._update, self._names.optimizer(optimizer)
+        update.updated |= _places(optimizer)
+        is_repeated = id(optimizer) in update.optimizers
+        update.optimizers[id(optimizer)] = weakref.ref(optimizer)
+        update.settings.update(self._settings.pop(label).encode())
+        suffix = label.removeprefix("optimizer")
+        rate = self._rates.pop(label)
+        if rate is not None:
+            update.quantities[f"lr{suffix}"] = scalars.take("lr", rate)
+        is_due = self._is_due(self.step + 1)
+        if is_due or _is_cheap(optimizer):
+            norm = _gradient_norm(optimizer)
+            if norm is not None:
+                update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
+        if is_due and not is_repeated:
+            update.state = self._state(update)
+
+    # --- records
+
+    def finish(self) -> None:
+        """Record the last step, when the script has ended."""
+        self._guarded(self._close)
+        self._guarded(self._flush)
+
+    def _close(self) -> None:
+        """End the step whose optimizers have been called."""
+        update, self._update = self._update, None
+        if update is None:
+            return
+        self._flush()
+        now = time.perf_counter()
+        self._pending = (update, time.time(), now - self._clock)
+        self._clock = now
+        is_first = not self._numbered
+        if is_first or not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+            self._flush()
+        self.step += not is_first
+        self._threads.record(self.step)
+        if update.state is not None:
+            self._flush()
+            self._active.append(msgspec.structs.replace(update.state, step=self.step))
+        if is_first:
+            self._active.note_imports()
+
+    def _flush(self) -> None:
+        """Append the step that waits for its values."""
+        if self._pending is None:
+            return
+        (update, time_s, seconds), self._pending = self._pending, None
+        step = _event(update, time_s, seconds)
+        if not self._numbered:
+            self._begin(step)
+        step = msgspec.structs.replace(step, step=self._recorded + 1)
+        self._recorded = step.step
+        self._describe()
+        self._active.append(step)
+
+    def _begin(self, first: Step) -> None:
+        """Find the number of the first step: an attempt may go on from the script's own checkpoint."""
+        self._numbered = True
+        active = self._active
+        after, unclear = 0, None
+        if active.context.attempt > 1:
+            run, attempt = active.context.run, active.context.attempt
+            after, unclear = earlier_steps.find(active.repo, run, attempt, active.rank, first)
+        if unclear is not None:
+            active.notice("limit", unclear, after + 1)
+        self._recorded = after
+        self.step = after + 1
+        self._describe(after)
+        resumed = active.context.attempt > 1
+        active.emit(State, step=after, tensors=self._initial, restored=resumed)
+        self._initial = {}
+
+    def _describe(self, after: int | None = None) -> None:
+        """Append the modules and optimizers that are new."""
+        new, self._names.new = self._names.new, {}
+        if new or after is not None:
+            self._active.emit(Observation, rank=self._active.rank, after=after, parts=new)
+
+    def _is_due(self, step: int) -> bool:
+        """Return True if the state after a step is recorded. Until its first step, an attempt has an unknown number."""
+        every = self._active.context.spec.fingerprint_every or _EVERY
+        return step in _EARLY or step % every == 0 or not self._numbered
+
+    def _state(self, update: _Update) -> State:
+        optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
+        tensors = self._fingerprints(update.forwards, optimizers)
+        return State(time_s=time.time(), step=0, tensors=tensors, generators=rng.digests(rng.capture({})))
+
+    def _fingerprints(
+        self, forwards: _Forwards, optimizers: Iterable[torch.optim.Optimizer], *, initial: bool = False
+    ) -> dict[str, str]:
+        modules = [module for ref in (forwards.earlier | forwards.modules).values() if (module := ref()) is not None]
+        tensors = self._names.tensors(modules, optimizers, initial=initial)
+        sums = fingerprint.sums(list(tensors.values()))
+        return {name: f"{value:016x}" for name, value in sorted(zip(tensors, sums, strict=True))}
+
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self._failed:
+            return
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
+            self._failed = True
+            message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
+            self._active.notice("limit", message, self.step)
+
+
+def _event(update: _Update, time_s: float, seconds: float) -> Step:
+    """Return the record of a step without its number. Waits for copies from a device."""
+    forwards = update.forwards
+    digests = {"settings": update.settings.hexdigest()}
+    if forwards.count:
+        digests["output"] = _digest(forwards.outputs, forwards.count)
+    if forwards.evaluations:
+        digests["evaluation"] = _digest(forwards.without_gradients, forwards.evaluations)
+    quantities = {name: _text(value) for name, value in update.quantities.items()}
+    if forwards.losses:
+        losses = [decode(_text(value)) for value in list(forwards.losses.values())[-1]]
+        quantities["loss"] = encode(losses[0] if len(losses) == 1 else sum(losses) / len(losses))
+    return Step(
+        time_s=time_s,
+        step=0,
+        quantities=quantities,
+        batch=_digest(forwards.inputs, forwards.count) if forwards.inputs else None,
+        digests=digests,
+        seconds=seconds,
+    )
+
+
+def _digest(values: list[samples.Sample], count: int) -> str:
+    digest = blake3.blake3(f"{count};".encode())
+    samples.update(digest, values)
+    return digest.hexdigest()
+
+
+def _text(value: scalars.Reader | str) -> str:
+    return value if isinstance(value, str) else value()
+
+
+def _places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
+    """Return the first parameter of each group: ZeRO calls an optimizer several times a step, each time with others."""
+    return {(id(optimizer), id(group["params"][0])) for group in optimizer.param_groups if group["params"]}
+
+
+def _settings(group: dict[str, Any]) -> str:
+    """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for."""
+    plain = {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
+    return f"{len(group['params'])} {plain!r}"
+
+
+def _is_cheap(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True unless many elements of gradients are on the host."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    left = _HOST_ELEMENTS
+    for parameter in parameters:
+        if parameter.device.type != "cpu":
+            return True
+        left -= parameter.numel()
+        if left < 0:
+            return False
+    return True
+
+
+@torch.no_grad()
+def _gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """Return the norm of the gradients of an optimizer that this rank holds, None if it has none."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    gradients = [samples.local(gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
+    return torch.nn.utils.get_total_norm(dense) if dense else None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    part = samples.local(tensor)
+    return part.untyped_storage().data_ptr() if part.layout == torch.strided else id(tensor)
+
+
+def _loss(output: Any) -> torch.Tensor | None:
+    """Return the loss in a module's output: the output, its `loss`, or the first number of a tuple."""
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    candidates = output if isinstance(output, (list, tuple)) else (named, output)
+    for value in candidates:
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point():
+            return value
+    return None

@@ -1,0 +1,91 @@
+"""Digests of values that enter and leave modules: of evenly spaced elements, read without waiting for the device.
+
+Logits take gigabytes in a step, and hashing them would cost more than the step. At most `_ELEMENTS` elements of a
+tensor are read. A difference in others shows a step later, in the loss or in the gradients.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from m5ws.training.compat.tensors import tree_leaves
+
+_ELEMENTS = 4096
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+Reader = Callable[[], torch.Tensor]
+Sample = tuple[str, Reader | None]
+"""The description of a value, and a function that returns its elements on the host, None if it is no tensor."""
+
+
+def take(values: Any, skipped: Callable[[torch.Tensor], bool] = lambda _: False) -> list[Sample]:
+    """Return samples of the tensors and plain values in nested containers, without those that are `skipped`."""
+    return [sample for value in tree_leaves(values) for sample in _sample(value, skipped)]
+
+
+def update(digest: Any, samples: list[Sample]) -> None:
+    """Add samples to a digest. Waits for copies from a device."""
+    for description, reader in samples:
+        digest.update(description.encode())
+        if reader is not None:
+            digest.update(reader().view(torch.uint8).numpy())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank holds, without its graph."""
+    part = tensor.detach()
+    to_local = getattr(part, "to_local", None)
+    return to_local() if to_local is not None else part
+
+
+@torch.no_grad()
+def _sample(value: Any, skipped: Callable[[torch.Tensor], bool]) -> Iterator[Sample]:
+    if isinstance(value, torch.Tensor):
+        if not skipped(value):
+            part = local(value)
+            description = f"{part.dtype} {tuple(part.shape)};"
+            yield description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
+    elif isinstance(value, _PLAIN):
+        yield f"{type(value).__name__} {value.hex() if isinstance(value, float) else value!r};", None
+
+
+def _spaced(tensor: torch.Tensor) -> torch.Tensor:
+    """Return at most `_ELEMENTS` elements, evenly spaced in row-major order."""
+    count = tensor.numel()
+    if count <= _ELEMENTS:
+        return tensor
+    # An odd distance reaches all columns of a matrix whose rows have an even length.
+    distance = -(-count // _ELEMENTS) | 1
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::distance]
+    return tensor[_indices(tuple(tensor.shape), distance, tensor.device)]
+
+
+@lru_cache(maxsize=16)
+def _indices(shape: tuple[int, ...], distance: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    return torch.unravel_index(torch.arange(0, math.prod(shape), distance, device=device), shape)
+
+
+def _copied(part: torch.Tensor) -> Reader:
+    """Copy a sample to the host; return a function that waits for the copy."""
+    part = part.resolve_conj().resolve_neg()
+    if part.device.type == "cpu":
+        copied = part.clone(memory_format=torch.contiguous_format).view(-1)
+        return lambda: copied
+    if part.device.type != "cuda":
+        other = part.cpu().contiguous().view(-1)
+        return lambda: other
+    source = part.contiguous().view(-1)
+    pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    pinned.copy_(source, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def read() -> torch.Tensor:
+        done.synchronize()
+        return pinned
+
+    return read

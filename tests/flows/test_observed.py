@@ -1,0 +1,79 @@
+"""Scripts that know nothing of m5ws: their steps are observed, compared, and checked in a resume."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import paths
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+_SCRIPT = paths.ROOT / "tests" / "training" / "scripts" / "observed.py"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out"]')
+    (workspace.root / "train.py").write_bytes(_SCRIPT.read_bytes())
+    return workspace
+
+
+def test_equal_steps_and_files_are_reproduced_as_observed(workspace: Workspace) -> None:
+    run = workspace.train("--", "train.py", "resuming", "4")
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced" and verdict["observed"]
+    assert verdict["compared"]["steps"] == 4 and verdict["compared"]["files"] == 1
+    assert verdict["compared"]["tensors"] > 20 and verdict["compared"]["digests"] == 8
+    assert any("observation" in line for line in verdict["not_compared"])
+    assert "(observed)" in workspace.m5ws("show", verdict["replay"]).stdout
+
+
+def test_a_changed_learning_rate_is_named_at_its_step(workspace: Workspace) -> None:
+    run = workspace.train("--", "train.py", "plain", "3", "1e-2")
+    workspace.edit("train.py", 'float(argument(3, "1e-2"))', "2e-2")
+    snapshot = workspace.m5ws("snapshot").stdout.strip()
+    verdict = workspace.json("reproduce", run, "--snapshot", snapshot, expect=1)
+    assert verdict["outcome"] == "diverged"
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "lr")
+    assert verdict["first"]["tensor"].startswith("model.")
+    assert "train.py" in verdict["reason"].split(".")[0] + verdict["reason"]
+
+
+def test_a_step_that_does_not_repeat_itself_is_nondeterministic(workspace: Workspace) -> None:
+    workspace.edit(
+        "train.py",
+        "    for x, target in batches(steps):\n        optimizer.zero_grad()",
+        (
+            "    import random\n    for x, target in batches(steps):\n"
+            "        x = x + random.SystemRandom().random()\n        optimizer.zero_grad()"
+        ),
+    )
+    run = workspace.train("--", "train.py", "plain", "3")
+    verdict = workspace.json("reproduce", run, expect=1)
+    assert verdict["outcome"] == "nondeterministic"
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "batch")
+    assert verdict["recheck"]["first"]["quantity"] == "batch"
+
+
+def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspace) -> None:
+    run = workspace.train("--no-observe", "--", "train.py", "resuming", "4")
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced" and not verdict["observed"]
+    assert set(verdict["compared"]) == {"files"}
+
+
+@pytest.mark.parametrize("inexact", [False, True])
+def test_a_resume_from_the_scripts_own_checkpoint_is_checked(
+    workspace: Workspace, tmp_path: Path, inexact: bool
+) -> None:
+    words = ("train.py", "resuming", "8", str(tmp_path / "died"), *(("inexact",) if inexact else ()))
+    workspace.m5ws("run", "--no-progress", "--", *words, expect=1)
+    (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
+    workspace.m5ws("run", "--no-progress", "--resume", run)
+    history = workspace.history(run)
+    assert sorted(history.steps[0]) == list(range(1, 9)) and history.begun == [(0, 1), (3, 2)]
+    kinds = {notice.kind for notice in history.notices}
+    assert ("inexact-resume" in kinds) == inexact and "limit" not in kinds
+    verdict = workspace.json("reproduce", run, expect=int(inexact))
+    assert verdict["outcome"] == ("diverged" if inexact else "reproduced")
+    if inexact:
+        assert verdict["first"]["step"] > 3 and "step 3" in verdict["reason"]

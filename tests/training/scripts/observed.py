@@ -1,0 +1,250 @@
+"""Trainings that know nothing of m5ws. Called as: observed.py KIND STEPS [ARGUMENT…]."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+KINDS: dict[str, Callable[[int], None]] = {}
+
+
+def kind(train: Callable[[int], None]) -> Callable[[int], None]:
+    KINDS[train.__name__] = train
+    return train
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 10)
+        self.norm = torch.nn.BatchNorm1d(10)
+        self.last = torch.nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))  # type: ignore[no-any-return]
+
+
+class WithLoss(Model):
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        logits = super().forward(x)
+        return (
+            {"loss": (logits - target).square().mean(), "logits": logits} if target is not None else {"logits": logits}
+        )
+
+
+def batches(steps: int, begin: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for step in range(begin, steps + 1):
+        generator = torch.Generator().manual_seed(step)
+        yield torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
+
+
+def argument(number: int, default: str) -> str:
+    return sys.argv[number] if len(sys.argv) > number else default
+
+
+@kind
+def plain(steps: int) -> None:
+    """A loss of torch.nn.functional; the learning rate is an argument."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=float(argument(3, "1e-2")))
+    for x, target in batches(steps):
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), target).backward()
+        optimizer.step()
+
+
+@kind
+def module_loss(steps: int) -> None:
+    """A loss module, gradients of two batches in a step, and an evaluation after each step."""
+    model, loss = WithLoss(), torch.nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for number, (x, target) in enumerate(batches(2 * steps)):
+        loss(model(x)["logits"], target).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
+
+
+@kind
+def keywords(steps: int) -> None:
+    """Arguments by name, and a dictionary with the loss, as in Hugging Face's models."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        model(x=x, target=target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def closure(steps: int) -> None:
+    """The forward pass is inside of the optimizer's step, as in Lightning."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+
+        def compute(x: torch.Tensor = x, target: torch.Tensor = target) -> float:
+            optimizer.zero_grad()
+            loss = model(x, target)["loss"]
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(compute)
+
+
+@kind
+def two(steps: int) -> None:
+    """Two optimizers of one model, which step one after the other."""
+    model = WithLoss()
+    optimizers = [torch.optim.SGD(model.first.parameters(), lr=1e-2), torch.optim.AdamW(model.last.parameters())]
+    for x, target in batches(steps):
+        model(x, target)["loss"].backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@kind
+def adversaries(steps: int) -> None:
+    """A generator and a discriminator, each with its optimizer, in turn."""
+    generator, discriminator = Model(), torch.nn.Linear(3, 1)
+    one = torch.optim.AdamW(discriminator.parameters())
+    two = torch.optim.AdamW(generator.parameters())
+    for x, target in batches(steps):
+        made = generator(x)
+        (discriminator(made.detach()).mean() - discriminator(target).mean()).backward()
+        one.step()
+        one.zero_grad()
+        discriminator(made).mean().neg().backward()
+        two.step()
+        two.zero_grad()
+        one.zero_grad()
+
+
+@kind
+def scaler(steps: int) -> None:
+    """A gradient scaler that skips the second update."""
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number, (x, target) in enumerate(batches(steps), 1):
+        loss = model(x, target)["loss"] * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@kind
+def compiled(steps: int) -> None:
+    """A compiled model, by a wrapper or in place."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if argument(3, "wrapper") == "wrapper":
+        called = torch.compile(model, backend="eager")
+    else:
+        model.compile(backend="eager")
+        called = model
+    for x, target in batches(steps):
+        called(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def recomputed(steps: int) -> None:
+    """Activation checkpointing, which calls modules again in the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputing(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(checkpoint(self.first, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+    model = Recomputing()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        functional.mse_loss(model(x), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def raw(steps: int) -> None:
+    """No module at all."""
+    weight = torch.randn(6, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1e-2)
+    for x, target in batches(steps):
+        functional.mse_loss(x @ weight, target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def resuming(steps: int) -> None:
+    """It goes on from its own checkpoint. Once it dies after step 5: when it makes the file of its argument."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    file, begin = Path("out/checkpoint.pt"), 1
+    if file.exists():
+        stored = torch.load(file)
+        begin = stored["step"] + 1
+        model.load_state_dict(stored["model"])
+        if argument(4, "") != "inexact":
+            optimizer.load_state_dict(stored["optimizer"])
+    for step, (x, target) in enumerate(batches(steps, begin), begin):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 3 == 0:
+            file.parent.mkdir(exist_ok=True)
+            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        died = Path(argument(3, "/"))
+        if step == 5 and not died.exists():
+            died.touch()
+            sys.exit(3)
+
+
+@kind
+def distributed(steps: int) -> None:
+    """Two ranks: ddp or fsdp, by the argument."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model: torch.nn.Module = WithLoss()
+    if argument(3, "ddp") == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        model(x + dist.get_rank(), target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+@kind
+def with_workers(steps: int) -> None:
+    """Workers of a loader, which are forks of the rank."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = [(x[0], target[0]) for x, target in batches(4 * steps)]
+    for x, target in torch.utils.data.DataLoader(data, batch_size=4, num_workers=1):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(int(os.environ.get("SEED", "1")))
+    KINDS[sys.argv[1]](int(sys.argv[2]))

@@ -1,0 +1,129 @@
+"""Steps of scripts that know nothing of m5ws."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.records import exact
+from m5ws.records.ledger import Notice, Observation, RankEnded, State, Step
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "observed.py")
+WITH_LOSS = {"grad_norm", "loss", "lr"}
+WITHOUT_LOSS = {"grad_norm", "lr"}
+
+
+@pytest.fixture
+def observed(runner: Any) -> Any:
+    runner.observe = True
+    return runner
+
+
+def steps(attempt: Any, rank: int = 0) -> list[Step]:
+    return [event for event in attempt.of(Step, rank) if isinstance(event, Step)]
+
+
+def states(attempt: Any, rank: int = 0) -> dict[int, State]:
+    return {event.step: event for event in attempt.of(State, rank) if isinstance(event, State)}
+
+
+def parts(attempt: Any) -> dict[str, str]:
+    found = [event.parts for event in attempt.of(Observation) if isinstance(event, Observation)]
+    return {label: text for each in found for label, text in each.items()}
+
+
+def evidence(attempt: Any, rank: int = 0) -> list[object]:
+    """Return all values that are compared."""
+    of_steps = [(step.step, step.batch, step.digests, step.quantities) for step in steps(attempt, rank)]
+    return [*of_steps, *((step, state.tensors, state.generators) for step, state in states(attempt, rank).items())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count", "quantities", "named"),
+    [
+        (("plain", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
+        (("module_loss", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("keywords", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("closure", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("two", "3"), 3, WITH_LOSS | {"grad_norm2", "lr2"}, {"model", "optimizer", "optimizer2"}),
+        (("scaler", "3"), 2, WITH_LOSS, {"model", "optimizer"}),
+        (("compiled", "3", "wrapper"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("compiled", "3", "in place"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("recomputed", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
+        (("raw", "3"), 3, WITHOUT_LOSS, {"optimizer"}),
+        (("with_workers", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+    ],
+)
+def test_each_update_is_a_step_with_its_values(
+    observed: Any, arguments: tuple[str, ...], count: int, quantities: set[str], named: set[str]
+) -> None:
+    attempt = observed(SCRIPT, *arguments)
+    assert attempt.status == 0, attempt.log()
+    assert [step.step for step in steps(attempt)] == list(range(1, count + 1))
+    assert all(step.quantities.keys() == quantities for step in steps(attempt))
+    assert all((step.batch is None) == (arguments[0] == "raw") for step in steps(attempt))
+    assert set(parts(attempt)) == named
+    assert list(states(attempt)) == [0, 1, 2]
+    assert attempt.notices("limit") == []
+
+
+def test_equal_trainings_have_equal_evidence_and_a_change_differs_first_where_it_acts(observed: Any) -> None:
+    one, same, other = (observed(SCRIPT, "plain", "5", rate) for rate in ("1e-2", "1e-2", "2e-2"))
+    assert evidence(one) == evidence(same)
+    first, changed = steps(one)[0], steps(other)[0]
+    assert (first.batch, first.digests["output"]) == (changed.batch, changed.digests["output"])
+    assert first.quantities["grad_norm"] == changed.quantities["grad_norm"]
+    assert exact.decode(changed.quantities["lr"]) == 2e-2
+    assert steps(one)[1].digests["output"] != steps(other)[1].digests["output"]
+    assert states(one)[0] == states(other)[0] or states(one)[0].tensors == states(other)[0].tensors
+    assert states(one)[1].tensors["model.first.weight"] != states(other)[1].tensors["model.first.weight"]
+
+
+def test_the_forms_of_a_model_have_equal_evidence(observed: Any) -> None:
+    eager, wrapped, in_place = (
+        observed(SCRIPT, *words) for words in (("keywords", "3"), ("compiled", "3"), ("compiled", "3", "in place"))
+    )
+    assert [step.digests for step in steps(eager)] == [step.digests for step in steps(wrapped)]
+    assert evidence(wrapped) == evidence(in_place)
+
+
+def test_evaluation_belongs_to_the_step_before_it(observed: Any) -> None:
+    attempt = observed(SCRIPT, "module_loss", "3")
+    assert all("evaluation" in step.digests for step in steps(attempt))
+
+
+def test_optimizers_in_turn_make_a_step_each_and_values_of_the_training_are_no_data(observed: Any) -> None:
+    attempt = observed(SCRIPT, "adversaries", "3")
+    assert [set(step.quantities) for step in steps(attempt)] == 3 * [WITHOUT_LOSS, {"grad_norm2", "lr2"}]
+    assert set(parts(attempt)) == {"model", "model2", "optimizer", "optimizer2"}
+    assert [step.batch is None for step in steps(attempt)] == 3 * [False, True]
+    assert "optimizer2.first.weight.exp_avg" in states(attempt)[2].tensors
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_each_rank_is_observed_by_itself(observed: Any, kind: str) -> None:
+    one, same = (observed(SCRIPT, "distributed", "3", kind, ranks=2) for _ in range(2))
+    assert one.status == 0, one.log()
+    for rank in (0, 1):
+        assert len(steps(one, rank)) == 3 and evidence(one, rank) == evidence(same, rank)
+        assert "model.first.weight" in states(one, rank)[1].tensors
+    weights = [states(one, rank)[2].tensors["model.first.weight"] for rank in (0, 1)]
+    assert (weights[0] == weights[1]) == (kind == "ddp")
+
+
+def test_observation_changes_no_bits(observed: Any) -> None:
+    seen = observed(SCRIPT, "resuming", "4")
+    observed.observe = False
+    unseen = observed(SCRIPT, "resuming", "4")
+    stored = [(attempt.directory / "work" / "out" / "checkpoint.pt").read_bytes() for attempt in (seen, unseen)]
+    assert stored[0] == stored[1]
+    assert unseen.of(Step) == [] and seen.of(Step) != []
+
+
+@pytest.mark.parametrize(("arguments", "ended"), [(("plain", "0"), [None]), (("unknown", "1"), ["KeyError"])])
+def test_a_script_that_trains_nothing_is_no_different(
+    observed: Any, arguments: tuple[str, ...], ended: list[Any]
+) -> None:
+    attempt = observed(SCRIPT, *arguments)
+    errors = [event.error and event.error.partition(":")[0] for event in attempt.of(RankEnded)]
+    assert errors == ended and steps(attempt) == [] and attempt.of(Notice) == []
