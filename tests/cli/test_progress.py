@@ -11,7 +11,7 @@ import pytest
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.progress import Bar
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Step
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Observation, Step
 
 
 class Clock:
@@ -176,7 +176,7 @@ def test_paths_that_are_not_text_are_printed_as_json_all_the_same(capsys: pytest
 
 _LIVE = """
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import Notice, Step
+from m5ws.records.ledger import Notice, Observation, Step
 with RunProgress() as progress:
     progress.prepare("materialising", 1, 2)
     progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))
@@ -205,3 +205,13 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 4096)
     except OSError:
         return b""
+
+
+def test_steps_that_are_observed_do_not_end_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "rank-0.log"
+    with RunProgress(log=log, terminal=False) as progress:
+        progress.watch("0", Observation(rank=0, after=0))
+        progress.watch("0", _step(1))
+        log.write_text("epoch 1\n")
+        progress.poll()
+    assert capsys.readouterr().err == "epoch 1\n"

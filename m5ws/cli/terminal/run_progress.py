@@ -1,7 +1,7 @@
 """The progress of a run, on stderr: a live line on a terminal, a line every few seconds elsewhere.
 
 It follows the events of the ledger as they arrive. Notices and the end of an attempt are printed as lines of their
-own. A script without a session has no steps: the output of its rank 0 is printed instead, up to the first step.
+own. Of a script without a session, the output of rank 0 is printed instead of steps.
 """
 
 import sys
@@ -15,7 +15,7 @@ from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
 from m5ws.control_characters import escaped
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Step
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Observation, Step
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -27,7 +27,7 @@ _SMOOTH = 0.9
 class RunProgress:
     """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events).
 
-    `log`: the log of rank 0, whose lines `poll` prints until the first step.
+    `log`: the log of rank 0, whose lines `poll` prints until a session's first step.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class RunProgress:
     ) -> None:
         self._enabled = enabled
         self._gone = False
+        self._observed = False
         self._log = LogReader(log) if enabled and log is not None else None
         self._next_bar_s = 0.0
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
@@ -90,7 +91,9 @@ class RunProgress:
     def _event(self, rank: str, event: AnyEvent) -> None:
         self._bar.close()
         match event:
-            case Step():
+            case Observation():
+                self._observed = True
+            case Step() if not (self._observed and self._log is not None):
                 # A session's steps are shown, and not the script's output.
                 self._log = None
                 self._count(rank, event)
