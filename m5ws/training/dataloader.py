@@ -28,15 +28,33 @@ class EmptyLoader(M5Error):
     hint = "The data set is empty, or smaller than one batch and drop_last is set."
 
 
-class Feed:
-    """Hands out batches of a loader without end, epoch after epoch."""
+class BatchDigest:
+    """A digest of the batches of one step."""
 
-    def __init__(self, loader: Any, digesting: bool, restart: bool = False) -> None:
+    def __init__(self) -> None:
+        self._hash: Any = None
+
+    def add(self, batch: object) -> None:
+        """Add a batch: types, shapes, element types and bytes of all values in it."""
+        self._hash = self._hash or blake3.blake3()
+        update(self._hash, batch)
+
+    def take(self) -> str | None:
+        """Return the digest of all batches since the last call, or None if there were none."""
+        if self._hash is None:
+            return None
+        digest, self._hash = self._hash.hexdigest(), None
+        return str(digest)
+
+
+class Feed:
+    """Hands out batches of a loader without end, epoch after epoch. Each is added to `batches`, if given."""
+
+    def __init__(self, loader: Any, batches: BatchDigest | None, restart: bool = False) -> None:
         self._loader = loader
-        self._digesting = digesting
+        self._batches = batches
         self._restart = restart
         self._iterator: Iterator[Any] | None = None
-        self._hash: Any = None
         self.epoch = 0
         self.refusal: str | None = None
         """The reason why a loader with a `state_dict` is not restorable."""
@@ -88,19 +106,11 @@ class Feed:
             batch = next(self._iterator)
         except StopIteration:
             batch = self._first_of_next_epoch()
-        if self._digesting:
-            self._hash = self._hash or blake3.blake3()
-            update(self._hash, batch)
+        if self._batches is not None:
+            self._batches.add(batch)
         if self.seen is not None:
             self.seen(batch)
         return batch
-
-    def take_digest(self) -> str | None:
-        """Return the digest of all batches since the last call, or None if there were none."""
-        if self._hash is None:
-            return None
-        digest, self._hash = self._hash.hexdigest(), None
-        return str(digest)
 
     def state(self) -> dict[str, Plain]:
         """Return the position as plain data; for a loader whose `state_dict` fails, the epoch. Raises StateError."""

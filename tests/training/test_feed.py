@@ -20,7 +20,7 @@ class _Shard:
 
 def _refusal(module: str) -> str:
     shard = type("DataLoaderShard", (_Shard,), {"__module__": module})
-    feed = Feed(shard(), digesting=False)
+    feed = Feed(shard(), None)
     feed.probe()
     assert not feed.restorable and feed.state() == {"epoch": 0} and feed.refusal is not None
     return feed.refusal

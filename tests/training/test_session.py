@@ -231,3 +231,79 @@ def test_the_seed_is_the_runs_or_else_the_scripts_own(in_process: Any) -> None:
 def test_a_model_and_an_engine_exclude_each_other() -> None:
     with pytest.raises(UsageError):
         m5ws.session(total_steps=1)
+
+
+def _framework(steps: int) -> None:
+    """Train as a framework does: with a loop of its own, that calls the session."""
+    m5ws.seed()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=2)
+    number = session.begin()
+    while not session.should_stop:
+        batch = torch.full((3, 2), float(number))
+        session.observe(batch)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.end_step(loss=loss, tokens=3)
+        number += 1
+
+
+def _loop(steps: int) -> None:
+    m5ws.seed()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = m5ws.session(model, optimizer, total_steps=steps, checkpoint_every=2)
+    for step in session.steps():
+        batch = torch.full((3, 2), float(step.number))
+        session.observe(batch)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step.record(loss=loss, tokens=3)
+
+
+def test_a_framework_that_owns_the_loop_records_and_resumes_as_a_loop_does(in_process: Any) -> None:
+    pushed, error = in_process(lambda: _framework(5))
+    assert error is None
+    in_process.runner.run = "000000000002"
+    pulled, _ = in_process(lambda: _loop(5))
+    for attempt in (pushed, pulled):
+        assert list(attempt.contents) == [2, 4, 5]
+    assert pushed.steps(0) == pulled.steps(0) and pushed.states(0) == pulled.states(0)
+    assert all(batch is not None for _, batch in pushed.steps(0).values())
+    at = next(event for event in pulled.of(CheckpointPublished) if event.step == 2)
+    again, error = in_process(lambda: _framework(5), resume=at.checkpoint)
+    assert error is None and list(again.steps(0)) == [3, 4, 5]
+    assert again.contents[5] == pulled.contents[5]
+
+
+@pytest.mark.parametrize("calls", [("end_step",), ("begin", "begin"), ("begin", "end_step", "end_step")])
+def test_calls_of_a_session_out_of_order_are_refused(in_process: Any, calls: tuple[str, ...]) -> None:
+    def script() -> None:
+        session = m5ws.session(torch.nn.Linear(2, 1), total_steps=1)
+        for call in calls:
+            getattr(session, call)()
+
+    _, error = in_process(script)
+    assert isinstance(error, UsageError)
+
+
+def test_a_framework_is_told_to_stop(in_process: Any) -> None:
+    done: list[int] = []
+
+    def script() -> None:
+        session = m5ws.session(torch.nn.Linear(2, 1), total_steps=9)
+        number = session.begin()
+        while not session.should_stop:
+            if number == 3:
+                session.stop()
+            done.append(number)
+            session.end_step()
+            number += 1
+
+    attempt, error = in_process(script)
+    assert error is None and done == [1, 2, 3] and list(attempt.contents) == [3]

@@ -15,7 +15,7 @@ from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.writer import CheckpointWriter
-from m5ws.training.dataloader import Feed
+from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.loop import fork, rehearsal, restore
 from m5ws.training.loop.checkpoint_schedule import Cadence
@@ -34,6 +34,7 @@ class Recorder:
         backend: Backend,
         *,
         feed: Feed | None,
+        batches: BatchDigest,
         objects: dict[str, Any],
         generators: dict[str, torch.Generator],
         known: Sequence[object],
@@ -44,6 +45,7 @@ class Recorder:
         self._active = active
         self._backend = backend
         self._feed = feed
+        self._batches = batches
         self._objects = objects
         self._known = known
         self._generators = {**(feed.generators() if feed is not None else {}), **generators}
@@ -202,7 +204,7 @@ class Recorder:
             time_s=time.time(),
             step=step.number,
             quantities={},
-            batch=self._feed.take_digest() if self._feed is not None else None,
+            batch=self._batches.take(),
             tokens=step.tokens,
             seconds=seconds,
             total=self._total,

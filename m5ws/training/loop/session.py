@@ -10,14 +10,14 @@ Outside `m5ws run` the same loop runs, and records nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from m5ws.errors import UsageError
 from m5ws.training.backends.base import Backend
-from m5ws.training.dataloader import Feed
+from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.loop import fork
 from m5ws.training.loop.fork import Fork
 from m5ws.training.loop.recorder import Recorder
@@ -62,9 +62,10 @@ def session(
     active = context.active()
     origin = fork.parent(active)
     restart = origin is not None and "data" in origin.restart
-    feed = Feed(loader, digesting=active is not None, restart=restart) if loader is not None else None
+    batches = BatchDigest() if active is not None else None
+    feed = Feed(loader, batches, restart) if loader is not None else None
     recorder = started = tracer = None
-    if active is not None:
+    if active is not None and batches is not None:
         isolation.check(active.context)
         if observed := watch.end():
             active.notice("limit", f"{observed} steps before the session began are recorded beside its own", observed)
@@ -74,6 +75,7 @@ def session(
             active,
             _backend(model, optimizer, engine, own),
             feed=feed,
+            batches=batches,
             objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
             generators=_generators(state),
             known=(model, engine, loader, *_optimizers(optimizer), getattr(engine, "optimizer", None)),
@@ -92,7 +94,7 @@ def session(
             feed,
             state,
         )
-    return Session(recorder, feed, total_steps, started, tracer)
+    return Session(recorder, feed, batches, total_steps, started, tracer)
 
 
 def _tracer(
@@ -141,12 +143,17 @@ def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Session:
-    """A registered training. `first_step` is the step that `steps()` begins with."""
+    """A registered training. `first_step` is the step that it begins with.
+
+    A loop of your own takes its steps from `steps()`. A framework that owns the loop calls `begin()` once, `observe()`
+    for each batch, and `end_step()` after each step, until `should_stop`.
+    """
 
     def __init__(
         self,
         recorder: Recorder | None,
         feed: Feed | None,
+        batches: BatchDigest | None,
         total_steps: int,
         started: Fork | None,
         tracer: "Tracer | None" = None,
@@ -155,41 +162,87 @@ class Session:
         self._tracer = tracer
         self._fork = started
         self._feed = feed
+        self._batches = batches
         self._total = total_steps
-        self._stopping = False
+        self._step: Step | None = None
+        self._tracing = ExitStack()
+        self._stopping = self._done = False
         active = context.active()
         self._until = active.context.until if active is not None else None
         self.first_step = 1
 
-    def steps(self) -> Iterator[Step]:
-        """Yield each remaining step once. A step is recorded when the loop's body has ended.
+    def begin(self) -> int:
+        """Restore and verify the checkpoint from which this attempt starts, if there is one; return the first step.
 
-        Before the first, the checkpoint from which this attempt starts is restored, if there is one, and verified: the
-        run's newest, or another run's if this is a fork. Raises UsageError for a fork that has no step left to do.
+        It is the run's newest, or another run's if this is a fork. Raises UsageError for a fork that has no step left
+        to do, and for a second call.
         """
+        if self._step is not None or self._done:
+            raise UsageError("session.begin() was called twice", hint="Call it once, before the first step.")
         if self._recorder is not None:
             if self._fork is not None:
                 self._fork.prepare(self._total)
             self.first_step = self._recorder.begin() + 1
             if self._fork is not None:
                 self._fork.apply()
-        for number in range(self.first_step, self._total + 1):
-            step = Step(number, self._feed, recording=self._recorder is not None)
+        self._enter(self.first_step)
+        return self.first_step
+
+    @property
+    def should_stop(self) -> bool:
+        """True after the last step: the loop must end, because the script goes on after it."""
+        return self._done
+
+    def observe(self, batch: object) -> None:
+        """Record a batch that the script read from a loader of its own: a digest of all values in it."""
+        if self._batches is not None:
+            self._batches.add(batch)
+
+    def end_step(self, *, tokens: int = 0, **quantities: Any) -> None:
+        """Record the step that has been done, with exact scalars by name, as `Step.record` does.
+
+        Saves a checkpoint and fingerprints if they are due. Raises SystemExit after a request to stop, when the
+        checkpoint is saved; UsageError before `begin()` and after the last step.
+        """
+        step = self._step
+        if step is None:
+            raise UsageError(
+                "session.end_step() was called after the last step" if self._done else "the session has not begun",
+                hint="Call session.begin() before the first step, and end the loop when session.should_stop is true.",
+            )
+        step.record(tokens=tokens, **quantities)
+        self._tracing.close()
+        last = self._stopping or step.number in (self._total, self._until)
+        if self._recorder is not None:
+            self._recorder.end_of_step(step, last)
+        self._step = None
+        if last:
+            self._done = True
+        else:
+            self._enter(step.number + 1)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each remaining step once. A step is recorded when the loop's body has ended. Begins as `begin()`."""
+        self.begin()
+        while self._step is not None:
+            step = self._step
             try:
-                with self._tracing(number):
-                    yield step
+                yield step
             except GeneratorExit:
+                self._tracing.close()
                 if self._recorder is not None:
                     self._recorder.left(step)
                 raise
-            last = self._stopping or number in (self._total, self._until)
-            if self._recorder is not None:
-                self._recorder.end_of_step(step, last)
-            if last:
-                return
+            self.end_step()
 
-    def _tracing(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._tracer is None else self._tracer.trace_step(number)
+    def _enter(self, number: int) -> None:
+        """Begin a step, unless all are done."""
+        if number > self._total:
+            self._done = True
+            return
+        self._step = Step(number, self._feed, recording=self._recorder is not None)
+        if self._tracer is not None:
+            self._tracing.enter_context(self._tracer.trace_step(number))
 
     def stop(self) -> None:
         """Make the current step the last, with its checkpoint; call this on all ranks in the same step."""

@@ -11,6 +11,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
 _SEARCHED = 100_000
+SETTINGS = "optimizer settings"
 _LATER = frozenset(("evaluation",))
 """Digests of values that a script may compute after a step, or not."""
 
@@ -31,7 +32,8 @@ def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> tu
             return step.step - 1, None
         if step.batch is not None and step.batch == first.batch:
             alike.append(step)
-    same_settings = [step for step in alike if step.digests.get("settings") == first.digests.get("settings")]
+    settings = first.digests.get(SETTINGS)
+    same_settings = [step for step in alike if step.digests.get(SETTINGS) == settings]
     likely = same_settings or alike
     if len({step.step for step in likely}) == 1:
         return likely[0].step - 1, None

@@ -274,7 +274,7 @@ class Observer:
 def _event(update: _Update, time_s: float, seconds: float) -> Step:
     """Return the record of a step without its number. Waits for copies from a device."""
     forwards = update.forwards
-    digests = {"settings": update.settings.hexdigest()}
+    digests = {earlier_steps.SETTINGS: update.settings.hexdigest()}
     if forwards.count:
         digests["output"] = _digest(forwards.outputs, forwards.count)
     if forwards.evaluations:
