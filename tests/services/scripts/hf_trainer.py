@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 
 class Tokens(torch.utils.data.Dataset):
@@ -47,7 +46,7 @@ args = TrainingArguments(
 )
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2))
 trainer = Trainer(model=model, args=args, train_dataset=Tokens(1, 64), eval_dataset=Tokens(2, 8), callbacks=[Die()])
-result = trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if os.path.isdir("out") else None)
+result = trainer.train()
 trainer.save_model()
 trainer.log_metrics("train", result.metrics)
 trainer.save_metrics("train", result.metrics)

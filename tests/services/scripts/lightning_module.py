@@ -64,4 +64,4 @@ trainer = lightning.Trainer(
         Die(),
     ],
 )
-trainer.fit(Net(config["learning_rate"]), DataLoader(data, 8, shuffle=True), DataLoader(data, 16), ckpt_path="last")
+trainer.fit(Net(config["learning_rate"]), DataLoader(data, 8, shuffle=True), DataLoader(data, 16))

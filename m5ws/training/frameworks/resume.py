@@ -1,0 +1,62 @@
+"""Resume of a script whose framework saves checkpoints itself: Hugging Face's Trainer, and Lightning.
+
+`m5ws run --resume` puts the output files back. A script that passes no checkpoint to the framework would start from the beginning.
+Here the framework's own method gets its newest checkpoint, as its documentation describes. A checkpoint, or `False`,
+that the script passes itself stays as it is. The next steps are compared with earlier ones (`observation`).
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from m5ws.training.frameworks import after_import
+from m5ws.training.runtime.context import ActiveRank
+
+
+def install(active: ActiveRank) -> None:
+    """Let frameworks of a later attempt continue from their newest checkpoint, once the script imports them."""
+    if active.context.attempt < 2 or active.context.resume is not None:
+        return
+    after_import.change("transformers.trainer", functools.partial(_trainer, active))
+    for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
+        after_import.change(name, functools.partial(_lightning, active))
+
+
+def _trainer(active: ActiveRank, module: ModuleType) -> None:
+    """https://huggingface.co/docs/transformers/main_classes/trainer: `Trainer.train(resume_from_checkpoint=…)`."""
+    original: Callable[..., Any] = module.Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is None and os.path.isdir(self.args.output_dir):
+            resume_from_checkpoint = module.get_last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is not None:
+                _report(active, f"Trainer.train(resume_from_checkpoint={resume_from_checkpoint!r})")
+        return original(self, resume_from_checkpoint, *args, **kwargs)
+
+    module.Trainer.train = train
+
+
+_BEFORE_CHECKPOINT = 4
+"""Positional arguments of Lightning's `fit` before `ckpt_path`."""
+
+
+def _lightning(active: ActiveRank, module: ModuleType) -> None:
+    """https://lightning.ai/docs/pytorch/stable/common/trainer.html: `Trainer.fit(ckpt_path="last")`."""
+    original: Callable[..., Any] = module.Trainer.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) < _BEFORE_CHECKPOINT and kwargs.get("ckpt_path") is None:
+            kwargs["ckpt_path"] = "last"
+            _report(active, 'Trainer.fit(ckpt_path="last")')
+        return original(self, model, *args, **kwargs)
+
+    module.Trainer.fit = fit
+
+
+def _report(active: ActiveRank, call: str) -> None:
+    if active.rank == 0:
+        active.notice("resume", f"the framework continues from its newest checkpoint: {call}")

@@ -1,0 +1,41 @@
+"""Changes of a framework's module after its import. tests/services/test_frameworks.py has the real frameworks."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from m5ws.training.frameworks import after_import
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = tmp_path / "a_framework"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "trainer.py").write_text("def train():\n    return 'as it is'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in [name for name in sys.modules if name.startswith("a_framework")]:
+        monkeypatch.delitem(sys.modules, name)
+    return "a_framework.trainer"
+
+
+def test_a_module_is_changed_once_when_the_script_imports_it(package: str) -> None:
+    changed: list[ModuleType] = []
+    finders = len(sys.meta_path)
+    after_import.change(package, changed.append)
+    importlib.import_module("a_framework")
+    assert changed == []
+    module = importlib.import_module(package)
+    assert changed == [module] and module.train() == "as it is"
+    assert "as it is" in inspect.getsource(module.train) and len(sys.meta_path) == finders
+
+
+def test_a_module_that_does_not_exist_stays_absent(package: str) -> None:
+    after_import.change("a_framework.absent", lambda _: None)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("a_framework.absent")
