@@ -1,8 +1,8 @@
 """Resume of a script whose framework saves checkpoints itself: Hugging Face's Trainer, and Lightning.
 
-`m5ws run --resume` puts the output files back. A script that passes no checkpoint to the framework would start from the beginning.
-Here the framework's own method gets its newest checkpoint, as its documentation describes. A checkpoint, or `False`,
-that the script passes itself stays as it is. The next steps are compared with earlier ones (`observation`).
+`m5ws run --resume` puts the output files back. A script that passes no checkpoint to the framework would start at
+step 1. Here the framework's own method gets its newest checkpoint, as its documentation describes. A checkpoint, or
+`False`, that the script passes itself stays as it is. The next steps are compared with earlier ones (`observation`).
 """
 
 import functools

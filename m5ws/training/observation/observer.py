@@ -77,6 +77,7 @@ class Observer:
         self._settings: dict[str, str] = {}
         self._rates: dict[str, Any] = {}
         self._initial: dict[str, str] = {}
+        self._updates: int | None = None
         self._begun = self._numbered = self._failed = False
         self._pending: tuple[_Update, float, float] | None = None
         self._recorded = 0
@@ -148,6 +149,7 @@ class Observer:
         if not self._begun:
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
+            self._updates = _updates(optimizer)
         label = self._names.optimizer(optimizer)
         groups = optimizer.param_groups
         self._settings[label] = "; ".join(f"{label}{number} {_settings(group)}" for number, group in enumerate(groups))
@@ -226,7 +228,7 @@ class Observer:
         after, unclear = 0, None
         if active.context.attempt > 1:
             run, attempt = active.context.run, active.context.attempt
-            after, unclear = earlier_steps.find(active.repo, run, attempt, active.rank, first)
+            after, unclear = earlier_steps.find(active.repo, run, attempt, active.rank, first, self._updates)
         if unclear is not None:
             active.notice("limit", unclear, after + 1)
         self._recorded = after
@@ -312,6 +314,12 @@ def _settings(group: dict[str, Any]) -> str:
     """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for."""
     plain = {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
     return f"{len(group['params'])} {plain!r}"
+
+
+def _updates(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the number of steps in an optimizer's state, None if it does not count them."""
+    counts = [values["step"] for values in optimizer.state.values() if isinstance(values, Mapping) and "step" in values]
+    return max((int(count) for count in counts), default=None)
 
 
 def _is_cheap(optimizer: torch.optim.Optimizer) -> bool:

@@ -198,7 +198,8 @@ def resuming(steps: int) -> None:
         model.load_state_dict(stored["model"])
         if argument(4, "") != "inexact":
             optimizer.load_state_dict(stored["optimizer"])
-    for step, (x, target) in enumerate(batches(steps, begin), begin):
+    shift = 100 * (begin > 1 and argument(4, "") == "shuffled")
+    for step, (x, target) in enumerate(batches(steps + shift, begin + shift), begin):
         model(x, target)["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
