@@ -127,3 +127,18 @@ def test_a_script_that_trains_nothing_is_no_different(
     attempt = observed(SCRIPT, *arguments)
     errors = [event.error and event.error.partition(":")[0] for event in attempt.of(RankEnded)]
     assert errors == ended and steps(attempt) == [] and attempt.of(Notice) == []
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_engine_of_deepspeed_is_observed_by_its_inner_optimizer(observed: Any, operator: Any, stage: int) -> None:
+    script = str(Path(SCRIPT).with_name("observed_deepspeed.py"))
+    one, same = (observed(script, str(stage), "3", ranks=2, environ=operator) for _ in range(2))
+    assert one.status == 0, one.log()
+    for rank in (0, 1):
+        assert len(steps(one, rank)) == 3 and evidence(one, rank) == evidence(same, rank)
+        assert all(step.quantities.keys() == {"loss", "lr"} for step in steps(one, rank))
+        assert list(states(one, rank)) == [0, 1, 2]
+    assert set(parts(one)) == {"model", "optimizer"}
+    assert {"model.first.weight", "master.first.weight", "optimizer.first.weight.exp_avg"} <= states(one)[
+        1
+    ].tensors.keys()

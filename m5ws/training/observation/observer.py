@@ -22,7 +22,7 @@ from m5ws.records.exact import decode, encode
 from m5ws.records.ledger import Observation, State, Step
 from m5ws.training.compat.tensors import tree_leaves
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.observation import earlier_steps, samples
+from m5ws.training.observation import earlier_steps, samples, zero
 from m5ws.training.observation.names import Names
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
@@ -99,14 +99,14 @@ class Observer:
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._update is not None and torch.is_grad_enabled() and self._names.module(module) is not None:
-            self._close()
+            self._close(_engine(self._update.forwards))
 
     @torch.no_grad()
     def _after_forward(self, module: torch.nn.Module, given: Any, output: Any) -> None:
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         if any(leaf.requires_grad for leaf in leaves):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
-                self._close()
+                self._close(_engine(self._update.forwards))
             self._add_forward(module, given, output, leaves)
         elif self._names.module(module) is not None:
             forwards = self._forwards if self._update is None else self._update.forwards
@@ -145,7 +145,7 @@ class Observer:
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         self._stepping.append(False)
         if self._update is not None and self._update.updated & _places(optimizer):
-            self._close()
+            self._close(_engine(self._update.forwards))
         if not self._begun:
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
@@ -173,6 +173,8 @@ class Observer:
         rate = self._rates.pop(label)
         if rate is not None:
             update.quantities[f"lr{suffix}"] = scalars.take("lr", rate)
+        if _engine(update.forwards) is not None:
+            return
         is_due = self._is_due(self.step + 1)
         if is_due or _is_cheap(optimizer):
             norm = _gradient_norm(optimizer)
@@ -185,11 +187,12 @@ class Observer:
 
     def finish(self) -> None:
         """Record the last step, when the script has ended."""
-        self._guarded(self._close)
+        # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
+        self._guarded(self._close, None)
         self._guarded(self._flush)
 
-    def _close(self) -> None:
-        """End the step whose optimizers have been called."""
+    def _close(self, engine: torch.nn.Module | None) -> None:
+        """End the step whose optimizers have been called, and record the state of its engine with ZeRO."""
         update, self._update = self._update, None
         if update is None:
             return
@@ -202,9 +205,12 @@ class Observer:
             self._flush()
         self.step += not is_first
         self._threads.record(self.step)
-        if update.state is not None:
+        state = update.state
+        if engine is not None and self._is_due(self.step):
+            state = _record(zero.fingerprints(engine))
+        if state is not None:
             self._flush()
-            self._active.append(msgspec.structs.replace(update.state, step=self.step))
+            self._active.append(msgspec.structs.replace(state, step=self.step))
         if is_first:
             self._active.note_imports()
 
@@ -251,12 +257,14 @@ class Observer:
 
     def _state(self, update: _Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
-        tensors = self._fingerprints(update.forwards, optimizers)
-        return State(time_s=time.time(), step=0, tensors=tensors, generators=rng.digests(rng.capture({})))
+        return _record(self._fingerprints(update.forwards, optimizers))
 
     def _fingerprints(
         self, forwards: _Forwards, optimizers: Iterable[torch.optim.Optimizer], *, initial: bool = False
     ) -> dict[str, str]:
+        engine = _engine(forwards)
+        if engine is not None:
+            return zero.fingerprints(engine)
         modules = [module for ref in (forwards.earlier | forwards.modules).values() if (module := ref()) is not None]
         tensors = self._names.tensors(modules, optimizers, initial=initial)
         sums = fingerprint.sums(list(tensors.values()))
@@ -271,6 +279,17 @@ class Observer:
             self._failed = True
             message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
             self._active.notice("limit", message, self.step)
+
+
+def _record(tensors: dict[str, str]) -> State:
+    """Return the record of a state without its step."""
+    return State(time_s=time.time(), step=0, tensors=tensors, generators=rng.digests(rng.capture({})))
+
+
+def _engine(forwards: _Forwards) -> torch.nn.Module | None:
+    """Return the engine with ZeRO that made the forward passes of a step, if it exists still."""
+    modules = (ref() for ref in forwards.modules.values())
+    return next((module for module in modules if module is not None and zero.is_engine(module)), None)
 
 
 def _event(update: _Update, time_s: float, seconds: float) -> Step:

@@ -1,0 +1,33 @@
+"""State of a DeepSpeed engine with ZeRO: this rank's elements of each parameter, without padding.
+
+ZeRO's flat buffers are the parameters of the inner optimizer. Their padding is uninitialised memory, so they are not
+compared as tensors of their own, and neither is the norm of their gradients.
+"""
+
+from typing import Any
+
+import torch
+
+from m5ws.training.backends.base import Piece, Span
+from m5ws.training.backends.deepspeed import layout
+from m5ws.training.fingerprint import fingerprint
+
+
+def is_engine(module: torch.nn.Module) -> bool:
+    """Return True for a DeepSpeed engine whose optimizer is ZeRO's."""
+    is_partitioned: Any = getattr(module, "zero_optimization", None)
+    return type(module).__module__.partition(".")[0] == "deepspeed" and bool(is_partitioned and is_partitioned())
+
+
+def fingerprints(engine: Any) -> dict[str, str]:
+    """Return fingerprints of this rank's parts of parameters, their fp32 copies, and optimizer state, by name."""
+    module, optimizer = engine.module, engine.optimizer
+    pieces = list(layout.parameter_pieces(module))
+    for fragment in layout.fragments(optimizer, layout.names(module)):
+        if fragment.size:
+            span = Span(fragment.start)
+            pieces.append(Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span))
+            for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
+                    pieces.append(Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span))
+    return fingerprint.merge([fingerprint.local(pieces)])
