@@ -37,7 +37,6 @@ class Directory:
         self.root.parent.mkdir()
         self._trouble = trouble
         self._shut = False
-        self._modes: dict[Path, int] = {}
 
     @property
     def url(self) -> str:
@@ -61,9 +60,9 @@ class Directory:
             # The superuser has access to everything, so the test becomes another user for a while.
             self.root.chmod(0)
             if os.geteuid() == 0:
+                # For good: tests that run at the same time share the upper folders.
                 for folder in _own(self.root):
-                    self._modes[folder] = folder.stat().st_mode
-                    folder.chmod(self._modes[folder] | 0o011)
+                    folder.chmod(folder.stat().st_mode | 0o011)
                 os.seteuid(_NOBODY)
 
     def end(self) -> None:
@@ -79,8 +78,6 @@ class Directory:
         elif self._trouble == "denied":
             if os.getuid() == 0:
                 os.seteuid(0)
-            for folder, mode in self._modes.items():
-                folder.chmod(mode)
             self.root.chmod(0o755)
 
     @property
