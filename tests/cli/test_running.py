@@ -292,3 +292,21 @@ def test_a_config_file_of_a_launcher_must_be_in_the_snapshot(place: Path) -> Non
     assert refused.returncode == 2 and "conf/launch.yaml" in refused.stderr and "[data] paths" in refused.stderr
     (place / "m5ws.toml").write_text("[data]\npaths = ['conf']\n")
     assert command_line.call("-C", str(place), "run", "--dry-run", *words).returncode == 0
+
+
+_READS_JSON = """
+import json, pathlib, sys
+pathlib.Path("out").mkdir()
+pathlib.Path("out", "result.json").write_text(json.dumps(json.load(open(sys.argv[2]))["lr"]))
+"""
+
+
+def test_a_verdict_names_the_changed_argument_in_a_file_of_the_command(home: Repository, place: Path) -> None:
+    (place / "m5ws.toml").write_text(_OUTPUTS)
+    write(place, {"train.py": _READS_JSON, "args.json": '{"lr": 0.001}'})
+    run = _here(place, "run", "train.py", "--args", "args.json").stdout.strip()
+    write(place, {"args.json": '{"lr": 0.002}'})
+    changed = _here(place, "snapshot").stdout.strip()
+    verdict = _here(place, "reproduce", run, "--snapshot", changed, "--no-recheck")
+    assert verdict.returncode == 1, verdict.stderr
+    assert "argument args.lr: 0.001 → 0.002 is the only recorded change" in verdict.stdout
