@@ -32,8 +32,8 @@ _FORWARDS = 16
 """Forward passes of a step, with and without gradients, of which values are read. The others are counted."""
 _HOST_ELEMENTS = 2**20
 """Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
-_EVERY = 100
-_EARLY = frozenset((1, 2, 5, 10, 20, 50))
+_EVERY = 1000
+_EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
 @dataclass
