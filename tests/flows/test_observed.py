@@ -64,11 +64,12 @@ def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspac
 @pytest.mark.parametrize("fault", ["", "inexact", "shuffled"])
 def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspace, tmp_path: Path, fault: str) -> None:
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), *filter(None, [fault]))
-    workspace.m5ws("run", "--no-progress", "--", *words, expect=1)
+    workspace.m5ws("run", "--no-progress", "--fingerprint-every", "1000", "--", *words, expect=1)
     (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
     workspace.m5ws("run", "--no-progress", "--resume", run)
     history = workspace.history(run)
     assert sorted(history.steps[0]) == list(range(1, 9)) and history.begun == [(0, 1), (3, 2)]
+    assert sorted(history.states[0]) == [0, 1, 2, 5]  # And none after step 4, the first of the second attempt.
     inexact = [notice.message for notice in history.notices if notice.kind == "inexact-resume"]
     assert bool(inexact) == bool(fault) and all(notice.kind != "limit" for notice in history.notices)
     assert not inexact or ("batch" in inexact[0]) == (fault == "shuffled")

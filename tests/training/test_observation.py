@@ -111,6 +111,12 @@ def test_each_rank_is_observed_by_itself(observed: Any, kind: str) -> None:
     assert (weights[0] == weights[1]) == (kind == "ddp")
 
 
+def test_settings_without_a_value_of_their_own_are_equal_in_equal_trainings(observed: Any) -> None:
+    one, same = (observed(SCRIPT, "settings", "2") for _ in range(2))
+    assert one.status == 0, one.log()
+    assert evidence(one) == evidence(same)
+
+
 def test_observation_changes_no_bits(observed: Any) -> None:
     seen = observed(SCRIPT, "resuming", "4")
     observed.observe = False

@@ -61,6 +61,7 @@ class _Update:
     updated: set[tuple[int, int]] = field(default_factory=set)
     optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
     state: State | None = None
+    norms_when_due: bool = False
     settings: Any = field(default_factory=blake3.blake3)
     quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
 
@@ -175,8 +176,11 @@ class Observer:
             update.quantities[f"lr{suffix}"] = scalars.take("lr", rate)
         if _engine(update.forwards) is not None:
             return
-        is_due = self._is_due(self.step + 1)
-        if is_due or _is_cheap(optimizer):
+        # Until its first step has been recorded, an attempt does not know its number.
+        is_due = self._is_due(self.step + 1) or not self._numbered
+        is_cheap = _is_cheap(optimizer)
+        if is_due or is_cheap:
+            update.norms_when_due |= not is_cheap
             norm = _gradient_norm(optimizer)
             if norm is not None:
                 update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
@@ -205,12 +209,11 @@ class Observer:
             self._flush()
         self.step += not is_first
         self._threads.record(self.step)
-        state = update.state
-        if engine is not None and self._is_due(self.step):
-            state = _record(zero.fingerprints(engine))
-        if state is not None:
-            self._flush()
-            self._active.append(msgspec.structs.replace(state, step=self.step))
+        if self._is_due(self.step):
+            state = update.state if engine is None else _record(zero.fingerprints(engine))
+            if state is not None:
+                self._flush()
+                self._active.append(msgspec.structs.replace(state, step=self.step))
         if is_first:
             self._active.note_imports()
 
@@ -222,8 +225,10 @@ class Observer:
         step = _event(update, time_s, seconds)
         if not self._numbered:
             self._begin(step)
-        step = msgspec.structs.replace(step, step=self._recorded + 1)
-        self._recorded = step.step
+        self._recorded += 1
+        step = msgspec.structs.replace(step, step=self._recorded)
+        if update.norms_when_due and not self._is_due(step.step):
+            step = _without_norms(step)
         self._describe()
         self._active.append(step)
 
@@ -251,9 +256,8 @@ class Observer:
             self._active.emit(Observation, rank=self._active.rank, after=after, parts=new)
 
     def _is_due(self, step: int) -> bool:
-        """Return True if the state after a step is recorded. Until its first step, an attempt has an unknown number."""
-        every = self._active.context.spec.fingerprint_every or _EVERY
-        return step in _EARLY or step % every == 0 or not self._numbered
+        """Return True if the state after a step is recorded."""
+        return step in _EARLY or step % (self._active.context.spec.fingerprint_every or _EVERY) == 0
 
     def _state(self, update: _Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
@@ -314,6 +318,11 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
     )
 
 
+def _without_norms(step: Step) -> Step:
+    kept = {name: value for name, value in step.quantities.items() if not name.startswith("grad_norm")}
+    return msgspec.structs.replace(step, quantities=kept)
+
+
 def _digest(values: list[samples.Sample], count: int) -> str:
     digest = blake3.blake3(f"{count};".encode())
     samples.update(digest, values)
@@ -331,8 +340,15 @@ def _places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
 
 def _settings(group: dict[str, Any]) -> str:
     """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for."""
-    plain = {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
-    return f"{len(group['params'])} {plain!r}"
+    values = {name: _plain(value) for name, value in group.items() if name != "params"}
+    return f"{len(group['params'])} {values!r}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a plain value itself, and the type of any other, whose text may have an address in memory."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
 
 
 def _updates(optimizer: torch.optim.Optimizer) -> int | None:

@@ -84,6 +84,18 @@ def keywords(steps: int) -> None:
 
 
 @kind
+def settings(steps: int) -> None:
+    """Settings of the optimizer that are objects, with addresses in their texts."""
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer.param_groups[0] |= {"hook": object(), "nested": [object(), 1.0], "rate": torch.tensor(1.0)}
+    for x, target in batches(steps):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
 def closure(steps: int) -> None:
     """The forward pass is inside of the optimizer's step, as in Lightning."""
     model = WithLoss()
