@@ -118,6 +118,8 @@ def command(
     ports, plan = _plan(
         workspace, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"]
     )
+    if plan.attempt == 1 and given["planned"] is None:
+        _warn_of_files(workspace, repo, run)
     if (why := given["why"]) is not None:
         plan = msgspec.structs.replace(plan, why=note.write(workspace, run.id, why, kind="why"))
     if dry_run:
@@ -126,6 +128,16 @@ def command(
         detached.start(workspace, repo, plan, env)
         return output.print_json({"run": run}) if as_json else output.echo(run.id)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
+
+
+def _warn_of_files(here: "Workspace", repo: "Repository", run: "Run") -> None:
+    """Print the files that the command names and that the run will not find."""
+    from m5ws.repository import snapshots
+    from m5ws.runs import named_files
+
+    snapshot = snapshots.load(repo, run.snapshot)
+    for line in named_files.warnings(repo, snapshot, run.spec.command, here.root, run.spec.outputs):
+        output.warn(f"warning: {line}")
 
 
 def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments) -> "RunOptions":

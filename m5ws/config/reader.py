@@ -102,7 +102,7 @@ def _useless(table: Table) -> Iterator[tuple[Key, str]]:
 
 def _outside(path: str) -> bool:
     pure = PurePosixPath(path)
-    return not path or pure.is_absolute() or ".." in pure.parts
+    return not path or pure.is_absolute() or ".." in pure.parts or path.startswith("~")
 
 
 def _below(number: int | None, least: int) -> bool:
@@ -132,7 +132,11 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
         lambda s: any(map(_outside, s.config.files)),
         "holds a path that is not inside the workspace",
     ),
-    (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), "holds a path that is not inside the workspace"),
+    (
+        ("data", "paths"),
+        lambda s: any(map(_outside, s.data.paths)),
+        "holds a path that is not inside the workspace: `ln -s ~/.cache/huggingface hf` makes a link; name the link",
+    ),
     (
         ("tokenizer", "path"),
         lambda s: s.tokenizer.path is not None and _outside(s.tokenizer.path),

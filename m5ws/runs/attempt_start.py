@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def materialise_inputs(repo: Repository, snapshot: Snapshot, work: Path, progres
     parts = dict.fromkeys(snapshot.trees.values())
     located = [trees.located(repo.objects, repo.locations, tree) for tree in parts]
     materialise(repo.objects, repo.locations, located, work, progress)
+
+
+def make_output_folders(work: Path, outputs: Sequence[str]) -> None:
+    """Make the folders of `[run] outputs`, and those around outputs whose names have the suffix of a file."""
+    for output in outputs:
+        path = work / output
+        with suppress(FileExistsError):  # a file or a broken link of the snapshot
+            (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
 
 
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:

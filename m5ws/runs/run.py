@@ -86,6 +86,7 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
     environment = options.environment | settings.environment
     refuse_secrets(command, environment)
+    _refuse_notebook(command)
     nproc = options.nproc if options.nproc is not None else settings.nproc
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
@@ -104,6 +105,16 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         outputs=settings.outputs,
         observe=settings.observe if options.observe is None else options.observe,
     )
+
+
+def _refuse_notebook(command: tuple[str, ...]) -> None:
+    """Raise UsageError if the command is a notebook, which is no script."""
+    script, written = command[0], command[0].removesuffix(".ipynb")
+    if script != written:
+        raise UsageError(
+            f"{script} is a notebook, and a run needs a script",
+            hint=f"`jupyter nbconvert --to script {script}` writes {written}.py, which m5ws can run.",
+        )
 
 
 def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -296,7 +307,8 @@ def _request(
 def rank_environment(context: Context, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables added to the inherited environment: settings that fix bits, and the context's path.
 
-    Paths in the author's checkout are removed from PYTHONPATH, or a rank would import unpinned code.
+    Folders of the author's checkout on PYTHONPATH become those of the work directory, or ranks would import unpinned
+    code.
     """
     added = determinism.environment(context.determinism) | {
         CONTEXT_VARIABLE: str(directory / "context"),
@@ -308,5 +320,8 @@ def rank_environment(context: Context, directory: Path, environment: Mapping[str
     if path := environment.get("PYTHONPATH"):
         author = Path(context.author_dir).resolve()
         folders = [Path(part).resolve() for part in path.split(os.pathsep) if part]
-        added["PYTHONPATH"] = os.pathsep.join(str(path) for path in folders if not path.is_relative_to(author))
+        # A relative path begins at the directory in which the ranks start.
+        added["PYTHONPATH"] = os.pathsep.join(
+            str(path.relative_to(author) if path.is_relative_to(author) else path) for path in folders
+        )
     return added | context.spec.environment

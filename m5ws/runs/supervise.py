@@ -113,6 +113,7 @@ def execute(
             image = snapshot.declared.image
             plan = attempt_start.list_local_installs(plan, observed, image, ports.allow_local)
             attempt_start.materialise_inputs(ports.repo, snapshot, work.path, progress)
+            attempt_start.make_output_folders(work.path, plan.run.spec.outputs)
             (plan.directory / "context").write_bytes(codec.encode(plan.context))
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
             with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:

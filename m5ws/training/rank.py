@@ -27,7 +27,7 @@ from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
 from m5ws.training.frameworks import resume
 from m5ws.training.observation import watch
-from m5ws.training.runtime import context, facts, imported_copies, imports, isolation
+from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, output_folders
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     isolation.activate()
     isolation.watch(orders)
     imported_copies.prefer(orders)
+    output_folders.let_scripts_make(orders)
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
@@ -112,6 +113,8 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> tuple[int, str
         traceback.print_exc()
         if isinstance(error, M5Error) and error.hint:
             print(error.hint, file=sys.stderr)
+        if (advice := missing_files.advice(error, active.context)) is not None:
+            active.notice(missing_files.KIND, secret_scan.masked(advice))
         text = secret_scan.masked(f"{type(error).__name__}: {error}{_place(error)}")
         return getattr(error, "exit_code", 1), text
     finally:

@@ -58,6 +58,13 @@ def test_work_that_is_not_counted_is_named_alone(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "starting the processes\n"
 
 
+def test_the_same_notice_of_several_ranks_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(terminal=False, clock=Clock()) as progress:
+        for rank, message in (("0", "a"), ("1", "a"), ("1", "b")):
+            progress.watch(rank, Notice(kind="limit", message=message, rank=int(rank)))
+    assert capsys.readouterr().err == "limit: a\nlimit: b\n"
+
+
 def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with RunProgress(terminal=False, clock=clock) as progress:

@@ -52,6 +52,7 @@ def test_values_are_read(tmp_path: Path) -> None:
         ("[store]\ncache_limit = '50 gigs'\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
         ("[store]\ncache_limit = -1\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
         ("[store]\ncache = 'x'\ncache_limit = 0\n", ("m5ws.toml:2: ", "'store.cache'", "'store.cache_limit'")),
+        ("[data]\npaths = ['~/.cache/hf']\n", ("m5ws.toml:2: ", "'data.paths'", "link")),
         ("[run]\nnproc = '2'\n", ("m5ws.toml:2: ", "'run.nproc'", "int", "str")),
         ("[config]\nfiles = [\n  'a.yaml',\n  3,\n]\n", ("m5ws.toml:2: ", "'config.files'", "str", "int")),
         ("store = 'there'\n", ("m5ws.toml:1: ", "'store'", "[store]")),

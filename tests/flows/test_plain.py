@@ -56,6 +56,22 @@ def test_a_run_without_results_is_named_at_its_end_and_not_replayed(tmp_path: Pa
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
+def test_ignored_files_are_named_before_the_launch_and_after_it_and_output_folders_are_there(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out", "logs/metrics.json"]')
+    (workspace.root / "ignored").mkdir()
+    (workspace.root / "ignored" / "a.txt").write_text("1")
+    (workspace.root / ".gitignore").write_text(".m5ws/\nignored/\n")
+    (workspace.root / "train.py").write_text(
+        "import os, sys\nos.makedirs('out')\n"
+        "for name in ('out/a', 'logs/metrics.json'):\n    open(name, 'w').close()\nopen(sys.argv[1])\n"
+    )
+    done = workspace.m5ws("run", "--", "train.py", "ignored/a.txt", expect=1)
+    assert 'paths = ["ignored/a.txt"]' in done.stderr and 'paths = ["ignored"]' in done.stderr
+    workspace.train("--", "train.py", "config.yaml")
+    (workspace.root / "train.py").write_text("import os\nos.mkdir('out')\nos.mkdir('out')\n")
+    assert "FileExistsError" in workspace.m5ws("run", expect=1).stderr
+
+
 def test_python_alone_starts_a_script_that_neither_seeds_nor_expects_torchrun(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
     workspace.edit("train.py", 'if "unseeded" not in', 'assert "RANK" not in os.environ\nif "unseeded" not in')

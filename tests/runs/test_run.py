@@ -41,6 +41,12 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     assert raised.value.hint
 
 
+def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it() -> None:
+    with pytest.raises(UsageError, match="notebook") as raised:
+        run.spec(RunSettings(command=("notebooks/nb.ipynb",)), run.RunOptions())
+    assert "nbconvert --to script notebooks/nb.ipynb" in raised.value.hint
+
+
 def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path) -> None:
     here = find(make_workspace(tmp_path / "w", "plain.py").root)
     taken = snapshot.take(
@@ -52,8 +58,8 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
         repo, run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions())), here.home, here.root, environment
     )
     assert (planned.attempt, planned.resume, planned.request.argv[-1]) == (1, None, "train.py")
-    # The checkout is removed from the path, or ranks would import unpinned code.
-    assert planned.request.environment["PYTHONPATH"] == str(tmp_path / "elsewhere")
+    # A folder of the checkout is replaced by that of the work directory, or ranks would import unpinned code.
+    assert planned.request.environment["PYTHONPATH"] == f"lib:{tmp_path}/elsewhere"
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
 

@@ -53,6 +53,17 @@ def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes)
     assert _set(flat, override) == flat.replace(line, becomes)
 
 
+def test_unquoted_text_does_not_replace_a_number_or_boolean() -> None:
+    for text in ("optimizer.lr=abc", "optimizer.betas.0=fast", "seed=1e-"):
+        with pytest.raises(UsageError, match="number"):
+            _set(CONFIG, text)
+    with pytest.raises(UsageError, match="boolean"):
+        _set(b"flag: true\n", "flag=yes")
+    assert _set(b"lr: 1\n", 'lr="abc"') == b"lr: abc\n"
+    assert _set(b"lr: 1\n", "lr=${optimizer.lr}") == b"lr: ${optimizer.lr}\n"
+    assert _set(b"lr: 1\n", "lr=null") == b"lr:\n"
+
+
 def test_the_layout_of_lists_stays() -> None:
     text = b"a:\n    - 1\n    - 2\nb: 3\n"
     assert _set(text, "b=4") == b"a:\n    - 1\n    - 2\nb: 4\n"

@@ -61,8 +61,8 @@ def script(context: click.Context) -> tuple[str, ...]:
 
 
 def _is_script(word: str, ctx: click.Context) -> bool:
-    """Return True for a Python file, a launcher, or the name of a file. An id is none of these."""
-    if word.endswith(".py") or word in _LAUNCHERS:
+    """Return True for a Python file, a notebook, a launcher, or the name of a file. An id is none of these."""
+    if word.endswith((".py", ".ipynb")) or word in _LAUNCHERS:
         return True
     folder = ctx.find_root().params.get("directory") or Path()
     return Path(folder, word).is_file()

@@ -53,6 +53,7 @@ class RunProgress:
         self._rates: dict[str, float] = {}
         self._step_s: float | None = None
         self._before_s: float | None = None
+        self._noticed: set[tuple[str, str, int | None]] = set()
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Show the progress of the work before the first step."""
@@ -99,7 +100,10 @@ class RunProgress:
                 self._count(rank, event)
                 if rank == "0" and self._enabled:
                     self._show()
+            case Notice() if (event.kind, event.message, event.step) in self._noticed:
+                pass  # Each rank has the same one.
             case Notice():
+                self._noticed.add((event.kind, event.message, event.step))
                 where = f" (step {event.step})" if event.step is not None else ""
                 self._say(f"{event.kind}{where}: {event.message}", output.warn)
             case CheckpointPublished() if self._enabled and not self._terminal:

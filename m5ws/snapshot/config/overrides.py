@@ -173,6 +173,7 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
         for length in range(1, len(parts) + 1):
             key = _key(node, ".".join(parts[:length]))
             if key is not None and length == len(parts):
+                _refuse_text(node[key], override, name)
                 node[key] = _styled(override.value, name, override)
                 return
             if key is not None:
@@ -188,9 +189,22 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
         if len(parts) > 1:
             _assign(node[int(parts[0])], parts[1:], override, name)
         else:
+            _refuse_text(node[int(parts[0])], override, name)
             node[int(parts[0])] = _styled(override.value, name, override)
     else:
         raise UsageError(f"--set {override.text!r}: {override.key} is not below a mapping or list in {name}")
+
+
+def _refuse_text(old: object, override: Override, name: str) -> None:
+    """Raise UsageError for unquoted text that replaces a number or a boolean, except for a reference to another key."""
+    kind = "a boolean" if isinstance(old, bool) else "a number" if isinstance(old, int | float) else None
+    text = override.text.partition("=")[2].strip()
+    if kind is None or not isinstance(override.value, str) or text[:1] in ("'", '"') or "${" in text:
+        return
+    raise UsageError(
+        f"--set {override.text!r}: {override.key} is {kind} in {name}, and {override.value!r} is text",
+        hint=f"To set text, quote the value: --set '{override.key}=\"{override.value}\"'.",
+    )
 
 
 def _key(node: Mapping[Any, Any], text: str) -> Any:

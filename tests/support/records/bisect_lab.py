@@ -69,7 +69,7 @@ class Ranks:
         bad |= {name for name, version in self.installed.items() if version == "2.0"}
         if not self.session:
             out = Path(context.work_dir) / "out"
-            out.mkdir()
+            out.mkdir(exist_ok=True)
             (out / "loss.txt").write_text(str(self.rule(bad, 1)))
             return Ended(0)
         spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))

@@ -1,0 +1,83 @@
+"""Files that a script did not find, and that only the checkout has, are named with the line for m5ws.toml."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.training.runtime import missing_files
+from tests.support.ranks.orders import orders
+from tests.support.workspace.checkouts import write
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A checkout with ignored data and code, and a work directory without them."""
+    ignored = {"data/train.txt": "", "src/own/_version.py": "", "cfg/extra.json": "", ".m5ws/index": ""}
+    write(tmp_path / "author", {**ignored, "src/own/__init__.py": "", "both.txt": ""})
+    write(tmp_path / "work", {"src/own/__init__.py": "", "cfg/base.json": ""})
+    (tmp_path / "work" / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return orders(tmp_path)
+
+
+def _pinned(error: BaseException, context: Any) -> str | None:
+    """Return the path for [data] paths in the advice."""
+    text = missing_files.advice(error, context)
+    return text.partition('["')[2].partition('"]')[0] if text is not None else None
+
+
+def _raised(path: str) -> BaseException:
+    try:
+        open(path).close()
+    except OSError as error:
+        return error
+    raise AssertionError(path)
+
+
+def test_the_error_of_a_read_names_its_file(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _pinned(_raised("data/train.txt"), context) == "data"
+    assert _pinned(_raised(str(Path(context.work_dir) / "cfg/extra.json")), context) == "cfg/extra.json"
+    monkeypatch.chdir("elsewhere")
+    assert _pinned(_raised("../data/train.txt"), context) == "data"
+
+
+@pytest.mark.parametrize("text", ["Unable to find '{work}/data/train.txt'", "no file: data/train.txt.", 'bad "data"'])
+def test_the_text_of_an_error_names_a_file(context: Any, text: str) -> None:
+    cause = RuntimeError("loading failed")
+    cause.__cause__ = ValueError(text.format(work=context.work_dir))
+    assert _pinned(cause, context) == "data"
+
+
+def test_a_module_of_the_workspace_is_a_file(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(os.path.abspath("src"))
+    error = ModuleNotFoundError("No module named 'own._version'", name="own._version")
+    assert _pinned(error, context) == "src/own/_version.py"
+    assert missing_files.advice(ModuleNotFoundError("No module named 'data'", name="data"), context) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file", "data/absent.txt"),
+        FileNotFoundError(2, "No such file", ".m5ws/index"),
+        FileNotFoundError(2, "No such file", "/etc/absent"),
+        ValueError("src is a folder of both"),
+        ValueError("."),
+        ValueError("x" * 5000 + " \0 .. /"),
+        KeyError(),
+    ],
+)
+def test_other_errors_name_nothing(context: Any, error: BaseException) -> None:
+    assert missing_files.advice(error, context) is None
+
+
+def test_a_rank_that_fails_leaves_a_notice(runner: Any) -> None:
+    write(runner.tmp / "author", {"data/train.txt": ""})
+    script = runner.tmp / "reads.py"
+    script.write_text("open('data/train.txt')\n")
+    attempt = runner(str(script))
+    assert attempt.status == 1
+    (notice,) = attempt.notices(missing_files.KIND)
+    assert 'paths = ["data"]' in notice
