@@ -77,3 +77,17 @@ def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspac
     assert verdict["outcome"] == ("diverged" if fault else "reproduced")
     if fault:
         assert verdict["first"]["step"] > 3 and "step 3" in verdict["reason"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_an_attempt_after_the_last_recorded_step_is_in_no_earlier_epoch(
+    workspace: Workspace, tmp_path: Path, optimizer: str
+) -> None:
+    words = ("train.py", "repeating", "9", str(tmp_path / "died"), optimizer)
+    workspace.m5ws("run", "--no-progress", "--", *words, expect=1)
+    (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
+    workspace.m5ws("run", "--no-progress", "--resume", run)
+    history = workspace.history(run)
+    assert history.begun == [(0, 1), (6, 2)]
+    assert not [notice for notice in history.notices if notice.kind == "inexact-resume"]
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"

@@ -49,6 +49,8 @@ def evidence(attempt: Any, rank: int = 0) -> list[object]:
         (("scaler", "3"), 2, WITH_LOSS, {"model", "optimizer"}),
         (("compiled", "3", "wrapper"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("compiled", "3", "in place"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("compiled_function", "3"), 3, WITHOUT_LOSS, {"optimizer"}),
+        (("traced", "3"), 3, WITHOUT_LOSS, {"model", "model2", "optimizer"}),
         (("recomputed", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
         (("raw", "3"), 3, WITHOUT_LOSS, {"optimizer"}),
         (("with_workers", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
@@ -61,7 +63,7 @@ def test_each_update_is_a_step_with_its_values(
     assert attempt.status == 0, attempt.log()
     assert [step.step for step in steps(attempt)] == list(range(1, count + 1))
     assert all(step.quantities.keys() == quantities for step in steps(attempt))
-    assert all((step.batch is None) == (arguments[0] == "raw") for step in steps(attempt))
+    assert all((step.batch is None) == (arguments[0] in ("raw", "compiled_function")) for step in steps(attempt))
     assert set(parts(attempt)) == named
     assert list(states(attempt)) == [0, 1, 2]
     assert attempt.notices("limit") == []
@@ -117,13 +119,27 @@ def test_settings_without_a_value_of_their_own_are_equal_in_equal_trainings(obse
     assert evidence(one) == evidence(same)
 
 
-def test_observation_changes_no_bits(observed: Any) -> None:
-    seen = observed(SCRIPT, "resuming", "4")
+def test_memory_of_outputs_that_is_used_again_is_data(observed: Any) -> None:
+    freed, kept = (observed(SCRIPT, "freed", "2", word) for word in ("", "kept"))
+    assert evidence(freed) == evidence(kept)
+
+
+def test_an_optimizer_for_each_parameter_makes_one_step_with_one_state(observed: Any) -> None:
+    one, same = (observed(SCRIPT, "in_backward", "3") for _ in range(2))
+    assert len(steps(one)) == 3 and evidence(one) == evidence(same)
+    assert len(steps(one)[0].quantities) < 40
+    assert sum(name.endswith("exp_avg") for name in states(one)[2].tensors) == 20
+
+
+@pytest.mark.parametrize("kind", ["resuming", "compiled_step"])
+def test_observation_changes_no_bits(observed: Any, kind: str) -> None:
+    seen = observed(SCRIPT, kind, "4")
     observed.observe = False
-    unseen = observed(SCRIPT, "resuming", "4")
+    unseen = observed(SCRIPT, kind, "4")
     stored = [(attempt.directory / "work" / "out" / "checkpoint.pt").read_bytes() for attempt in (seen, unseen)]
     assert stored[0] == stored[1]
-    assert unseen.of(Step) == [] and seen.of(Step) != []
+    # The hooks of an optimizer are traced with its compiled step, so they do nothing.
+    assert unseen.of(Step) == [] and bool(seen.of(Step)) == (kind == "resuming")
 
 
 @pytest.mark.parametrize(("arguments", "ended"), [(("plain", "0"), [None]), (("unknown", "1"), ["KeyError"])])

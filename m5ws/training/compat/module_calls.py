@@ -14,18 +14,23 @@ from m5ws.training.compat.facts import Fact
 
 _original = torch.nn.Module.__call__
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 Around = Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 """Called with the original `Module.__call__`, the module and its arguments, in place of the call."""
 
 
 def surround(around: Around) -> None:
-    """Let `around` make the calls of modules in this thread that are not within another one, or in a backward pass."""
+    """Let `around` make the calls of modules in this thread that are not within another one, or in a backward pass.
+
+    Traced calls are left as they are.
+    """
     thread = threading.get_ident()
     inside = False
 
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside or threading.get_ident() != thread or _in_backward():
+        if is_traced() or inside or threading.get_ident() != thread or _in_backward():
             return _original(module, *args, **kwargs)
         inside = True
         try:
@@ -41,6 +46,21 @@ def restore() -> None:
     torch.nn.Module.__call__ = _original  # type: ignore[method-assign]
 
 
+def is_traced() -> bool:
+    """Return True while operations are traced, transformed or captured, so that reading a value would be part of it.
+
+    By torch.compile, torch.export, torch.jit.trace, torch.func, fake tensors, or a CUDA graph.
+    """
+    # torch.compile evaluates the first condition while it traces, and the others are then not traced.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+    )
+
+
 def _in_backward() -> bool:
     """Return True in a backward pass, in which activation checkpointing calls modules again."""
     return torch._C._current_graph_task_id() != -1
@@ -49,4 +69,5 @@ def _in_backward() -> bool:
 OBSERVED = (
     Fact("torch", "Module.__call__", lambda: _original is torch.nn.Module.__dict__["__call__"]),
     Fact("torch", "torch._C._current_graph_task_id", lambda: not _in_backward()),
+    Fact("torch", "torch._C._functorch and dispatch modes", lambda: not is_traced()),
 )

@@ -17,7 +17,7 @@ _SEVERAL = (
     "number of the newest"
 )
 _NONE = (
-    "no earlier step had the batch of this attempt's first step. Its steps are numbered after the last one, and it is "
+    "no earlier attempt recorded the first step of this one. Its steps are numbered after the last ones, and it is "
     "unknown whether the script's own resume was exact"
 )
 _LATER = frozenset(("evaluation",))
@@ -31,26 +31,45 @@ def find(
 
     `first` is the attempt's first step, without its number. `updates` is the number of steps in the optimizer's state
     before it, if the optimizer counts them. Of earlier steps with the same batch, an equal one counts first, then the
-    one after `updates`, then one with the same settings of the optimizer. Raises CorruptObject for a broken chain.
+    one after `updates`, then one with the same settings of the optimizer. A killed attempt does not record its last
+    step, so an attempt may also go on one step after the last one. Raises CorruptObject for a broken chain.
     """
-    last = 0
-    alike: list[Step] = []
-    for searched, step in enumerate(_backwards(repo, run, attempt, rank)):
-        last = max(last, step.step)
-        if searched >= _SEARCHED:
-            break
+    steps: list[Step] = []
+    for step in _backwards(repo, run, attempt, rank):
         if step.batch == first.batch and _are_equal(step, first):
             return step.step - 1, None
-        if step.batch is not None and step.batch == first.batch:
-            alike.append(step)
-    if updates is not None and (0 < updates < last or any(step.step == updates + 1 for step in alike)):
-        return updates, None  # The values that differ are reported when the step is recorded.
+        steps.append(step)
+        if len(steps) > _SEARCHED:
+            break
+    if not steps:
+        return 0, None
+    last = max(step.step for step in steps)
+    if updates:
+        turns = _distance([step for step in steps if _rates(step) == _rates(first)]) or 1
+        after = updates * turns
+        if after <= last + turns:
+            # Values of a recorded step that differ are reported when the step is recorded.
+            return after, None if after < last else _NONE
+    alike = [step for step in steps if step.batch is not None and step.batch == first.batch]
     settings = first.digests.get(SETTINGS)
     likely = [step for step in alike if step.digests.get(SETTINGS) == settings] or alike
-    if likely:
-        several = len({step.step for step in likely}) > 1
-        return likely[0].step - 1, _SEVERAL if several else None
-    return last, _NONE
+    if not likely:
+        return last, _NONE
+    newest = likely[0].step
+    repeats = _distance([step for step in steps if step.batch == steps[0].batch])
+    if repeats and steps[0].step < newest + repeats <= steps[0].step + 2:
+        return newest + repeats - 1, _NONE  # The batches of the epoch before, after the last step.
+    return newest - 1, _SEVERAL if len({step.step for step in likely}) > 1 else None
+
+
+def _distance(steps: list[Step]) -> int:
+    """Return the number of steps from the second newest of some steps to the newest one, 0 if there is none."""
+    return next((steps[0].step - step.step for step in steps[1:] if step.step < steps[0].step), 0)
+
+
+def _rates(step: Step) -> set[str]:
+    """Return the names of the learning rates of a step: which optimizers took it."""
+    return {name for name in step.quantities if name.startswith("lr")}
 
 
 def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Step]:

@@ -17,10 +17,11 @@ from typing import Any
 import blake3
 import msgspec
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from m5ws.records.exact import decode, encode
 from m5ws.records.ledger import Observation, State, Step
-from m5ws.training.compat.tensors import tree_leaves
+from m5ws.training.compat import tensors
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import earlier_steps, samples, zero
 from m5ws.training.observation.names import Names
@@ -32,6 +33,8 @@ _FORWARDS = 16
 """Forward passes of a step, with and without gradients, of which values are read. The others are counted."""
 _HOST_ELEMENTS = 2**20
 """Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
+_OPTIMIZERS = 16
+"""Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
 _EVERY = 1000
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
@@ -46,8 +49,8 @@ class _Forwards:
     without_gradients: list[samples.Sample] = field(default_factory=list)
     count: int = 0
     evaluations: int = 0
-    computed: set[int] = field(default_factory=set)
-    """Addresses of the values that left modules: passed to another one, they are no data."""
+    computed: set[StorageWeakRef] = field(default_factory=set)
+    """Memory of the values that left modules: passed to another one, they are no data."""
     earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     """The modules by their ids, and those of the step before. Weak, since a script may delete its model."""
@@ -104,7 +107,7 @@ class Observer:
 
     @torch.no_grad()
     def _after_forward(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in tensors.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         if any(leaf.requires_grad for leaf in leaves):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(_engine(self._update.forwards))
@@ -124,11 +127,12 @@ class Observer:
             return
 
         def is_computed(tensor: torch.Tensor) -> bool:
-            return tensor.requires_grad or _address(tensor) in forwards.computed
+            return tensor.requires_grad or not forwards.computed.isdisjoint(_memory(tensor))
 
         forwards.inputs += samples.take(given, is_computed)
         forwards.outputs += samples.take(output)
-        forwards.computed.update(map(_address, leaves))
+        for leaf in leaves:
+            forwards.computed.update(_memory(leaf))
         loss = _loss(output)
         if loss is not None:
             forwards.losses.setdefault(id(module), []).append(scalars.take("loss", samples.local(loss)))
@@ -172,6 +176,9 @@ class Observer:
         update.settings.update(self._settings.pop(label).encode())
         suffix = label.removeprefix("optimizer")
         rate = self._rates.pop(label)
+        if len(update.optimizers) > _OPTIMIZERS:
+            update.state = None  # It would be read after each of them. It is read when the step ends.
+            return
         if rate is not None:
             update.quantities[f"lr{suffix}"] = scalars.take("lr", rate)
         if _engine(update.forwards) is not None:
@@ -192,10 +199,10 @@ class Observer:
     def finish(self) -> None:
         """Record the last step, when the script has ended."""
         # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
-        self._guarded(self._close, None)
+        self._guarded(self._close, None, True)
         self._guarded(self._flush)
 
-    def _close(self, engine: torch.nn.Module | None) -> None:
+    def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state of its engine with ZeRO."""
         update, self._update = self._update, None
         if update is None:
@@ -210,12 +217,19 @@ class Observer:
         self.step += not is_first
         self._threads.record(self.step)
         if self._is_due(self.step):
-            state = update.state if engine is None else _record(zero.fingerprints(engine))
+            state = self._last_state(update, engine, has_ended)
             if state is not None:
                 self._flush()
                 self._active.append(msgspec.structs.replace(state, step=self.step))
         if is_first:
             self._active.note_imports()
+
+    def _last_state(self, update: _Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
+        """Return the state after a step, None if it was not read in time."""
+        if engine is not None:
+            return _record(zero.fingerprints(engine))
+        is_late = len(update.optimizers) > _OPTIMIZERS
+        return self._state(update) if is_late and not has_ended else update.state
 
     def _flush(self) -> None:
         """Append the step that waits for its values."""
@@ -379,9 +393,12 @@ def _gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     return torch.nn.utils.get_total_norm(dense) if dense else None
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
+    """Return the memory of a dense tensor's part on this rank, without keeping it alive; none of another tensor."""
     part = samples.local(tensor)
-    return part.untyped_storage().data_ptr() if part.layout == torch.strided else id(tensor)
+    has_memory = part.layout == torch.strided and not tensors.is_wrapper(part)
+    # An address would be that of data too, once the memory is free and used again.
+    return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
 
 
 def _loss(output: Any) -> torch.Tensor | None:

@@ -79,7 +79,7 @@ def _copied(part: torch.Tensor) -> Reader:
         other = part.cpu().contiguous().view(-1)
         return lambda: other
     source = part.contiguous().view(-1)
-    pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    pinned = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
     pinned.copy_(source, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()

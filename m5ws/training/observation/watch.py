@@ -28,10 +28,12 @@ def start(active: ActiveRank) -> None:
     observer = _Watch.observer = Observer(active)
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        observer.before_update(optimizer)
+        if not module_calls.is_traced():
+            observer.before_update(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        observer.after_update(optimizer)
+        if not module_calls.is_traced():
+            observer.after_update(optimizer)
 
     _Watch.handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
     module_calls.surround(observer.call)

@@ -36,7 +36,7 @@ def _tensor(name: str, value: torch.Tensor) -> Reader | str:
     if value.device.type != "cuda":
         copied = value.clone()
         return lambda: encode(float(copied.item()))
-    pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
     pinned.copy_(value, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()

@@ -1,6 +1,7 @@
 """Trainings that know nothing of m5ws. Called as: observed.py KIND STEPS [ARGUMENT…]."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,6 +172,93 @@ def compiled(steps: int) -> None:
 
 
 @kind
+def compiled_function(steps: int) -> None:
+    """A compiled function that calls the model, in one graph."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compute(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return model(x, target)["loss"]  # type: ignore[no-any-return]
+
+    for x, target in batches(steps):
+        compute(x, target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def compiled_step(steps: int) -> None:
+    """A compiled function with the whole step."""
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    @torch.compile(backend="eager")
+    def do_step(x: torch.Tensor, target: torch.Tensor) -> None:
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for x, target in batches(steps):
+        do_step(x, target)
+    os.makedirs("out", exist_ok=True)
+    torch.save(model.state_dict(), "out/checkpoint.pt")
+
+
+@kind
+def traced(steps: int) -> None:
+    """Calls of the model whose tensors have no values: torch.func, a trace, fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        torch.func.vmap(torch.func.jacrev(model.last))(torch.ones(2, 10))
+        torch.jit.trace(model.last, torch.ones(2, 10))
+        with FakeTensorMode():
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        functional.mse_loss(model(x), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def in_backward(steps: int) -> None:
+    """An optimizer for each parameter, called in the backward pass."""
+    parameters = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3)) for _ in range(20)])
+    model = torch.nn.Module()
+    model.parameters_of_its_own = parameters
+    model.forward = lambda x: x * torch.stack(list(parameters)).sum()  # type: ignore[method-assign]
+    optimizers = {parameter: torch.optim.AdamW([parameter]) for parameter in parameters}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(update)
+    for x, _ in batches(steps):
+        model(x).sum().backward()
+
+
+@kind
+def freed(steps: int) -> None:
+    """Batches in the memory of earlier outputs of the model, which is free again, unless they are kept."""
+    kept = []
+    model = torch.nn.Linear(6, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for x, _ in batches(steps):
+        for _ in range(8):
+            output = model(x * 1.0)
+            output.sum().backward()
+            if argument(3, "") == "kept":
+                kept.append(output)
+            del output
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
 def recomputed(steps: int) -> None:
     """Activation checkpointing, which calls modules again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
@@ -222,6 +310,32 @@ def resuming(steps: int) -> None:
         if step == 5 and not died.exists():
             died.touch()
             sys.exit(3)
+
+
+@kind
+def repeating(steps: int) -> None:
+    """The same three batches in each epoch. Once it is killed after the checkpoint of step 6."""
+    model = WithLoss()
+    is_adam = argument(4, "") == "adamw"
+    optimizer = (torch.optim.AdamW if is_adam else torch.optim.SGD)(model.parameters(), lr=1e-2)
+    file, begin = Path("out/checkpoint.pt"), 0
+    if file.exists():
+        stored = torch.load(file)
+        begin = stored["step"]
+        model.load_state_dict(stored["model"])
+        optimizer.load_state_dict(stored["optimizer"])
+    for step in range(begin + 1, steps + 1):
+        ((x, target),) = batches(step % 3 + 1, step % 3 + 1)
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 6:
+            file.parent.mkdir(exist_ok=True)
+            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            died = Path(argument(3, "/"))
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 @kind
