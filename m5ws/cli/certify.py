@@ -29,7 +29,10 @@ class NothingToCertify(M5Error):
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @launch_options.trainer
 @click.option(
-    "--nproc", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Number of processes."
+    "--nproc",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes (default: 3, or 1 if m5ws.toml starts the script without torchrun).",
 )
 @click.option(
     "--steps", type=click.IntRange(min=2), default=10, show_default=True, metavar="N", help="Number of steps to train."
@@ -52,7 +55,7 @@ def command(
     snapshot: str | None,
     overrides: tuple[str, ...],
     trainer: Trainer | None,
-    nproc: int,
+    nproc: int | None,
     steps: int,
     restores: int | None,
     sample_seed: int,
@@ -83,7 +86,7 @@ def command(
     options = run_source.taken_over(
         repo, workspace.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc), lambda: pinned
     )
-    launch = runs.spec(workspace.settings.run, options)
+    launch = runs.spec(workspace.settings.run, certify.choose_launcher(workspace.settings.run, options, trainer))
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
     _train(workspace, ports, whole, progress=not no_progress)

@@ -198,19 +198,24 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     _judge(result)
-    _print_provable(ports, result.run)
+    _print_provable(ports, plan.run)
 
 
-def _print_provable(ports: "Ports", run: str) -> None:
+def _print_provable(ports: "Ports", run: "Run") -> None:
     """Print the command that verifies a finished run, or the reason why nothing can be verified."""
     from m5ws.reproduce import refusals
     from m5ws.reproduce.outputs import results
 
-    if not results.are_missing(ports.repo, ports.tracker, run):
-        output.print_note(f"run {run} finished; verify it with `m5ws reproduce {run}`")
+    candidates = results.find_candidates(ports.repo, ports.tracker, run.id)
+    if candidates is None:
+        output.print_note(f"run {run.id} finished; verify it with `m5ws reproduce {run.id}`")
         return
-    output.warn(f"run {run} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
-    output.warn("hint: set `[run] outputs` in m5ws.toml to the folders that the script writes to.")
+    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
+    hint = "Set outputs in [run] of m5ws.toml to the folders that the script writes to."
+    if candidates:
+        names = ", ".join(f'"{name}"' for name in (*run.spec.outputs, *candidates))
+        hint = f"This run wrote {', '.join(candidates)}. Set in [run] of m5ws.toml: outputs = [{names}]."
+    output.warn(f"hint: {hint}")
 
 
 def _describe(plan: "AttemptPlan") -> str:

@@ -9,6 +9,7 @@ from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Verdict
 from m5ws.repository import bindings, checkpoints, concurrency, outputs, runs
 from m5ws.repository.repository import Repository
+from m5ws.runs import state
 from m5ws.runs.history import History
 
 _NAMED = 5
@@ -71,6 +72,15 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
 def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:
     """Publish a replay of a run without results, and return its verdict. `left` lists files that were not stored."""
     return _verdict(repo, replay, NOTHING, left=left)
+
+
+def of_failed(repo: Repository, replay: Run, outcome: str) -> Verdict:
+    """Publish a replay of a run that ended with `outcome` before its first recorded step, and return its verdict."""
+    name = replay.reproduces or ""
+    newest = state.load_newest(repo, name).newest
+    message = newest.message if newest is not None else None
+    why = f"the original {outcome}, and recorded no step: {message or 'without a message'}"
+    return _verdict(repo, replay, why)
 
 
 def _verdict(

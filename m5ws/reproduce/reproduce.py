@@ -125,14 +125,16 @@ def execute(
     A diverged replay is repeated up to the divergence before the verdict. Raises ReplayInterrupted.
     """
     home = _home(planned)
+    original = history.load(ports.repo, request.original)
+    if (hopeless := _hopeless(ports, planned, original)) is not None:
+        return _publish(ports, home, hopeless)
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
     expected = expectation_of(ports, planned, drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         unlike = refusals.of_environment(ports.repo, planned.run, drifted)
         return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
-    original = history.load(ports.repo, request.original)
-    if (refused := _refused(ports, planned, original)) is not None:
+    if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
         return _publish(ports, home, refused)
     if request.segment is not None:
         # State before the first step is compared; state that a checkpoint restored is given.
@@ -166,12 +168,13 @@ def execute(
     return verdict
 
 
-def _refused(ports: supervise.Ports, planned: run.AttemptPlan, original: history.History) -> Verdict | None:
-    """Return the published verdict on a replay that would prove nothing; None if the replay is worthwhile."""
-    name = planned.run.reproduces or ""
-    if original.outcome is not None and results.is_nothing(original, ports.tracker, name):
+def _hopeless(ports: supervise.Ports, planned: run.AttemptPlan, original: history.History) -> Verdict | None:
+    """Return the verdict on the replay of a run without comparable records; None if it has some, or is not over."""
+    if original.outcome in ("failed", "interrupted") and not original.by_steps:
+        return refusals.of_failed(ports.repo, planned.run, original.outcome)
+    if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
         return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
-    return refusals.of_checkpoints(ports.repo, planned.run, original)
+    return None
 
 
 def _replayed(

@@ -47,12 +47,24 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_results_is_named_at_its_end_and_not_replayed(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
-    (workspace.root / "train.py").write_text("open('beside.txt', 'w').write('1')\n")
+    (workspace.root / "train.py").write_text(
+        "import os\nos.mkdir('made')\nfor name in ('beside.txt', 'made/a', 'made/b'):\n    open(name, 'w').close()\n"
+    )
     done = workspace.m5ws("run", "--no-progress")
-    assert "cannot verify it" in done.stderr and "[run] outputs" in done.stderr
+    assert "cannot verify it" in done.stderr and 'outputs = ["out", "beside.txt", "made"]' in done.stderr
     verdict = workspace.json("reproduce", done.stdout.strip(), expect=2)
     assert verdict["outcome"] == "not comparable" and "recorded nothing" in verdict["reason"]
     assert any("beside.txt" in line for line in verdict["not_compared"])
+    assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
+
+
+def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
+    (workspace.root / "train.py").write_text("open('out/a', 'w').close()\nraise ValueError('no such model')\n")
+    run = workspace.json("run", expect=1)["run"]["id"]
+    verdict = workspace.json("reproduce", run, expect=2)
+    assert verdict["outcome"] == "not comparable"
+    assert "the original failed" in verdict["reason"] and "no such model" in verdict["reason"]
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 

@@ -91,13 +91,18 @@ def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignor
     )
 
 
-def are_missing(repo: Repository, tracker: Tracker | None, run: str) -> bool:
-    """Return True if a run is known to have no results to compare."""
+def find_candidates(repo: Repository, tracker: Tracker | None, run: str) -> list[str] | None:
+    """Return the folders and files that a run without results wrote; None if it has results, or they are unknown."""
     try:
-        return not checkpoints.valid(repo, run) and is_nothing(history.load(repo, run), tracker, run)
+        if checkpoints.valid(repo, run):
+            return None
+        done = history.load(repo, run)
+        if not is_nothing(done, tracker, run):
+            return None
     except (M5Error, OSError) as error:
         _log.warning("the results of run %s could not be read: %s", run, error)
-        return False
+        return None
+    return outputs.candidates(notice.message for notice in done.notices if notice.kind == outputs.NOT_KEPT)
 
 
 def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:

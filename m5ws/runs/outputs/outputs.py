@@ -6,7 +6,7 @@ All other files of the attempt are listed and not kept.
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ RESTORED = "outputs-restored"
 _NEVER = {".git", ".m5ws"}
 _CACHE = "__pycache__"
 _LISTED = 20
+_BESIDE = "written outside [run] outputs: "
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +59,14 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
     )
     not_kept = [listed(list(faults))] if faults else []
     if beside:
-        not_kept.append(f"written outside [run] outputs: {listed(beside)}")
+        not_kept.append(f"{_BESIDE}{listed(beside)}")
     return Outputs(files=tuple(files.values()), not_kept=tuple(not_kept))
+
+
+def candidates(messages: Iterable[str]) -> list[str]:
+    """Return the folders and files that [run] outputs lacks, from messages of the kind NOT_KEPT."""
+    written = [name for text in messages if text.startswith(_BESIDE) for name in text.removeprefix(_BESIDE).split(", ")]
+    return list(dict.fromkeys(name.partition("/")[0] for name in written[:_LISTED]))
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:
