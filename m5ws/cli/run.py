@@ -11,6 +11,7 @@ from m5ws.cli import detached, environment, note
 from m5ws.cli.parameters import launch_options, names, run_source
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output
+from m5ws.cli.terminal import progress as progress_bars
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.ledger import COMPLETE
@@ -183,7 +184,9 @@ def _plan(
             f"run {run.id} has neither a checkpoint nor output files to restore",
             hint="`--from-scratch` restarts at the first step.",
         )
-    environment.check(ports, plan, env)
+    with progress_bars.Bar() as bar:
+        bar("comparing the environment", 0, 0)
+        environment.check(ports, plan, env)
     return ports, plan
 
 

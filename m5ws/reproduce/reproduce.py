@@ -15,7 +15,7 @@ import msgspec
 from m5ws.environment import drift, expectation, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
@@ -125,11 +125,14 @@ def execute(
     A diverged replay is repeated up to the divergence before the verdict. Raises ReplayInterrupted.
     """
     home = _home(planned)
+    report(progress, "reading the records of the original")
     original = history.load(ports.repo, request.original)
     if (hopeless := _hopeless(ports, planned, original)) is not None:
         return _publish(ports, home, hopeless)
+    report(progress, "observing this machine, with torch")
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
+    report(progress, "checking the checkpoints of the original")
     expected = expectation_of(ports, planned, drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         unlike = refusals.of_environment(ports.repo, planned.run, drifted)
@@ -149,6 +152,7 @@ def execute(
     interrupted: str | None = None
     if stopped and not (comparison.is_decided() or comparison.is_exhausted()):
         raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
+    report(progress, "comparing the results")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
@@ -162,6 +166,7 @@ def execute(
     verdict = msgspec.structs.replace(verdict, expected=expected)
     if request.explain and not stopped and interrupted is None:
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
+    report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
     _publish(ports, home, verdict)
     if interrupted is not None:
         raise ReplayInterrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")

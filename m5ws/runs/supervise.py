@@ -17,7 +17,7 @@ import msgspec
 from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
 from m5ws.launch.interface import Launcher, Process
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, State
 from m5ws.repository import checkpoints, snapshots
@@ -33,6 +33,8 @@ from m5ws.tracking.interface import FollowedRun, Tracker
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_BUILDING = "building DeepSpeed's operators: minutes of compilation, once for an environment"
+_STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
 UNSAVED_STATUS = 5
 """Exit status of an attempt whose results are not all in the store."""
 _SUCCESSOR_S = 30.0
@@ -94,7 +96,9 @@ def execute(
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
     with recovery.lock_run(home):
-        _prepare(ports.tracker)
+        if ports.tracker is not None:
+            report(progress, "preparing MLflow")
+            _prepare(ports.tracker)
         attempt_start.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
@@ -109,6 +113,7 @@ def execute(
             run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
             work = work_directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
             plan = attempt_start.assign_directory(plan, work)
+            report(progress, "observing this machine, with torch")
             observed = ports.observer.observe(rank_variables(ports, plan))
             image = snapshot.declared.image
             plan = attempt_start.list_local_installs(plan, observed, image, ports.allow_local)
@@ -118,9 +123,7 @@ def execute(
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
             with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
                 attempt_start.publish(ports.repo, plan, observed, spool)
-                if progress:
-                    progress("starting the processes", 0, 0)
-                return _Attempt(ports, plan, spool, watch, work, poll).supervise()
+                return _Attempt(ports, plan, spool, watch, work, poll, progress).supervise()
         finally:
             work_directories.end(plan.directory)
 
@@ -134,10 +137,8 @@ def _followed(tracker: Tracker | None, run: str) -> FollowedRun | None:
         return None
 
 
-def _prepare(tracker: Tracker | None) -> None:
+def _prepare(tracker: Tracker) -> None:
     """Let an embedded tracker create its tables now. Otherwise the ranks' first calls race to create them."""
-    if tracker is None:
-        return
     try:
         tracker.migrate()
     except (M5Error, OSError) as error:
@@ -161,6 +162,7 @@ class _Attempt:
         watch: Watch | None,
         work: WorkDirectory,
         poll: Callable[[], None] | None,
+        progress: Progress | None,
     ) -> None:
         self._ports = ports
         self._plan = plan
@@ -168,6 +170,7 @@ class _Attempt:
         self._spool = spool
         self._watch = watch
         self._poll = poll
+        self._progress = progress
         self._stopping = False
         self._asked = False
         self._successor: AttemptStarted | None = None
@@ -183,6 +186,7 @@ class _Attempt:
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
             self._results.restore()
+            report(self._progress, _BUILDING if self._plan.request.prepare else "starting the processes")
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process, follower)
             outcome = "finished" if exit_code == 0 else "failed"
@@ -190,6 +194,7 @@ class _Attempt:
                 outcome, message = "interrupted", "stopped by m5ws, because no more steps were needed"
         except KeyboardInterrupt:
             self._asked = True
+            report(self._progress, _STOPPING)
             exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S)
             outcome, message = "interrupted", "stopped by the user"
         except M5Error as error:
@@ -208,6 +213,7 @@ class _Attempt:
         self._results.report_modified()
         self._results.record_published(is_delivered=self._delivery.complete, is_stopped=self._asked)
         work_directories.keep_links(self._work)
+        report(self._progress, "storing output files")
         self._results.keep_outputs()
         if outcome == "finished" and self._results.unsaved is not None:
             exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._results.unsaved
@@ -283,6 +289,8 @@ class _Attempt:
         )
         self._spool.append(ended)
         self._seen(self._delivery.finish())
+        if follower is not None:
+            report(self._progress, "waiting for MLflow to have all records of the run")
         tracked = follower is not None and follower.close(timeout_s=recovery.TRACKING_S)
         if tracked or self._ports.tracker is None:
             (self._plan.directory / recovery.TRACKED).touch()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from m5ws.config.settings import SEARCH_RULES
 from m5ws.errors import MissingExtra, NotFound
+from m5ws.progress import report
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
@@ -31,6 +32,7 @@ _PROBED = "tokenizer"
 def store(context: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
     began_ns = time.time_ns()
+    report(context.progress, "comparing the workspace with its commit")
     glance = context.source.glance(context.root)()
     kept = unchanged.recall(context, glance)
     state = context.source.state(context.root) if kept is None else kept.state

@@ -15,7 +15,7 @@ import msgspec
 
 from m5ws.config.settings import Settings
 from m5ws.environment.interface import Observer
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records import codec, determinism
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared
@@ -202,6 +202,7 @@ def _annotation(
     state = contents.state
     observed = None
     if not context.dry_run:
+        report(context.progress, "observing this machine, with torch")
         observed = context.observation.result()
         recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
         context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})

@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.progress import Bar
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Observation, Step
+from m5ws.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Notice,
+    Observation,
+    RankStarted,
+    Step,
+)
 
 
 class Clock:
@@ -56,6 +65,81 @@ def test_work_that_is_not_counted_is_named_alone(capsys: pytest.CaptureFixture[s
         clock.now = 60.0
         bar("starting the processes", 0, 0)
     assert capsys.readouterr().err == "starting the processes\n"
+
+
+class Timers:
+    """Timers that fire when they are told to."""
+
+    def __init__(self) -> None:
+        self.functions: list[Callable[[], None]] = []
+
+    def __call__(self, delay_s: float, function: Callable[[], None]) -> None:
+        assert delay_s > 0
+        self.functions.append(function)
+
+    def fire(self) -> None:
+        waiting, self.functions = self.functions, []
+        for function in waiting:
+            function()
+
+
+@pytest.fixture
+def as_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the display take the captured stderr for a terminal."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("as_terminal")
+def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, timers = Clock(), Timers()
+    with Bar(terminal=True, clock=clock, later=timers) as bar:
+        bar("hashing", 0, 0)
+        bar("asking torch", 0, 0)
+        assert len(timers.functions) == 1
+        timers.fire()  # too early, so it waits again
+        assert capsys.readouterr().err == "" and len(timers.functions) == 1
+        clock.now += 1.0
+        timers.fire()
+        err = capsys.readouterr().err
+        assert "asking torch" in err and "hashing" not in err
+        bar("packing", 0, 0)
+        bar.close()
+        assert "packing" in capsys.readouterr().err
+        bar("short work", 0, 0)
+        bar.close()
+        clock.now += 1.0
+        timers.fire()
+    assert "short work" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_terminal")
+def test_a_silent_attempt_is_named_by_its_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, clock, timers = tmp_path / "rank-0.log", Clock(), Timers()
+
+    def shown() -> str:
+        clock.now += 4.0
+        timers.fire()
+        return capsys.readouterr().err
+
+    with RunProgress(log=log, terminal=True, clock=clock, later=timers) as progress:
+        progress.watch("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))
+        assert "torch" in shown()
+        progress.watch("0", RankStarted(rank=0, world=1, pid=1))
+        assert "running" in shown()
+        log.write_text("epoch 1\n")
+        progress.poll()
+        assert "epoch 1" in capsys.readouterr().err
+        assert "running" in shown()
+        progress.watch("launcher", AttemptEnded(outcome="finished", exit_code=0))
+        capsys.readouterr()
+        assert shown() == ""
+        progress.prepare("waiting for MLflow", 0, 0)
+        assert "MLflow" in shown()
+    capsys.readouterr()
+    with RunProgress(enabled=False, terminal=True, clock=clock, later=timers) as progress:
+        progress.watch("0", RankStarted(rank=0, world=1, pid=1))
+        assert shown() == ""
 
 
 def test_the_same_notice_of_several_ranks_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from click.core import ParameterSource
 
 from m5ws.cli.parameters.grouped import grouped
-from m5ws.cli.terminal import interrupt, output
+from m5ws.cli.terminal import interrupt, output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,11 +136,17 @@ def replay(
             ports, part, plan, announce, watch, on_recheck=verdict.print_recheck, on_side=explanation.print_side
         )
 
+    done = 0
+
     def told(one: "Verdict") -> None:
+        nonlocal done
         output.print_note(f"{one.segment}: {one.outcome}")
+        done += 1
+        bar("replaying segments", done, len(wanted))
 
     every = segments.of_run(ports.repo, request.original)
-    with interrupt.on_signals():
+    with interrupt.on_signals(), progress.Bar() as bar:
+        bar("replaying segments", done, len(wanted))
         try:
             joint = segments.replay(wanted, one, parallel, told, stopped.set)
         except BaseException:

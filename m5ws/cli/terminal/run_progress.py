@@ -13,15 +13,27 @@ from typing import TYPE_CHECKING, Self
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
-from m5ws.cli.terminal.progress import Bar
+from m5ws.cli.terminal.progress import Bar, Later, start_timer
 from m5ws.control_characters import escaped
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, Observation, Step
+from m5ws.records.ledger import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Notice,
+    Observation,
+    RankEnded,
+    RankStarted,
+    Step,
+)
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 _LINE_EVERY_S = 10.0
 _SMOOTH = 0.9
+_WAITING_S = 3.0
+"""Time without a word on a terminal after which the stage of the attempt is shown."""
 
 
 class RunProgress:
@@ -37,6 +49,7 @@ class RunProgress:
         log: Path | None = None,
         terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
+        later: Later = start_timer,
     ) -> None:
         self._enabled = enabled
         self._gone = False
@@ -45,7 +58,9 @@ class RunProgress:
         self._next_bar_s = 0.0
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
-        self._bar = Bar(terminal=self._terminal)
+        self._bar = Bar(terminal=self._terminal, clock=clock, later=later)
+        self._waiting = Bar(terminal=self._terminal, clock=clock, patience_s=_WAITING_S, later=later)
+        self._stage = ""
         self._live: Live | None = None
         self._next_s = 0.0
         self._step: Step | None = None
@@ -56,9 +71,14 @@ class RunProgress:
         self._noticed: set[tuple[str, str, int | None]] = set()
 
     def prepare(self, what: str, done: int, total: int) -> None:
-        """Show the progress of the work before the first step."""
-        if self._enabled:
+        """Show the progress of the work before the first step, and after the last."""
+        if not self._enabled or self._gone:
+            return
+        self._waiting.close()
+        try:
             self._bar(what, done, total)
+        except OSError:
+            self._gone = True
 
     def watch(self, rank: str, event: AnyEvent) -> None:
         """Show one event of the ledger. If the terminal or pipe goes away, showing ends and the run continues."""
@@ -83,14 +103,32 @@ class RunProgress:
         if not lines and self._clock() >= self._next_bar_s and (bar := log.read_bar()) is not None:
             lines = [bar]
         if lines:
-            self._bar.close()
+            self._hush()
             self._next_bar_s = self._clock() + _LINE_EVERY_S
         for line in lines:
             # A progress bar writes its states over each other, and the last one counts.
             output.print_note(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
+        if lines and not last:
+            self._wait()
+
+    def _hush(self) -> None:
+        """Erase the stage that is shown, before a line is printed."""
+        self._bar.close()
+        self._waiting.close()
+
+    def _wait(self) -> None:
+        """Show the stage of the attempt if nothing else is shown for some seconds. Only a terminal shows it."""
+        if self._terminal and self._enabled and self._live is None and self._stage:
+            self._waiting(self._stage, 0, 0)
 
     def _event(self, rank: str, event: AnyEvent) -> None:
-        self._bar.close()
+        self._hush()
+        self._stage = _stage(event) or self._stage
+        self._show_event(rank, event)
+        if not isinstance(event, AttemptEnded):
+            self._wait()
+
+    def _show_event(self, rank: str, event: AnyEvent) -> None:
         match event:
             case Observation():
                 self._observed = True
@@ -117,7 +155,8 @@ class RunProgress:
 
     def close(self) -> None:
         """Print the rest of the output, leave the last line on the terminal, and stop."""
-        self._bar.close()
+        self._hush()
+        self._stage = ""
         self.poll(last=True)
         if self._live is not None:
             self._live.stop()
@@ -182,3 +221,18 @@ class RunProgress:
             self._live.console.print(escaped(text), markup=False, highlight=False)
         else:
             otherwise(text)
+
+
+def _stage(event: AnyEvent) -> str | None:
+    """Return the stage of an attempt that begins with an event."""
+    match event:
+        case AttemptStarted():
+            return "starting the ranks, which import torch"
+        case RankStarted():
+            return "the script is running, without a step yet"
+        case Step() | Observation():
+            return "the script is running"
+        case RankEnded():
+            return "waiting for the end of all ranks, and storing results"
+        case _:
+            return None
