@@ -52,7 +52,7 @@ class _Copies:
         return importlib.util.spec_from_file_location(name, copy, submodule_search_locations=package)
 
     def _found(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-        for finder in sys.meta_path:
+        for finder in tuple(sys.meta_path):  # A finder may remove itself.
             find = getattr(finder, "find_spec", None)
             if finder is not self and find is not None and (spec := find(name, path, target)) is not None:
                 return spec  # type: ignore[no-any-return]
