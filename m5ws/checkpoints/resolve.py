@@ -5,7 +5,7 @@
     RUN@STEP-ATTEMPT its whole name, with or without zeros
     DIGEST           the digest of its record, in full
 
-RUN is a unique prefix of a run's id.
+RUN is a unique prefix of a run's id, or its name.
 """
 
 import re

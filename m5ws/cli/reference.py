@@ -17,7 +17,7 @@ _HEAD = """\
 <!-- Made by `python -m m5ws.cli.reference`; a test compares it. Change the help texts, not this page. -->
 
 Results go to stdout, progress and messages to stderr. With `--json`, stdout is one JSON document and nothing
-else. A unique prefix can stand for an id. See also [exit codes](exit-codes.md) and
+else. A unique prefix can stand for an id, and so can the name of a run. See also [exit codes](exit-codes.md) and
 [m5ws.toml](configuration.md).
 """
 

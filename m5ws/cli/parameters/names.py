@@ -42,7 +42,7 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
 
 
 class Id(click.ParamType[str]):
-    """A snapshot or run, by a unique prefix of its id. The value stays text until an operation resolves it."""
+    """A snapshot by a unique prefix of its id, or a run by that or its name. The value stays text until an operation resolves it."""
 
     name = "id"
 
