@@ -1,10 +1,11 @@
 """m5ws: training runs that can be checked. A training script needs only `session` and `seed`.
 
-Importing this package does not import torch. `session` and `seed` are imported on first use.
+`Workspace` and `Run` are for notebooks and scripts that read runs (docs/reference/python.md). Importing this package
+imports none of them: each name is imported on first use.
 
 Layers, from top to bottom. An import points down only (import-linter checks it):
 
-    cli · workspace                  verbs; the one place that chooses implementations
+    cli · library · workspace        verbs; the Python interface; the one place that chooses implementations
     attest bisect projects reports   statements; the cause of a difference; init and demo; comparisons for people
     reproduce · runs                 replay and verdict; start, supervise, resume
     diff checkpoints                 comparisons of snapshots, runs and checkpoints
@@ -16,17 +17,24 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
     pages                            HTML and charts, without a dependency
 """
 
-__version__ = "0.1.0"
+from m5ws.version import __version__ as __version__
 
 # Not imported from typing, because every import here delays the start of the program.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from m5ws.library.run import Run as Run
+    from m5ws.library.workspace import Workspace as Workspace
     from m5ws.training.loop.session import seed as seed
     from m5ws.training.loop.session import session as session
 
-_LAZY = {"session": "m5ws.training.loop.session", "seed": "m5ws.training.loop.session"}
+_LAZY = {
+    "Run": "m5ws.library.run",
+    "Workspace": "m5ws.library.workspace",
+    "seed": "m5ws.training.loop.session",
+    "session": "m5ws.training.loop.session",
+}
 
-__all__ = ["__version__", "seed", "session"]
+__all__ = ["Run", "Workspace", "__version__", "seed", "session"]
 
 
 def __getattr__(name: str) -> object:

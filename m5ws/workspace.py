@@ -145,6 +145,14 @@ class Workspace:
         limit_bytes = self.settings.store.cache_limit_bytes or 0
         return repository.with_store(cached(repository.store, self.cache_dir, limit_bytes))
 
+    def open_repository(self, *, create: bool = False) -> "Repository":
+        """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
+        from m5ws.runs import recovery
+
+        repo = self.repository(create=create)
+        recovery.deliver(repo, self.home, self.kept)
+        return repo
+
     def kept(self, folder: Path) -> "Repository":
         """Open a store in a directory of this machine. Raises NotFound if it does not exist."""
         from m5ws.repository.repository import Repository
@@ -360,6 +368,20 @@ def rebuild() -> "checkpoint_export.Rebuild":
     with _extra("reading the weights of a DeepSpeed checkpoint", "train"):
         from m5ws.training.backends.deepspeed.weights import consolidate
     return consolidate
+
+
+def export_tools() -> "checkpoint_export.Tools":
+    """Return the functions that an export needs, each imported on use."""
+    from m5ws.checkpoints.export.export import Tools
+
+    return Tools(rebuild=rebuild, dcp=write_dcp, deepspeed=write_deepspeed, load=load_tensors)
+
+
+def load_tensors() -> "checkpoint_export.LoadTensors":
+    """Return the reader of stored tensors into torch's. Raises MissingExtra."""
+    with _extra("loading tensors", "train"):
+        from m5ws.training.tools.load_tensors import load
+    return load
 
 
 def write_dcp() -> "checkpoint_export.WriteTensors":

@@ -8,7 +8,6 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
-from m5ws.errors import NotFound
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
@@ -38,12 +37,7 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
     run_id = names.find_id(repo, run, "run")
     if directory is None:
         return _list(repo, run_id, as_json)
-    stored = restored_outputs.newest(repo, run_id)
-    if stored is None:
-        raise NotFound(
-            f"run {run_id} has no output files in the store",
-            hint="Set `[run] outputs` in m5ws.toml to the folders that the script writes to.",
-        )
+    stored = restored_outputs.require_newest(repo, run_id)
     with progress.Bar() as bar:
         tree = restored_outputs.write(repo, stored, directory, bar)
     if as_json:

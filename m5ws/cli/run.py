@@ -110,6 +110,8 @@ def command(
       m5ws run --resume 7c1d
       m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
     """
+    from m5ws.library import actions
+
     run_source.refuse_useless(context)
     if given["why"] is not None:
         note.refuse_invalid(given["why"])
@@ -122,7 +124,7 @@ def command(
     if plan.attempt == 1 and given["planned"] is None:
         _warn_of_files(workspace, repo, run)
     if (why := given["why"]) is not None:
-        plan = msgspec.structs.replace(plan, why=note.write(workspace, run.id, why, kind="why"))
+        plan = msgspec.structs.replace(plan, why=actions.write_note(workspace, run.id, why, kind="why"))
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:

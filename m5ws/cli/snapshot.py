@@ -1,7 +1,5 @@
 """`m5ws snapshot`, and the snapshot that `m5ws run` takes before a launch."""
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -50,28 +48,10 @@ def take(
     workspace: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False
 ) -> "CapturedSnapshot":
     """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
-    from m5ws.snapshot.observation import BackgroundSource
+    from m5ws.library import actions
 
-    # git runs while this process imports the rest.
-    source = BackgroundSource(
-        workspace.source(), Path(os.path.realpath(workspace.root)), seen=workspace.index_path.exists()
-    )
-    from m5ws.snapshot import snapshot
-
-    ports = (
-        source,
-        workspace.datasets(),
-        workspace.tokenizers(),
-        workspace.observer(provides=False),
-        workspace.index_path,
-    )
     with progress.Bar() as bar:
-        if dry_run:
-            taken = snapshot.capture(
-                workspace.root, workspace.settings, repo, *ports, message, dry_run, bar, _print_warning
-            )
-        else:
-            taken = snapshot.take(workspace.root, workspace.settings, repo, *ports, message, bar, _print_warning)
+        taken = actions.take_snapshot(workspace, repo, message, bar, _print_warning, dry_run=dry_run)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
     output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:

@@ -32,7 +32,7 @@ def _loaded(*words: str) -> set[str]:
 def test_help_loads_click_and_the_command_line_and_nothing_else_of_ours() -> None:
     loaded = _loaded("--help")
     assert {name for name in loaded if name.split(".")[0] == "m5ws"} == {
-        "m5ws", "m5ws.cli", "m5ws.cli.lazy_group", "m5ws.errors"
+        "m5ws", "m5ws.cli", "m5ws.cli.lazy_group", "m5ws.errors", "m5ws.version"
     }  # fmt: skip
     assert not loaded & {*HEAVY, "msgspec", "blake3", "logging", "subprocess"}
 

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from m5ws.checkpoints import resolve
+from m5ws.checkpoints.export import export as checkpoint_export
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.store import Format
@@ -20,7 +21,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends import dcp
 from tests.support.files import safetensors_reader
-from tests.support.files.exports import bits, export, loaded_by_torch, recorded
+from tests.support.files.exports import TOOLS, bits, export, loaded_by_torch, recorded
 from tests.support.records import planted
 from tests.training.conftest import Runner
 
@@ -129,6 +130,18 @@ def test_torch_loads_every_kind_of_tensor(saved: Repository, tmp_path: Path, mon
     assert bits(found) == bits(expected)
     chunks = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata["model.half"]
     assert len(cast(Any, chunks).chunks) == 35, "700 elements of 2 bytes, 40 bytes a block"
+
+
+def test_every_kind_of_tensor_is_loaded_into_memory(saved: Repository) -> None:
+    weights = {name: tensor for name, tensor in TENSORS.items() if not name.startswith("optimizer.")}
+    expected = own_names(weights, prefix="")
+    found = checkpoint_export.load(saved, resolve.resolve(saved, RUN), "model", TOOLS)
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        n: (t.dtype, t.shape) for n, t in expected.items()
+    }
+    assert bits(found) == bits(expected)
+    moments = checkpoint_export.load(saved, resolve.resolve(saved, RUN), "optimizer", TOOLS)
+    assert bits(moments) == bits({"state.turned.exp_avg": TENSORS["optimizer.turned.exp_avg"]})
 
 
 def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_written(

@@ -12,7 +12,7 @@ file `m5ws-checkpoint.json` beside the export, which also has its origin.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -48,6 +48,12 @@ class WriteTensors(Protocol):
     ) -> None: ...
 
 
+class LoadTensors(Protocol):
+    """Reads tensors into memory (training/tools/load_tensors.py)."""
+
+    def __call__(self, layouts: Sequence[Layout], parts: PartCache) -> dict[str, Any]: ...
+
+
 class WriteFiles(Protocol):
     """Writes a framework's own files below `directory` (training/tools/export_deepspeed.py)."""
 
@@ -62,6 +68,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     rebuild: Callable[[], Rebuild]
     dcp: Callable[[], WriteTensors]
     deepspeed: Callable[[], WriteFiles]
+    load: Callable[[], LoadTensors]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +173,21 @@ def apply(repo: Repository, plan: ExportPlan, target: Path, tools: Tools, progre
             (folder / name).write_bytes(huggingface.read(repo, entry))
         origin = msgspec.json.format(msgspec.json.encode(plan.planned), indent=2)
         (folder / ORIGIN).write_bytes(origin + b"\n")
+
+
+def load(repo: Repository, which: CheckpointRef, part: str, tools: Tools) -> dict[str, Any]:
+    """Return the tensors of one part of a checkpoint, such as `model`, by their exported names without the part.
+
+    Every byte is verified. Raises NotFound, CorruptObject, UsageError, MissingExtra.
+    """
+    whole = plan(repo, which, "dcp", None, tools)
+    prefix = f"{part}."
+    chosen = [tensor for tensor in whole.layouts if tensor.name.startswith(prefix)]
+    if not chosen:
+        parts = ", ".join(dict.fromkeys(tensor.name.partition(".")[0] for tensor in whole.layouts)) or "no tensors"
+        raise UsageError(f"checkpoint {which} has no part {part!r}", hint=f"It has {parts}.")
+    short = tuple(msgspec.structs.replace(tensor, name=tensor.name.removeprefix(prefix)) for tensor in chosen)
+    return tools.load()(short, _parts(repo, msgspec.structs.replace(whole, layouts=short)))
 
 
 def _tag(step: int) -> str:

@@ -10,7 +10,7 @@ from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.checkpoints.export.export import ExportRecord, Tools
+    from m5ws.checkpoints.export.export import ExportRecord
 
 _FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
 _UNIVERSAL = "deepspeed-universal"
@@ -61,14 +61,14 @@ def command(
     Example:
       m5ws checkpoint export 7c1d@20000 --format hf /tmp/model
     """
-    from m5ws import fresh_directory
+    from m5ws import fresh_directory, workspace
     from m5ws.checkpoints import resolve
     from m5ws.checkpoints.export import export
 
     repo = names.workspace(context).repository()
     fresh_directory.check(directory)
     which = resolve.resolve(repo, checkpoint, counting=False, state=True)
-    tools = _tools()
+    tools = workspace.export_tools()
     plan = export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
     if not dry_run:
         with progress.Bar() as bar:
@@ -78,13 +78,6 @@ def command(
         return output.print_json({**result, "directory": directory.absolute(), "written": not dry_run})
     output.echo(_text(plan.planned, directory, dry_run))
     return None
-
-
-def _tools() -> "Tools":
-    from m5ws import workspace
-    from m5ws.checkpoints.export.export import Tools
-
-    return Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
 
 
 def _text(planned: "ExportRecord", directory: Path, dry_run: bool) -> str:

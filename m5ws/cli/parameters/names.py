@@ -27,11 +27,7 @@ def workspace(context: click.Context) -> Workspace:
 
 def open_repository(workspace: Workspace, *, create: bool = False) -> "Repository":
     """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
-    from m5ws.runs import recovery
-
-    repo = workspace.repository(create=create)
-    recovery.deliver(repo, workspace.home, workspace.kept)
-    return repo
+    return workspace.open_repository(create=create)
 
 
 def find_id(repo: "Repository", given: str, kind: Kind) -> str:
@@ -42,7 +38,10 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
 
 
 class Id(click.ParamType[str]):
-    """A snapshot by a unique prefix of its id, or a run by that or its name. The value stays text until an operation resolves it."""
+    """A snapshot by a unique prefix of its id, or a run by that or its name.
+
+    The value stays text until an operation resolves it.
+    """
 
     name = "id"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import blake3
 
-import m5ws
+from m5ws import version
 
 NAME = "m5ws"
-_PACKAGE = Path(m5ws.__file__).parent
+_PACKAGE = Path(version.__file__).parent
 _NOT_IN_RANKS = frozenset(
     (
         "attest",
@@ -60,7 +60,7 @@ def copy(folder: Path) -> Path:
         for path in _files():
             (draft / NAME / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_PACKAGE / path, draft / NAME / path)
-        _describe(draft / f"{NAME}-{m5ws.__version__}.dist-info")
+        _describe(draft / f"{NAME}-{version.__version__}.dist-info")
         draft.chmod(0o755)
         # Published from here on. If another process was first, its copy has the same bytes.
         with suppress(OSError):
@@ -94,7 +94,7 @@ def _digest(files: Iterator[Path]) -> str:
 
 def _describe(folder: Path) -> None:
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {m5ws.__version__}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version.__version__}\n")
     try:
         points = metadata.distribution(NAME).read_text("entry_points.txt")
     except metadata.PackageNotFoundError:

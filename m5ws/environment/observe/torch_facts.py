@@ -20,7 +20,7 @@ from pathlib import Path
 
 import blake3
 
-import m5ws
+from m5ws import version
 from m5ws.filesystem import write_atomically
 
 Facts = dict[str, str | None]
@@ -162,7 +162,7 @@ def _facts(payload: bytes) -> Facts | None:
 
 def _with_package(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` with this m5ws on PYTHONPATH if it runs from a checkout."""
-    package = str(Path(m5ws.__file__).parent.parent)
+    package = str(Path(version.__file__).parent.parent)
     if package in site.getsitepackages():
         return dict(environment)
     inherited = environment.get("PYTHONPATH")
@@ -197,7 +197,7 @@ def _stamps(environment: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
             continue
         files = (folder / "version.py", folder / "__init__.py", *sorted(folder.glob("lib/*.so*")))
         yield from filter(None, map(_stamp, files))
-    yield from filter(None, map(_stamp, sorted(Path(m5ws.__file__).parent.glob("training/**/*.py"))))
+    yield from filter(None, map(_stamp, sorted(Path(version.__file__).parent.glob("training/**/*.py"))))
     yield from filter(None, map(_stamp, sorted(_extensions(environment).glob("**/*.so"))))
 
 

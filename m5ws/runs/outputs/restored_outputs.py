@@ -94,6 +94,16 @@ def newest(repo: Repository, run: str) -> StoredOutputs | None:
     return StoredOutputs(run=run, attempt=attempt, final=final, content=outputs.find(repo, run, label)[1].content)
 
 
+def require_newest(repo: Repository, run: str) -> StoredOutputs:
+    """Return a run's newest output files. Raises NotFound if it has none, CorruptObject."""
+    if (stored := newest(repo, run)) is None:
+        raise NotFound(
+            f"run {run} has no output files in the store",
+            hint="Set `[run] outputs` in m5ws.toml to the folders that the script writes to.",
+        )
+    return stored
+
+
 def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progress | None = None) -> Tree:
     """Write stored output files into `target`, which is missing or empty, and return their tree.
 

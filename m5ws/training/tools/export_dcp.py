@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from m5ws.progress import Progress
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
 from m5ws.training.compat import dcp_files, facts
+from m5ws.training.tools import load_tensors
 
 _BLOCK_BYTES = 256 * 2**20
 _FILE = "__0_0.distcp"
@@ -68,11 +69,10 @@ def _blocks(layout: Layout) -> Iterator[ChunkStorageMetadata]:
 
 def _block(reader: TensorReader, chunk: ChunkStorageMetadata) -> torch.Tensor:
     layout = reader.layout
-    kind: torch.dtype = getattr(torch, layout.dtype)
     if not layout.elements:
-        return torch.empty(layout.shape, dtype=kind)
+        return load_tensors.tensor(bytearray(), layout.dtype, layout.shape)
     row_bytes = layout.size_bytes // layout.shape[0] if layout.shape else layout.size_bytes
     first = chunk.offsets[0] if layout.shape else 0
     size = math.prod(chunk.sizes) * layout.item_bytes
     data = reader.read(first * row_bytes, first * row_bytes + size)
-    return torch.frombuffer(data, dtype=torch.uint8).view(kind).view(chunk.sizes)
+    return load_tensors.tensor(data, layout.dtype, chunk.sizes)

@@ -12,13 +12,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from m5ws import workspace
 from m5ws.checkpoints import resolve
 from m5ws.checkpoints.export import export as checkpoint_export
-from m5ws.checkpoints.export.export import ExportRecord, Tools
+from m5ws.checkpoints.export.export import ExportRecord
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.repository.repository import Repository
 from m5ws.training.fingerprint import fingerprint
 
-TOOLS = Tools(rebuild=workspace.rebuild, dcp=workspace.write_dcp, deepspeed=workspace.write_deepspeed)
+TOOLS = workspace.export_tools()
 
 
 def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> ExportRecord:

@@ -1,0 +1,77 @@
+"""Actions of the command line and of the Python interface on a workspace."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from m5ws.errors import M5Error
+from m5ws.records.note import Note, NoteOutcome
+from m5ws.snapshot.observation import BackgroundSource
+from m5ws.workspace import Workspace
+
+if TYPE_CHECKING:
+    from m5ws.progress import Progress
+    from m5ws.repository.repository import Repository
+    from m5ws.snapshot.context import Warn
+    from m5ws.snapshot.snapshot import CapturedSnapshot
+
+
+def take_snapshot(
+    workspace: Workspace,
+    repo: "Repository",
+    message: str | None,
+    progress: "Progress | None",
+    warn: "Warn",
+    *,
+    dry_run: bool = False,
+) -> "CapturedSnapshot":
+    """Take a snapshot of a workspace; with `dry_run`, publish nothing. Raises as `snapshot.snapshot` does."""
+    # git runs while this process imports the rest.
+    source = BackgroundSource(
+        workspace.source(), Path(os.path.realpath(workspace.root)), seen=workspace.index_path.exists()
+    )
+    from m5ws.snapshot import snapshot
+
+    ports = (
+        source,
+        workspace.datasets(),
+        workspace.tokenizers(),
+        workspace.observer(provides=False),
+        workspace.index_path,
+    )
+    if dry_run:
+        return snapshot.capture(workspace.root, workspace.settings, repo, *ports, message, dry_run, progress, warn)
+    return snapshot.take(workspace.root, workspace.settings, repo, *ports, message, progress, warn)
+
+
+def write_note(
+    workspace: Workspace,
+    run: str,
+    text: str,
+    *,
+    kind: Literal["why", "note"] = "note",
+    outcome: NoteOutcome | None = None,
+) -> Note:
+    """Return a note of this workspace's user, with credentials masked."""
+    from m5ws import secret_scan
+
+    masked = secret_scan.masked(text)
+    return Note(run=run, text=masked, kind=kind, outcome=outcome, author=workspace.author(), created_s=time.time())
+
+
+def publish_note(workspace: Workspace, repo: "Repository", written: Note) -> tuple[Note, str | None]:
+    """Publish a note and show it in MLflow. Return the note, and the reason why MLflow does not have it, or None.
+
+    Raises UsageError for a text that cannot be a note.
+    """
+    from m5ws.repository import notes
+
+    notes.refuse_invalid(written.text)
+    note = notes.publish(repo, written)
+    try:
+        if (tracker := workspace.tracker()) is not None:
+            tracker.refresh(note.run)
+    except (M5Error, OSError) as error:
+        return note, str(error)
+    return note, None

@@ -1,0 +1,41 @@
+"""Stored tensors as torch's, in memory: a state dict. Every byte is verified before it reaches a tensor."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from m5ws.repository.concurrency import Job, bounded_map
+from m5ws.repository.tensors import Layout, PartCache, TensorReader
+
+StateDict = dict[str, torch.Tensor]
+_THREADS = 8
+_BUDGET_BYTES = 256 * 2**20
+
+
+def load(layouts: Sequence[Layout], parts: PartCache) -> StateDict:
+    """Return tensors on the CPU by their names. Raises NotFound, CorruptObject."""
+    buffers = {layout.name: bytearray(layout.size_bytes) for layout in layouts}
+    for _ in bounded_map(_reads(layouts, parts, buffers), _THREADS, _BUDGET_BYTES):
+        pass
+    return {layout.name: tensor(buffers[layout.name], layout.dtype, layout.shape) for layout in layouts}
+
+
+def tensor(data: bytearray, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor of row-major bytes, which it shares. `dtype` is torch's name."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not data:
+        return torch.empty(tuple(shape), dtype=kind)
+    return torch.frombuffer(data, dtype=torch.uint8).view(kind).view(tuple(shape))
+
+
+def _reads(layouts: Sequence[Layout], parts: PartCache, buffers: dict[str, bytearray]) -> Iterator[Job[None]]:
+    for layout in layouts:
+        reader = TensorReader(parts, layout)
+        for start, end in reader.windows():
+            # Memory: a window, and the parts that it consists of.
+            yield 2 * (end - start), partial(_read, reader, buffers[layout.name], start, end)
+
+
+def _read(reader: TensorReader, target: bytearray, start: int, end: int) -> None:
+    target[start:end] = reader.read(start, end)

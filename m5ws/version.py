@@ -1,0 +1,3 @@
+"""The version of m5ws."""
+
+__version__ = "0.1.0"
